@@ -1,0 +1,135 @@
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{Epoch, Event};
+
+/// A future that can be sent and boxed.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Where a subscription delivers to.
+///
+/// **Order.** The engine never has two batches with the same key under way. Within a batch the events of a
+/// key stand in order. A sink that says `ordered_batch` stops a key at its first failure: later events of
+/// that key in the batch are answered with [`Outcome::NotTried`]. To any other sink the engine hands at most
+/// one event of a key at a time.
+///
+/// **Duplicates.** Delivery is at least once; `event.id` is the same each time.
+///
+/// **Cancellation.** The future may be dropped at any await (time-out, shutdown, a lost lane); the events of
+/// that batch come again.
+///
+/// **What the answer means.** One [`Outcome`] an event, in the batch's order. `Delivered` means that the
+/// receiver has it durably, as far as that protocol can say. A missing outcome is taken as `NotTried`.
+pub trait Sink: Send + Sync + 'static {
+    /// What this sink can do.
+    fn features(&self) -> SinkFeatures;
+
+    /// Delivers a batch.
+    fn deliver(&self, batch: Batch) -> BoxFuture<'_, Vec<Outcome>>;
+
+    /// Flushes and closes; called once, after the last batch of a clean stop.
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// What a sink can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SinkFeatures {
+    /// See [`Sink`]: a batch may hold several events of a key.
+    pub ordered_batch: bool,
+}
+
+/// Events on their way to a sink.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    /// The subscription's name.
+    pub subscription: Arc<str>,
+    /// The events.
+    pub events: Vec<Attempt>,
+}
+
+/// One try to deliver one event.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// The event.
+    pub event: Arc<Event>,
+    /// 1 for the first try; only failures that were the event's fault count.
+    pub number: u32,
+    /// The lane's epoch, for sinks that can fence.
+    pub epoch: Epoch,
+}
+
+/// What became of one event of a batch.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// The receiver has it.
+    Delivered,
+    /// It failed.
+    Failed(Failure),
+    /// Nothing was sent, or nobody knows; it comes again, and no attempt is counted.
+    NotTried,
+}
+
+/// Why a delivery failed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Failure {
+    /// Whose fault it was.
+    pub fault: Fault,
+    /// No retry can help; the event is dead at once.
+    pub permanent: bool,
+    /// Not before this wait, if the receiver asked for one.
+    pub retry_after: Option<Duration>,
+    /// A short constant name for counters, like `timeout`.
+    pub kind: &'static str,
+    /// What happened, for people. No secret, no payload.
+    pub message: String,
+}
+
+/// Whose fault a failure was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The receiver said so about this event: an attempt is counted.
+    Event,
+    /// The receiver is down: the subscription waits, no attempt is counted.
+    Sink,
+    /// Nobody can say: it is the event's only if other events succeed there meanwhile.
+    Unclear,
+}
+
+impl Failure {
+    /// The event's fault; tried again by the retry policy.
+    pub fn event(message: impl Into<String>) -> Self {
+        Failure { fault: Fault::Event, permanent: false, retry_after: None, kind: "event", message: message.into() }
+    }
+
+    /// The event's fault, and no retry can help.
+    pub fn permanent(message: impl Into<String>) -> Self {
+        Failure { permanent: true, kind: "permanent", ..Failure::event(message) }
+    }
+
+    /// The receiver is down or overloaded.
+    pub fn sink(message: impl Into<String>) -> Self {
+        Failure { fault: Fault::Sink, kind: "sink", ..Failure::event(message) }
+    }
+
+    /// Nobody can say whose fault it was.
+    pub fn unclear(kind: &'static str, message: impl Into<String>) -> Self {
+        Failure { fault: Fault::Unclear, kind, ..Failure::event(message) }
+    }
+}
+
+/// Any error of a handler is the event's fault; tell others with [`Failure::sink`].
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let mut message = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            message = format!("{message}: {cause}");
+            source = cause.source();
+        }
+        Failure::event(message)
+    }
+}

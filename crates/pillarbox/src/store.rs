@@ -1,0 +1,404 @@
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::{Event, Filter, KeyHash, Position, RangeSet, Result, State, Subscription, Timestamp};
+
+/// Raised by every change of a lane's owner and by an operator's rewind; every write is fenced by it.
+pub type Epoch = i64;
+
+/// What a relay needs of a database. One implementation a database; all pass the conformance suite.
+///
+/// A store value is one instance of a relay. All calls may run at once; each is one transaction (or more
+/// where it says so) and either happens whole or not at all. After an error nothing may be assumed about
+/// it having happened, except that it happened whole or not at all.
+pub trait Store: Send + Sync + 'static {
+    /// What this store can do.
+    fn features(&self) -> StoreFeatures;
+
+    /// Makes this process an instance: takes its liveness lock first, then writes its row, then creates or
+    /// updates the subscriptions (the database's `lanes`, `mode` and `start` win over what is given). Refuses with a
+    /// reason when the schema or the log is not fit to be worked on.
+    fn join(&self, hello: Hello) -> impl Future<Output = Result<Joined>> + Send;
+
+    /// Beats once (the only sign of life that a lease looks at), stores the report, and returns what can be
+    /// seen of the fleet. Fails with `ErrorKind::Fatal` if this instance has been buried by another.
+    fn observe(&self, report: &Report) -> impl Future<Output = Result<Fleet>> + Send;
+
+    /// Makes this instance the owner of each lane whose epoch is still the expected one, raising the epoch, and
+    /// commits before it returns. None: somebody was faster. Taking from a named owner counts in `takeovers`.
+    fn take(&self, lanes: &[Take]) -> impl Future<Output = Result<Vec<Option<Epoch>>>> + Send;
+
+    /// Loads lanes at the given epochs, after the take was committed; None where the epoch has moved on.
+    /// Checks each anchor: fails with `ErrorKind::Foreign` if the log is not the continuation of itself.
+    fn load(&self, lanes: &[(LaneRef, Epoch)]) -> impl Future<Output = Result<Vec<Option<LaneState>>>> + Send;
+
+    /// Reads the horizon, then the writers, then all scans in one snapshot: in this order. Everything it returns is
+    /// durable: no crash of the database can take a returned event back.
+    fn poll(&self, request: &PollRequest) -> impl Future<Output = Result<Page>> + Send;
+
+    /// The events at exactly these positions, from the log or kept aside for deliveries; ascending, missing ones left out.
+    fn fetch(&self, positions: &[Position]) -> impl Future<Output = Result<Vec<Arc<Event>>>> + Send;
+
+    /// Writes what became of events, in one transaction that first locks each lane's cursor at the given epoch.
+    /// A lane whose epoch has moved on is answered with false and nothing of it is written; the others are.
+    fn settle(&self, settlement: &Settlement) -> impl Future<Output = Result<Vec<bool>>> + Send;
+
+    /// Waits until something may have been committed by anybody, an instance may have ended, or the time is over.
+    /// What was committed before the call counts if no poll that began later has seen it.
+    fn wait(&self, timeout: Duration) -> impl Future<Output = Result<Wake>> + Send;
+
+    /// Ends this instance: its lanes have no owner any more, its row goes, its lock is freed.
+    fn leave(&self) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// What a store can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreFeatures {
+    /// A held liveness lock proves life, and no lease overrules it (a local file lock does; a session lock over a network
+    /// does not).
+    pub lock_proves_life: bool,
+    /// At least this long between two settles, unless much has to be written.
+    pub settle_interval: Duration,
+}
+
+/// An instance's number; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct InstanceId(pub i64);
+
+/// A subscription's number; a rename keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SubscriptionId(pub i64);
+
+/// One lane of one subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneRef {
+    /// The subscription.
+    pub subscription: SubscriptionId,
+    /// The lane, from 0.
+    pub lane: u32,
+}
+
+/// What an instance says of itself when it joins.
+#[derive(Debug, Clone, Default)]
+pub struct Hello {
+    /// The host's name, for people.
+    pub host: String,
+    /// The process id, for people; never compared.
+    pub pid: u32,
+    /// The version of the software.
+    pub version: String,
+    /// What it can run.
+    pub subscriptions: Vec<Subscription>,
+}
+
+/// The answer to [`Store::join`].
+#[derive(Debug, Clone)]
+pub struct Joined {
+    /// This instance.
+    pub instance: InstanceId,
+    /// The identity of the log.
+    pub log_id: Uuid,
+    /// The subscriptions as the database has them, in the order of the hello.
+    pub subscriptions: Vec<SubscriptionView>,
+}
+
+/// What the database says of a subscription.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SubscriptionView {
+    /// Its number.
+    pub id: SubscriptionId,
+    /// Its name.
+    pub name: String,
+    /// What it wants, as the newest started instance defined it.
+    pub filter: Filter,
+    /// How many lanes it has.
+    pub lanes: u32,
+    /// Whether an operator paused it.
+    pub paused: bool,
+    /// Made by this join (only in [`Joined`]).
+    pub created: bool,
+}
+
+/// What can be seen of the fleet.
+#[derive(Debug, Clone, Default)]
+pub struct Fleet {
+    /// All instances with a row, this one included.
+    pub instances: Vec<InstanceView>,
+    /// All subscriptions.
+    pub subscriptions: Vec<SubscriptionView>,
+    /// All lanes.
+    pub lanes: Vec<LaneView>,
+}
+
+/// One instance as another sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InstanceView {
+    /// Its number.
+    pub id: InstanceId,
+    /// How often it has beaten.
+    pub beat: i64,
+    /// Its liveness lock.
+    pub lock: Lock,
+    /// The subscriptions that it can run.
+    pub subscriptions: Vec<SubscriptionId>,
+}
+
+/// The state of an instance's liveness lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lock {
+    /// It is held.
+    Held,
+    /// It came free: the process is gone.
+    Free,
+    /// It cannot be seen from here.
+    Unknown,
+}
+
+/// One lane as everybody sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LaneView {
+    /// Which lane.
+    pub lane: LaneRef,
+    /// Who owns it.
+    pub owner: Option<InstanceId>,
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Raised when an operator changed the lane's deliveries; the owner loads them again.
+    pub revision: i64,
+}
+
+/// A lane to be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Take {
+    /// Which lane.
+    pub lane: LaneRef,
+    /// The epoch that was seen.
+    pub expected: Epoch,
+    /// Why it may be taken.
+    pub cause: TakeCause,
+}
+
+/// Why a lane may be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TakeCause {
+    /// It has no owner, or is this instance's own at another epoch.
+    Free,
+    /// Its owner's lock came free.
+    Lock,
+    /// Its owner has not beaten for the lease's time.
+    Lease,
+}
+
+impl TakeCause {
+    /// The name in counters and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            TakeCause::Free => "free",
+            TakeCause::Lock => "lock",
+            TakeCause::Lease => "lease",
+        }
+    }
+}
+
+/// What a lane has settled: everything up to `floor`, and `settled` above it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cursor {
+    /// Everything at or below is settled.
+    pub floor: Position,
+    /// Ranges above the floor that are settled.
+    pub settled: RangeSet,
+    /// The newest event settled, to notice a log that is not the continuation of itself.
+    pub anchor: Option<(Position, Uuid)>,
+}
+
+/// What an owner loads of a lane.
+#[derive(Debug, Clone)]
+pub struct LaneState {
+    /// What is settled.
+    pub cursor: Cursor,
+    /// All deliveries of the lane, in order of arrival.
+    pub deliveries: Vec<Delivery>,
+    /// How often the lane was seized since its floor last moved.
+    pub takeovers: u32,
+    /// See [`LaneView::revision`].
+    pub revision: i64,
+}
+
+/// A row of the slow path.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Delivery {
+    /// Which event.
+    pub position: Position,
+    /// The event's key.
+    pub key: Option<Box<str>>,
+    /// Its place among the deliveries of the lane.
+    pub arrival: i64,
+    /// Pending, delayed, processing, retrying or dead; `blocked` is derived, never stored.
+    pub state: State,
+    /// How many attempts were counted.
+    pub attempts: u32,
+    /// Not to be tried before.
+    pub due_at: Timestamp,
+    /// When it first became a delivery.
+    pub since: Timestamp,
+}
+
+impl Delivery {
+    /// The hash of the key.
+    pub fn key_hash(&self) -> Option<KeyHash> {
+        self.key.as_deref().map(KeyHash::of)
+    }
+}
+
+/// A failed attempt, kept with its delivery.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AttemptError {
+    /// When.
+    pub at: Timestamp,
+    /// Which attempt.
+    pub attempt: u32,
+    /// The failure's kind.
+    pub kind: String,
+    /// The failure's message, at most [`ERROR_BYTES_MAX`] bytes.
+    pub message: String,
+}
+
+/// The longest error message that is kept.
+pub const ERROR_BYTES_MAX: usize = 2048;
+
+/// How many errors are kept with a delivery.
+pub const ERRORS_KEPT_MAX: usize = 5;
+
+/// What to read.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PollRequest {
+    /// The stretches of the log to be read, in one snapshot.
+    pub scans: Vec<ScanRequest>,
+    /// Events that match none of these are reported as visible without being returned.
+    pub wanted: Vec<Filter>,
+}
+
+/// One stretch of the log: `after < position <= to`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScanRequest {
+    /// Exclusive.
+    pub after: Position,
+    /// Inclusive; [`Position::MAX`] for the tail.
+    pub to: Position,
+    /// At most this many positions are looked at.
+    pub limit: usize,
+}
+
+/// The answer to a poll.
+#[derive(Debug, Clone, Default)]
+pub struct Page {
+    /// The highest position handed out when the poll began.
+    pub horizon: Position,
+    /// The transactions that were writing events when the poll began, after the horizon was read.
+    pub writers: Vec<Writer>,
+    /// The lowest position that retention has left; nothing below it is ever dead.
+    pub log_start: Position,
+    /// One answer a scan.
+    pub scans: Vec<Scan>,
+}
+
+/// A transaction that may still commit events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Writer(pub u64);
+
+/// What one scan showed.
+#[derive(Debug, Clone, Default)]
+pub struct Scan {
+    /// As asked.
+    pub after: Position,
+    /// Every position in `after < position <= covered_to` that the snapshot shows is in `visible`.
+    pub covered_to: Position,
+    /// The positions that the snapshot shows.
+    pub visible: RangeSet,
+    /// Those of them that are wanted, ascending.
+    pub events: Vec<Arc<Event>>,
+}
+
+/// What became of events.
+#[derive(Debug, Clone, Default)]
+pub struct Settlement {
+    /// At most one write a lane, in lane order.
+    pub lanes: Vec<LaneWrite>,
+    /// Positions that are proven dead, for `dead_range`.
+    pub dead: RangeSet,
+}
+
+/// One lane's part of a settlement.
+#[derive(Debug, Clone)]
+pub struct LaneWrite {
+    /// Which lane.
+    pub lane: LaneRef,
+    /// The fence.
+    pub epoch: Epoch,
+    /// The new cursor.
+    pub cursor: Cursor,
+    /// Deliveries to insert or replace.
+    pub put: Vec<Delivery>,
+    /// Deliveries to change if they are still there, with the error to be added to their list.
+    pub change: Vec<(Delivery, Option<AttemptError>)>,
+    /// Deliveries that are done.
+    pub finish: Vec<Position>,
+    /// Give the lane back.
+    pub release: bool,
+}
+
+/// Why [`Store::wait`] returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// Something may have been committed, or an instance may have ended.
+    Rang,
+    /// The time is over.
+    Timeout,
+}
+
+/// What an instance says of its work, for operators; stored with each beat.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// By subscription name.
+    pub subscriptions: BTreeMap<String, SubscriptionReport>,
+    /// Stops on SIGTERM, finishing what is in flight.
+    #[serde(default)]
+    pub draining: bool,
+}
+
+/// What an instance says of one subscription.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SubscriptionReport {
+    /// Events at the sink now.
+    pub in_flight: u64,
+    /// Events delivered since the instance started.
+    pub delivered: u64,
+    /// When something was last delivered.
+    #[serde(default)]
+    pub delivered_at: Option<Timestamp>,
+    /// Set while the sink is taken to be down.
+    #[serde(default)]
+    pub breaker: Option<BreakerReport>,
+    /// More than half of the last keys failed: a bad deploy is suspected and nothing becomes dead.
+    #[serde(default)]
+    pub flood_guard: bool,
+    /// Why the subscription does not go on, if a limit stopped it.
+    #[serde(default)]
+    pub stopped: Option<String>,
+}
+
+/// What an instance says of a sink that is down.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BreakerReport {
+    /// Since when.
+    pub since: Timestamp,
+    /// When it is tried again.
+    pub next_try: Timestamp,
+    /// The last error.
+    pub error: String,
+}
