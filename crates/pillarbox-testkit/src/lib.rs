@@ -1,1 +1,23 @@
-//! pillarbox-testkit
+//! What Pillarbox's own tests are made of: an in-memory store with late commits, aborts and power losses, the
+//! conformance suites of the seams, and an auditor that shares no code with the engine.
+mod auditor;
+mod broken;
+mod memory_fixture;
+mod memory_lane;
+mod memory_log;
+mod memory_operator;
+mod memory_poll;
+mod memory_store;
+mod simulation;
+/// The conformance suite of the [`Sink`](pillarbox::Sink) seam.
+pub mod sink_suite;
+/// The conformance suite of the [`Store`](pillarbox::Store) seam.
+pub mod store_suite;
+
+pub use auditor::{Committed, UnreadableLine, Verdict};
+pub use broken::Broken;
+pub use memory_fixture::MemoryFixture;
+pub use memory_log::{MemoryLog, MemoryOptions, Tx};
+pub use memory_poll::PollSteps;
+pub use memory_store::MemoryStore;
+pub use simulation::{Plan, Run, simulate};

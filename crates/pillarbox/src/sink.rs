@@ -40,6 +40,8 @@ pub trait Sink: Send + Sync + 'static {
 pub struct SinkFeatures {
     /// See [`Sink`]: a batch may hold several events of a key.
     pub ordered_batch: bool,
+    /// A batch is worked event by event, so that a few events are better spread over all workers.
+    pub one_by_one: bool,
 }
 
 /// Events on their way to a sink.

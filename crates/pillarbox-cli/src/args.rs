@@ -1,0 +1,448 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use pillarbox::{Start, State, Timestamp};
+use uuid::Uuid;
+
+use crate::config::{parse_duration, parse_listen, parse_start};
+
+/// Transactional outbox: events written in your own transaction, delivered to every subscription, none lost, each
+/// key in order.
+///
+/// Exit codes: 0 done, 1 failed, 2 usage, 3 schema not current or incompatible, 4 unhealthy, 5 audit found something
+/// missing.
+#[derive(Debug, Parser)]
+#[command(name = "pillarbox", version, max_term_width = 100)]
+pub(crate) struct Args {
+    /// The database, like sqlite:app.db; else DATABASE_URL, else the config file's
+    #[arg(long, global = true, value_name = "URL")]
+    pub(crate) database: Option<String>,
+
+    /// The config file; else PILLARBOX_CONFIG, else ./pillarbox.toml
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Print data as JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    /// Say more (twice: everything)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+
+    /// Say nothing but errors
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+
+    /// How the log on standard error is written
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    pub(crate) log_format: LogFormat,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people
+    Text,
+    /// One object a line
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Watch it work on a temporary database: publishers, two relays, one killed, and an audit at the end
+    Demo(DemoArgs),
+    /// Create or upgrade the schema, or say what a copied database is
+    Migrate(MigrateArgs),
+    /// Run the relay with everything in the config; without a config, one subscription to standard output
+    Run(RunArgs),
+    /// Publish one event, or one per line of standard input, and print the ids
+    Publish(PublishArgs),
+    /// Show subscriptions, instances and problems
+    Status(StatusArgs),
+    /// List events or deliveries
+    List(ListArgs),
+    /// Show one event with its deliveries and attempts
+    Show(ShowArgs),
+    /// Say why an event has or has not been delivered
+    Why(WhyArgs),
+    /// Set dead or waiting deliveries back to due now, in log order
+    Requeue(RequeueArgs),
+    /// Give one delivery up and unblock its key
+    Skip(SkipArgs),
+    /// Stop a subscription; survives restarts
+    Pause(NameArgs),
+    /// Continue a paused subscription
+    Resume(NameArgs),
+    /// Replay a subscription from an earlier place
+    Rewind(RewindArgs),
+    /// List, delete, rename or relane subscriptions
+    #[command(subcommand)]
+    Subscription(SubscriptionCommand),
+    /// Follow the log
+    Tail(TailArgs),
+    /// Prove that a range was delivered
+    Audit(AuditArgs),
+    /// Apply retention now
+    Prune(PruneArgs),
+    /// Empty everything; for tests
+    Reset(ConfirmArgs),
+    /// Check every premise, each with its fix
+    Doctor,
+    /// Check or print the configuration
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print a completion script
+    Completions {
+        /// For which shell
+        shell: Shell,
+    },
+    /// One relay of the demo; it works until its standard input ends
+    #[command(hide = true)]
+    DemoRelay {
+        /// Where its subscriptions write to
+        #[arg(long)]
+        directory: PathBuf,
+    },
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DemoArgs {
+    /// How long events are published
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) seconds: u64,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct MigrateArgs {
+    /// Only say whether the schema is current (exit 3 if not)
+    #[arg(long, group = "action")]
+    pub(crate) check: bool,
+    /// Print the SQL without connecting
+    #[arg(long, group = "action")]
+    pub(crate) print: bool,
+    /// Print the SQL of the roles and grants
+    #[arg(long, group = "action")]
+    pub(crate) print_roles: bool,
+    /// Let the insert trigger ring a sleeping relay, or not
+    #[arg(long, value_enum, value_name = "on|off")]
+    pub(crate) doorbell: Option<Switch>,
+    /// This restored or moved database is the log itself: go on
+    #[arg(long, group = "action")]
+    pub(crate) adopt: bool,
+    /// This is a copy: give it a new identity and deliver nothing old
+    #[arg(long, group = "action")]
+    pub(crate) fresh: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct RunArgs {
+    /// Deliver what can be delivered now, then exit
+    #[arg(long)]
+    pub(crate) until_idle: bool,
+    /// Where health checks and metrics listen, or off
+    #[arg(long, value_name = "ADDRESS", value_parser = Listen::parse)]
+    pub(crate) listen: Option<Listen>,
+}
+
+/// An address to listen on, or none.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Listen(pub(crate) Option<std::net::SocketAddr>);
+
+impl Listen {
+    fn parse(text: &str) -> Result<Self, String> {
+        parse_listen(text).map(Listen)
+    }
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct PublishArgs {
+    /// What the event is about
+    #[arg(long)]
+    pub(crate) topic: String,
+    /// What happened
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) event_type: String,
+    /// What order is kept by
+    #[arg(long)]
+    pub(crate) key: Option<String>,
+    /// A header; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_header)]
+    pub(crate) header: Vec<(String, String)>,
+    /// Deliver after this time from now
+    #[arg(long, value_parser = parse_duration, conflicts_with = "deliver_at")]
+    pub(crate) delay: Option<Duration>,
+    /// Deliver at this time, like 2026-01-31T12:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) deliver_at: Option<Timestamp>,
+    /// Publish nothing if this was seen for the topic and key inside the window
+    #[arg(long, value_name = "KEY", conflicts_with = "ndjson")]
+    pub(crate) dedup_key: Option<String>,
+    /// The payload is bytes of this media type
+    #[arg(long, value_name = "TYPE", conflicts_with = "ndjson")]
+    pub(crate) content_type: Option<String>,
+    /// Publish every line of standard input, each a JSON payload
+    #[arg(long, conflicts_with = "payload")]
+    pub(crate) ndjson: bool,
+    /// JSON, or - for standard input; nothing: an event without a payload
+    pub(crate) payload: Option<String>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct StatusArgs {
+    /// Exit 4 with the reason if something is unhealthy
+    #[arg(long)]
+    pub(crate) check: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ListArgs {
+    /// As seen by this subscription
+    #[arg(long, value_name = "NAME")]
+    pub(crate) subscription: Option<String>,
+    /// Only in this state: pending, delayed, processing, retrying, blocked or dead
+    #[arg(long, value_parser = parse_state)]
+    pub(crate) state: Option<State>,
+    /// Only this key
+    #[arg(long)]
+    pub(crate) key: Option<String>,
+    /// Only this topic, or prefix with *
+    #[arg(long)]
+    pub(crate) topic: Option<String>,
+    /// Only with this correlation id
+    #[arg(long, value_name = "ID")]
+    pub(crate) correlation_id: Option<String>,
+    /// At most this many
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: u32,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ShowArgs {
+    /// The event's id
+    #[arg(value_parser = parse_id)]
+    pub(crate) id: Uuid,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct WhyArgs {
+    /// The event's id
+    #[arg(value_parser = parse_id)]
+    pub(crate) id: Uuid,
+    /// Only for this subscription
+    #[arg(long, value_name = "NAME")]
+    pub(crate) subscription: Option<String>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ConfirmArgs {
+    /// Do it without asking
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Only say what would be done
+    #[arg(long, conflicts_with = "yes")]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[group(id = "which", required = true, multiple = false, args = ["event", "stream", "key", "all"])]
+pub(crate) struct RequeueArgs {
+    /// The subscription
+    #[arg(long, value_name = "NAME")]
+    pub(crate) subscription: String,
+    /// One event
+    #[arg(long, value_name = "ID", value_parser = parse_id)]
+    pub(crate) event: Option<Uuid>,
+    /// One version of a journal stream
+    #[arg(long, requires = "version_number")]
+    pub(crate) stream: Option<String>,
+    /// The version
+    #[arg(id = "version_number", long = "version", value_name = "N", requires = "stream")]
+    pub(crate) version: Option<i64>,
+    /// The dead ones of a key
+    #[arg(long)]
+    pub(crate) key: Option<String>,
+    /// All dead ones
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// At most this many
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: Option<u32>,
+    #[command(flatten)]
+    pub(crate) confirm: ConfirmArgs,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct SkipArgs {
+    /// The subscription
+    #[arg(long, value_name = "NAME")]
+    pub(crate) subscription: String,
+    /// The event
+    #[arg(long, value_name = "ID", value_parser = parse_id)]
+    pub(crate) event: Uuid,
+    /// Why; kept with the event
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: String,
+    /// Only say what would be done
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct NameArgs {
+    /// The subscription
+    #[arg(value_name = "SUBSCRIPTION")]
+    pub(crate) name: String,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct RewindArgs {
+    /// The subscription
+    #[arg(value_name = "SUBSCRIPTION")]
+    pub(crate) name: String,
+    /// Replay what lies above this position, was inserted since this time, or everything (start)
+    #[arg(long, value_name = "POSITION|TIME|start", value_parser = parse_target)]
+    pub(crate) to: Start,
+    /// Only this key
+    #[arg(long)]
+    pub(crate) key: Option<String>,
+    #[command(flatten)]
+    pub(crate) confirm: ConfirmArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SubscriptionCommand {
+    /// All subscriptions; one that no relay runs any more is shown as orphaned with what it holds
+    List,
+    /// Remove a subscription that no relay runs, with its deliveries
+    Delete {
+        #[command(flatten)]
+        name: NameArgs,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
+    },
+    /// Rename a subscription that no relay runs
+    Rename {
+        /// The old name
+        from: String,
+        /// The new name
+        to: String,
+    },
+    /// Change the number of lanes of a paused and quiet subscription
+    Relane {
+        #[command(flatten)]
+        name: NameArgs,
+        /// The new number
+        #[arg(long)]
+        lanes: u32,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
+    },
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TailArgs {
+    /// Only this topic, or prefix with *
+    #[arg(long)]
+    pub(crate) topic: Option<String>,
+    /// Only this key
+    #[arg(long)]
+    pub(crate) key: Option<String>,
+    /// Begin after this resume token or position; without it, with what is published from now on
+    #[arg(long, value_name = "TOKEN|POSITION")]
+    pub(crate) from: Option<String>,
+    /// End after this many events
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<u64>,
+    /// End at the end of the log
+    #[arg(long)]
+    pub(crate) no_follow: bool,
+    /// One short line an event in place of its CloudEvents object
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) short: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct AuditArgs {
+    /// Only this subscription
+    #[arg(long, value_name = "NAME")]
+    pub(crate) subscription: Option<String>,
+    /// From this position on
+    #[arg(long, value_name = "POSITION")]
+    pub(crate) from: Option<i64>,
+    /// Up to this position
+    #[arg(long, value_name = "POSITION")]
+    pub(crate) to: Option<i64>,
+    /// What the receiver got: ids or the file sink's lines; - for standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) received: Option<PathBuf>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct PruneArgs {
+    /// Remove events older than this that every subscription has passed, in place of retention.keep
+    #[arg(long, value_parser = parse_duration)]
+    pub(crate) keep: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) confirm: ConfirmArgs,
+}
+
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// List everything that is wrong (exit 1 if something is)
+    Check,
+    /// Print the effective config, secrets masked, as TOML
+    Print,
+}
+
+fn parse_id(text: &str) -> Result<Uuid, String> {
+    Uuid::try_parse(text).map_err(|_| {
+        "an event's id is a uuid like 018f3c5e-8f7a-7c3b-9d2e-0123456789ab; `pillarbox list` shows them".to_owned()
+    })
+}
+
+fn parse_time(text: &str) -> Result<Timestamp, String> {
+    text.parse().map_err(|error: pillarbox::Error| error.to_string())
+}
+
+fn parse_state(text: &str) -> Result<State, String> {
+    let names = || State::ALL.map(State::name).join(", ");
+    State::from_name(text).ok_or_else(|| format!("the states are {}", names()))
+}
+
+fn parse_header(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write a header as NAME=VALUE".to_owned()),
+    }
+}
+
+fn parse_target(text: &str) -> Result<Start, String> {
+    match parse_start(text)? {
+        Start::Now => Err("a rewind goes back; name a position, a time, or start".to_owned()),
+        start => Ok(start),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,47 @@
+use anyhow::Result;
+use serde_json::json;
+
+use super::Scope;
+use crate::args::ConfigCommand;
+use crate::exit::Exit;
+
+/// Checks or prints the config.
+pub(super) fn run(scope: &Scope, command: ConfigCommand) -> Result<Exit> {
+    match command {
+        ConfigCommand::Check => check(scope),
+        ConfigCommand::Print => print(scope),
+    }
+}
+
+fn check(scope: &Scope) -> Result<Exit> {
+    let loaded = scope.load_config()?;
+    let file = loaded.file.as_ref().map(|path| path.display().to_string());
+    if scope.output.json {
+        scope.output.json(&json!({ "file": file, "ok": loaded.problems.is_empty(), "problems": loaded.problems }))?;
+    } else {
+        for problem in &loaded.problems {
+            scope.output.line(problem.to_string())?;
+        }
+        let name = file.as_deref().unwrap_or("no config file");
+        match loaded.problems.len() {
+            0 => scope
+                .output
+                .line(format!("{name}: {} subscriptions, no problems", loaded.config.subscriptions.len()))?,
+            count => scope.output.say(format!("{name}: {count} problem{}", if count == 1 { "" } else { "s" })),
+        }
+    }
+    Ok(if loaded.problems.is_empty() { Exit::Done } else { Exit::Failed })
+}
+
+fn print(scope: &Scope) -> Result<Exit> {
+    let mut config = scope.config()?;
+    if let Ok(database) = scope.database() {
+        config.database = Some(database.url());
+    }
+    if scope.output.json {
+        scope.output.json(&config)?;
+    } else {
+        scope.output.write(toml::to_string(&config)?.as_bytes())?;
+    }
+    Ok(Exit::Done)
+}

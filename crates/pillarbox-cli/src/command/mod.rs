@@ -1,0 +1,98 @@
+//! One file a command.
+
+mod audit;
+mod change;
+mod completions;
+mod config;
+mod doctor;
+mod list;
+mod migrate;
+mod prune;
+mod publish;
+mod reset;
+mod run;
+mod show;
+mod status;
+mod subscription;
+mod tail;
+mod why;
+
+pub(crate) use status::sentence;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use pillarbox_sqlite::SqliteStore;
+
+use crate::args::{Args, Command};
+use crate::config::{self as settings, Config};
+use crate::database::Database;
+use crate::demo;
+use crate::exit::Exit;
+use crate::output::Output;
+
+/// What every command is given: how to print, and where the config and the log are.
+#[derive(Debug)]
+pub(crate) struct Scope {
+    /// How to print.
+    pub(crate) output: Output,
+    database: Option<String>,
+    config: Option<PathBuf>,
+}
+
+impl Scope {
+    /// The log of this command. The config file is read only if nothing else names the log.
+    pub(crate) fn database(&self) -> Result<Database> {
+        Database::locate(self.database.as_deref(), || self.config())
+    }
+
+    /// The log that the command line itself names.
+    pub(crate) fn database_flag(&self) -> Result<Option<Database>> {
+        self.database.as_deref().map(Database::parse).transpose()
+    }
+
+    /// Opens the log.
+    pub(crate) fn open(&self) -> Result<SqliteStore> {
+        self.database()?.open()
+    }
+
+    /// The config, without problems.
+    pub(crate) fn config(&self) -> Result<Config> {
+        settings::require(self.config.as_deref())
+    }
+
+    /// The config with its problems.
+    pub(crate) fn load_config(&self) -> Result<settings::Loaded> {
+        settings::load(self.config.as_deref())
+    }
+}
+
+/// Carries out the command.
+pub(crate) async fn run(args: Args) -> Result<Exit> {
+    let output = Output::new(args.json, args.quiet);
+    let scope = Scope { output, database: args.database, config: args.config };
+    match args.command {
+        Command::Demo(args) => demo::run(&scope, &args).await,
+        Command::DemoRelay { directory } => demo::relay::run(&scope, &directory).await,
+        Command::Migrate(args) => migrate::run(&scope, &args),
+        Command::Run(args) => run::run(&scope, &args).await,
+        Command::Publish(args) => publish::run(&scope, &args).await,
+        Command::Status(args) => status::run(&scope, &args).await,
+        Command::List(args) => list::run(&scope, args).await,
+        Command::Show(args) => show::run(&scope, &args).await,
+        Command::Why(args) => why::run(&scope, &args).await,
+        Command::Requeue(args) => change::requeue(&scope, args).await,
+        Command::Skip(args) => change::skip(&scope, args).await,
+        Command::Pause(args) => change::pause(&scope, args).await,
+        Command::Resume(args) => change::resume(&scope, args).await,
+        Command::Rewind(args) => change::rewind(&scope, args).await,
+        Command::Subscription(command) => subscription::run(&scope, command).await,
+        Command::Tail(args) => tail::run(&scope, &args).await,
+        Command::Audit(args) => audit::run(&scope, &args).await,
+        Command::Prune(args) => prune::run(&scope, &args).await,
+        Command::Reset(args) => reset::run(&scope, &args).await,
+        Command::Doctor => doctor::run(&scope).await,
+        Command::Config(command) => config::run(&scope, command),
+        Command::Completions { shell } => completions::run(&scope, shell),
+    }
+}

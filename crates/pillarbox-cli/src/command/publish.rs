@@ -1,0 +1,120 @@
+use std::io::{self, BufRead, Read};
+
+use anyhow::{Context, Result};
+use pillarbox::{NewEvent, Operator, PAYLOAD_BYTES_MAX, Timestamp};
+use pillarbox_sqlite::SqliteStore;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::Scope;
+use crate::args::PublishArgs;
+use crate::exit::{Exit, Stop};
+
+/// How many lines are published in one transaction.
+const BATCH_LINES: usize = 1_000;
+
+/// Publishes one event or many, and prints their ids.
+pub(super) async fn run(scope: &Scope, args: &PublishArgs) -> Result<Exit> {
+    let store = scope.open()?;
+    if args.ndjson {
+        return lines(scope, &store, args).await;
+    }
+    let event = with_payload(event(args), args)?;
+    let ids = store.publish(&[event]).await?;
+    print(scope, &ids)?;
+    Ok(Exit::Done)
+}
+
+/// The event as the flags describe it, without a payload.
+fn event(args: &PublishArgs) -> NewEvent {
+    let mut event = NewEvent::new(&args.topic, &args.event_type);
+    event.key = args.key.clone();
+    event.headers = args.header.iter().cloned().collect();
+    event.deliver_at = args.deliver_at.or_else(|| args.delay.map(|delay| Timestamp::now().plus(delay)));
+    event.dedup_key = args.dedup_key.clone();
+    event
+}
+
+fn with_payload(event: NewEvent, args: &PublishArgs) -> Result<NewEvent> {
+    let bytes = match args.payload.as_deref() {
+        None => return Ok(event),
+        Some("-") => {
+            let mut bytes = Vec::new();
+            io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
+            bytes
+        }
+        Some(text) => text.as_bytes().to_vec(),
+    };
+    match &args.content_type {
+        Some(content_type) => Ok(event.bytes(bytes, content_type)),
+        None => json_text(&bytes).map(|text| event.json_text(text)).map_err(|message| {
+            Stop::usage(format!(
+                "the payload is {message}; quote it as JSON, or say --content-type (for example text/plain) to send the \
+                 bytes as they are"
+            ))
+        }),
+    }
+}
+
+/// JSON exactly as it was given, without the line's end that `echo` and files add.
+fn json_text(bytes: &[u8]) -> Result<String, String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8 ({error})"))?;
+    let text = text.strip_suffix('\n').unwrap_or(text);
+    let text = text.strip_suffix('\r').unwrap_or(text);
+    serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| format!("not JSON ({error})"))?;
+    Ok(text.to_owned())
+}
+
+/// One event per line of standard input. Lines before a bad one are published, so that its number says where to go on.
+async fn lines(scope: &Scope, store: &SqliteStore, args: &PublishArgs) -> Result<Exit> {
+    let bar = scope.output.progress(None, "publishing");
+    let mut input = io::stdin().lock();
+    let (mut batch, mut line, mut number, mut published) = (Vec::new(), Vec::new(), 0u64, 0u64);
+    loop {
+        line.clear();
+        let more = input.read_until(b'\n', &mut line).context("cannot read standard input")? > 0;
+        number += u64::from(more);
+        let parsed = match more && !line.trim_ascii().is_empty() {
+            true => Some(line_event(args, &line)),
+            false => None,
+        };
+        let bad = match parsed {
+            Some(Ok(event)) => {
+                batch.push(event);
+                None
+            }
+            Some(Err(message)) => Some(message),
+            None => None,
+        };
+        if !batch.is_empty() && (batch.len() >= BATCH_LINES || !more || bad.is_some()) {
+            let sent = store.publish(&batch).await;
+            let ids = sent.with_context(|| stopped(published, number, "the database refused the lines before it"))?;
+            published += ids.len() as u64;
+            bar.set_position(published);
+            batch.clear();
+            print(scope, &ids)?;
+        }
+        if let Some(message) = bad {
+            return Err(Stop::with(Exit::Failed, stopped(published, number, &message)));
+        }
+        if !more {
+            bar.finish_and_clear();
+            return Ok(Exit::Done);
+        }
+    }
+}
+
+fn line_event(args: &PublishArgs, line: &[u8]) -> Result<NewEvent, String> {
+    let event = event(args).json_text(json_text(line)?);
+    event.validate(PAYLOAD_BYTES_MAX).map_err(|error| error.to_string())?;
+    Ok(event)
+}
+
+fn stopped(published: u64, number: u64, message: &str) -> String {
+    format!("stopped at line {number}: {message}; {published} events were published")
+}
+
+fn print(scope: &Scope, ids: &[Uuid]) -> Result<()> {
+    let line = |id: &Uuid| if scope.output.json { format!("{}\n", json!({ "id": id })) } else { format!("{id}\n") };
+    scope.output.write(ids.iter().map(line).collect::<String>().as_bytes())
+}

@@ -1,0 +1,27 @@
+use anyhow::Result;
+use pillarbox::Operator;
+use serde_json::json;
+
+use super::Scope;
+use crate::args::ConfirmArgs;
+use crate::exit::{Exit, Stop};
+
+/// Empties everything. Never asks: a script says `--yes`, and a person who has to type it has thought about it.
+pub(super) async fn run(scope: &Scope, args: &ConfirmArgs) -> Result<Exit> {
+    let database = scope.database()?;
+    let store = database.open()?;
+    let events = store.status().await?.log.events;
+    let message = format!("{}: {events} events, with all cursors and deliveries", database.url());
+    if !args.yes && !args.dry_run {
+        return Err(Stop::usage(format!("reset would empty {message}; say --yes to do it")));
+    }
+    if args.yes {
+        store.reset().await?;
+    }
+    if scope.output.json {
+        scope.output.json(&json!({ "events": events, "dry_run": args.dry_run }))?;
+    } else {
+        scope.output.line(format!("{}{message}", if args.dry_run { "dry run: would empty " } else { "emptied " }))?;
+    }
+    Ok(Exit::Done)
+}

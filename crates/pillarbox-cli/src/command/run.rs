@@ -1,0 +1,212 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use pillarbox::{Operator, PrunePolicy, Relay, Report, Sink, Subscription};
+use pillarbox_sqlite::{Limits, SqliteStore};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+use tracing::{error, info, warn};
+
+use super::Scope;
+use crate::args::RunArgs;
+use crate::config::{Config, SinkSettings};
+use crate::exit::{Exit, Stop};
+use crate::http::{self, Health};
+use crate::recorder::Recorder;
+use crate::sink;
+
+/// How often retention runs.
+const RETENTION_INTERVAL: Duration = Duration::from_secs(60);
+/// How often the write-ahead log is written back.
+const MAINTAIN_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Runs the relay until it is idle or told to stop.
+pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
+    let database = scope.database()?;
+    info!(database = database.url(), "database");
+    let mut config = scope.config()?;
+    if let Some(listen) = args.listen {
+        config.http.listen = listen.0;
+        config.http.check().map_err(Stop::usage)?;
+    }
+    let signals = Signals::new()?;
+    let operator = Arc::new(database.open()?);
+    if config.dedup.written {
+        operator.set_limits(Limits { dedup_window: Some(config.dedup.window), ..Limits::default() }).await?;
+    }
+    let closed = Arc::new(Notify::new());
+    let plan = plan(&config, &operator, &closed).await?;
+    let health = Health::new(operator.clone(), Recorder::install()?);
+    let mut background = JoinSet::new();
+    if !args.until_idle {
+        listen(&config, &health, &mut background).await?;
+    }
+    let mut builder = Relay::builder(database.open()?).config(config.relay());
+    for (subscription, sink) in plan {
+        builder = builder.subscribe(subscription, sink);
+    }
+    let relay = builder.start().await.map_err(|error| database.explain(error))?;
+    info!(instance = relay.instance().0, "relay started");
+    say_new(&relay, &operator).await?;
+    background.spawn(retain(operator.clone(), config.prune_policy()));
+    background.spawn(maintain(operator));
+    health.set_ready(true);
+    work(relay, signals, &closed, &health, args.until_idle).await
+}
+
+/// Lets the relay work until something ends it, then ends it cleanly.
+async fn work(relay: Relay, mut signals: Signals, closed: &Notify, health: &Health, until_idle: bool) -> Result<Exit> {
+    tokio::select! {
+        result = relay.until_idle(), if until_idle => result?,
+        name = signals.next() => info!(signal = name, "draining; a second signal stops at once"),
+        () = closed.notified() => info!("standard output was closed; draining"),
+        error = relay.failed() => return Err(anyhow::Error::new(error).context("the relay ended")),
+    }
+    health.set_ready(false);
+    let report = relay.report();
+    tokio::select! {
+        result = relay.drain() => result.context("could not drain")?,
+        _ = signals.next() => {
+            warn!("stopped at once; what was in flight comes again");
+            return Ok(Exit::Failed);
+        }
+    }
+    info!("drained");
+    if until_idle { undelivered(&report) } else { Ok(Exit::Done) }
+}
+
+/// A script that waits for everything to be delivered must learn that a sink did not take it.
+fn undelivered(report: &Report) -> Result<Exit> {
+    for (name, subscription) in &report.subscriptions {
+        if let Some(breaker) = &subscription.breaker {
+            let error = &breaker.error;
+            return Err(Stop::with(
+                Exit::Failed,
+                format!("subscription '{name}' could not deliver, its sink is down: {error}; the events wait"),
+            ));
+        }
+        if let Some(reason) = &subscription.stopped {
+            return Err(Stop::with(Exit::Failed, format!("subscription '{name}' was stopped by a limit: {reason}")));
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// What this relay runs: the config's subscriptions, or everything to standard output.
+async fn plan(
+    config: &Config,
+    operator: &SqliteStore,
+    closed: &Arc<Notify>,
+) -> Result<Vec<(Subscription, Arc<dyn Sink>)>> {
+    let source = format!("urn:pillarbox:{}", operator.status().await?.log.log_id);
+    if config.subscriptions.is_empty() {
+        let mut subscription = Subscription::new("stdout");
+        subscription.retry = pillarbox::RetryPolicy::sink();
+        subscription.workers = config.relay.workers;
+        subscription.batch_size = config.relay.batch_size;
+        return Ok(vec![(subscription, sink::build(&SinkSettings::stdout(), &source, closed)?)]);
+    }
+    let built = config.subscriptions.iter().map(|settings| {
+        let sink = sink::build(&settings.sink, &source, closed);
+        sink.map(|sink| (settings.engine(), sink)).with_context(|| format!("subscription '{}'", settings.name))
+    });
+    built.collect()
+}
+
+async fn listen(config: &Config, health: &Arc<Health>, background: &mut JoinSet<()>) -> Result<()> {
+    let Some(address) = config.http.listen else { return Ok(()) };
+    let listener = http::bind(address).await?;
+    let bound = listener.local_addr()?;
+    if bound.port() != address.port() && address.port() != 0 {
+        warn!(wanted = %address, listen = %bound, "the port is taken; listening on the next free one");
+    } else {
+        info!(listen = %bound, "listening");
+    }
+    let health = health.clone();
+    background.spawn(async move {
+        if let Err(error) = http::serve(listener, health).await {
+            error!(error = %error, "http");
+        }
+    });
+    Ok(())
+}
+
+/// A new subscription may be about to deliver years of events: nobody should learn that from the receiver.
+async fn say_new(relay: &Relay, operator: &SqliteStore) -> Result<()> {
+    let created: Vec<&str> =
+        relay.subscriptions().iter().filter(|view| view.created).map(|view| view.name.as_str()).collect();
+    if created.is_empty() {
+        return Ok(());
+    }
+    for subscription in operator.status().await?.subscriptions {
+        if created.contains(&subscription.name.as_str()) {
+            // What was delivered since the start was to be delivered at the start, too.
+            let events = subscription.pending + subscription.processing + subscription.report.delivered;
+            info!(subscription = subscription.name, floor = subscription.floor, events, "new subscription");
+        }
+    }
+    Ok(())
+}
+
+/// Applies retention, for as long as the relay runs.
+async fn retain(operator: Arc<SqliteStore>, policy: PrunePolicy) {
+    let mut clock = tokio::time::interval(RETENTION_INTERVAL);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        clock.tick().await;
+        if let Err(error) = prune(&operator, &policy).await {
+            warn!(error = %error, "retention failed; it is tried again");
+        }
+    }
+}
+
+/// Keeps the database's write-ahead log short, for as long as the relay runs. The store itself warns of a long reader.
+async fn maintain(operator: Arc<SqliteStore>) {
+    let mut clock = tokio::time::interval(MAINTAIN_INTERVAL);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        clock.tick().await;
+        if let Err(error) = operator.maintain().await {
+            warn!(error = %error, "the write-ahead log could not be written back; it is tried again");
+        }
+    }
+}
+
+async fn prune(operator: &SqliteStore, policy: &PrunePolicy) -> pillarbox::Result<()> {
+    let mut events = 0;
+    loop {
+        let slice = operator.prune(policy).await?;
+        events += slice.events;
+        if !slice.more {
+            break;
+        }
+        // Publishers and the relay get the writer between two slices.
+        tokio::task::yield_now().await;
+    }
+    if events > 0 {
+        info!(events, "retention removed events");
+    }
+    Ok(())
+}
+
+/// The signals that end a relay.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}

@@ -1,0 +1,130 @@
+use anyhow::Result;
+use pillarbox::{Event, EventRecord, Fate, Operator, Payload, Status, Why, why};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::Scope;
+use crate::args::ShowArgs;
+use crate::exit::{Exit, Stop};
+use crate::output::{Output, Style, dash};
+
+/// Shows one event with its deliveries and attempts.
+pub(super) async fn run(scope: &Scope, args: &ShowArgs) -> Result<Exit> {
+    let (record, status) = find(scope, args.id).await?;
+    if scope.output.json {
+        let subscriptions: Vec<Value> = record
+            .subscriptions
+            .iter()
+            .map(|fate| fate_json(fate, &why(&record, fate, &status)))
+            .collect::<Result<_>>()?;
+        scope.output.line(event_json(&record.event, &subscriptions)?)?;
+    } else {
+        print(&scope.output, &record, &status)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// The event of an id with all that is needed to explain it.
+pub(super) async fn find(scope: &Scope, id: Uuid) -> Result<(EventRecord, Status)> {
+    let store = scope.open()?;
+    match store.show(id).await? {
+        Some(record) => Ok((record, store.status().await?)),
+        None => Err(Stop::with(
+            Exit::Failed,
+            format!("the log has no event {id}; it was never committed here, or retention has removed it"),
+        )),
+    }
+}
+
+/// The event with its payload exactly as it was published.
+fn event_json(event: &Event, subscriptions: &[Value]) -> Result<String> {
+    #[derive(serde::Serialize)]
+    struct Shown<'a> {
+        position: i64,
+        id: Uuid,
+        topic: &'a str,
+        r#type: &'a str,
+        key: Option<&'a str>,
+        payload: Option<&'a RawValue>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        payload_bytes: Option<String>,
+        content_type: Option<&'a str>,
+        headers: Value,
+        stream_version: Option<i64>,
+        deliver_at: Option<pillarbox::Timestamp>,
+        created_at: pillarbox::Timestamp,
+        subscriptions: &'a [Value],
+    }
+    let (payload, payload_bytes) = match &event.payload {
+        Payload::None => (None, None),
+        Payload::Json(text) => (serde_json::from_str::<&RawValue>(text).ok(), None),
+        Payload::Bytes(bytes) => (None, Some(hexadecimal(bytes))),
+    };
+    let shown = Shown {
+        position: event.position,
+        id: event.id,
+        topic: &event.topic,
+        r#type: &event.r#type,
+        key: event.key.as_deref(),
+        payload,
+        payload_bytes,
+        content_type: event.content_type.as_deref(),
+        headers: serde_json::from_str(event.headers.as_json()).unwrap_or_else(|_| Value::Object(Map::new())),
+        stream_version: event.stream_version,
+        deliver_at: event.deliver_at,
+        created_at: event.created_at,
+        subscriptions,
+    };
+    Ok(serde_json::to_string(&shown)?)
+}
+
+fn fate_json(fate: &Fate, why: &Why) -> Result<Value> {
+    let mut value = serde_json::to_value(fate)?;
+    if let Value::Object(map) = &mut value {
+        map.insert("why".to_owned(), why_json(why));
+    }
+    Ok(value)
+}
+
+/// What `why --json` says of one subscription.
+pub(super) fn why_json(why: &Why) -> Value {
+    json!({ "subscription": why.subscription, "cause": why.cause.name(), "message": why.message, "advice": why.advice })
+}
+
+fn print(output: &Output, record: &EventRecord, status: &Status) -> Result<()> {
+    let event = &record.event;
+    let payload = match &event.payload {
+        Payload::None => "none".to_owned(),
+        Payload::Json(text) => text.to_string(),
+        Payload::Bytes(bytes) => format!("{} bytes of {}", bytes.len(), dash(event.content_type.as_ref())),
+    };
+    for (name, value) in [
+        ("id", event.id.to_string()),
+        ("position", event.position.to_string()),
+        ("topic", event.topic.to_string()),
+        ("type", event.r#type.to_string()),
+        ("key", dash(event.key.as_ref())),
+        ("created", event.created_at.to_string()),
+        ("deliver at", dash(event.deliver_at)),
+        ("headers", event.headers.as_json().to_owned()),
+        ("payload", payload),
+    ] {
+        output.line(format!("{}{value}", output.paint(Style::Bold, &format!("{name:<12}"))))?;
+    }
+    for fate in &record.subscriptions {
+        let why = why(record, fate, status);
+        output.line("")?;
+        output.line(format!("{}: {}", output.paint(Style::Bold, &fate.subscription), why.message))?;
+        let Some(delivery) = &fate.delivery else { continue };
+        output.line(format!("  {}, {} attempts, due {}", delivery.state.name(), delivery.attempts, delivery.due_at))?;
+        for error in &delivery.errors {
+            output.line(format!("  {} attempt {}: {}: {}", error.at, error.attempt, error.kind, error.message))?;
+        }
+    }
+    Ok(())
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,116 @@
+use anyhow::Result;
+use pillarbox::{
+    HealthLimits, InstanceStatus, Level, LogStatus, Operator, Problem, Status, SubscriptionStatus, problems,
+};
+use serde::Serialize;
+
+use super::Scope;
+use super::subscription::condition;
+use crate::args::StatusArgs;
+use crate::exit::{Exit, Stop};
+use crate::output::{Output, Style, age, bytes};
+
+/// What `status --json` prints: the status with what is wrong.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    status: &'a Status,
+    problems: &'a [Problem],
+}
+
+/// Shows the log, its subscriptions and instances, and what is wrong.
+pub(super) async fn run(scope: &Scope, args: &StatusArgs) -> Result<Exit> {
+    let status = scope.open()?.status().await?;
+    let problems = problems(&status, &HealthLimits::default());
+    if scope.output.json {
+        scope.output.json(&Shown { status: &status, problems: &problems })?;
+    } else {
+        print(&scope.output, &status, &problems)?;
+    }
+    let serious: Vec<String> = problems.iter().filter(|problem| problem.level == Level::Failed).map(sentence).collect();
+    if args.check && !serious.is_empty() {
+        return Err(Stop::with(Exit::Unhealthy, format!("unhealthy: {}", serious.join("; "))));
+    }
+    Ok(Exit::Done)
+}
+
+/// A problem in one sentence.
+pub(crate) fn sentence(problem: &Problem) -> String {
+    let Problem { message, advice, .. } = problem;
+    match &problem.subscription {
+        Some(name) => format!("subscription '{name}': {message} ({advice})"),
+        None => format!("{message} ({advice})"),
+    }
+}
+
+fn print(output: &Output, status: &Status, problems: &[Problem]) -> Result<()> {
+    let LogStatus { log_id, incarnation, log_start, horizon, events, .. } = &status.log;
+    let size = bytes(status.log.bytes);
+    output.line(format!(
+        "log {log_id}, incarnation {incarnation}: {events} events, positions {log_start} to {horizon}, {size}"
+    ))?;
+    for holder in &status.log.holders {
+        output.line(output.paint(Style::Yellow, holder))?;
+    }
+    output.line("")?;
+    let headings = [
+        "SUBSCRIPTION",
+        "CONDITION",
+        "PENDING",
+        "DELAYED",
+        "PROCESSING",
+        "RETRYING",
+        "BLOCKED",
+        "DEAD",
+        "OLDEST",
+        "LAG",
+        "OWNERS",
+    ];
+    output.table(&headings, status.subscriptions.iter().map(subscription).collect())?;
+    output.line("")?;
+    if status.instances.is_empty() {
+        output.line("no instance is running")?;
+    } else {
+        let rows = status.instances.iter().map(|one| instance(one, status)).collect();
+        output.table(&["INSTANCE", "HOST", "PID", "VERSION", "LANES", "UP", "BEAT", "ALIVE"], rows)?;
+    }
+    if !problems.is_empty() {
+        output.line("")?;
+    }
+    for problem in problems {
+        let style = if problem.level == Level::Failed { Style::Red } else { Style::Yellow };
+        output.line(output.paint(style, &sentence(problem)))?;
+    }
+    Ok(())
+}
+
+fn subscription(one: &SubscriptionStatus) -> Vec<String> {
+    let owners: Vec<String> = one.owners.iter().map(|owner| owner.0.to_string()).collect();
+    vec![
+        one.name.clone(),
+        condition(one).to_owned(),
+        one.pending.to_string(),
+        one.delayed.to_string(),
+        one.processing.to_string(),
+        one.retrying.to_string(),
+        one.blocked.to_string(),
+        one.dead.to_string(),
+        one.oldest_age_seconds.map_or_else(|| "-".to_owned(), age),
+        one.lag.to_string(),
+        if owners.is_empty() { "-".to_owned() } else { owners.join(",") },
+    ]
+}
+
+fn instance(one: &InstanceStatus, status: &Status) -> Vec<String> {
+    let ago = |time| age(status.at.since(time).as_secs_f64());
+    vec![
+        one.id.0.to_string(),
+        one.host.clone(),
+        one.pid.to_string(),
+        one.version.clone(),
+        one.lanes.to_string(),
+        ago(one.started_at),
+        format!("{} ago", ago(one.beat_at)),
+        if one.alive { "yes" } else { "no" }.to_owned(),
+    ]
+}

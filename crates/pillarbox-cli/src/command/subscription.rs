@@ -1,0 +1,59 @@
+use anyhow::Result;
+use pillarbox::{Change, Operator, SubscriptionStatus};
+
+use super::{Scope, change};
+use crate::args::SubscriptionCommand;
+use crate::exit::Exit;
+use crate::output::bytes;
+
+/// Lists and changes subscriptions.
+pub(super) async fn run(scope: &Scope, command: SubscriptionCommand) -> Result<Exit> {
+    match command {
+        SubscriptionCommand::List => list(scope).await,
+        SubscriptionCommand::Delete { name, confirm } => {
+            change::confirmed(scope, &Change::Delete(name.name), &confirm).await
+        }
+        SubscriptionCommand::Rename { from, to } => change::carry_out(scope, &Change::Rename { from, to }, false).await,
+        SubscriptionCommand::Relane { name, lanes, confirm } => {
+            change::confirmed(scope, &Change::Relane { subscription: name.name, lanes }, &confirm).await
+        }
+    }
+}
+
+async fn list(scope: &Scope) -> Result<Exit> {
+    let subscriptions = scope.open()?.status().await?.subscriptions;
+    if scope.output.json {
+        scope.output.json(&subscriptions)?;
+        return Ok(Exit::Done);
+    }
+    let headings = ["NAME", "CONDITION", "MODE", "TOPICS", "TYPES", "LANES", "FLOOR", "HOLDS"];
+    scope.output.table(&headings, subscriptions.iter().map(row).collect())?;
+    Ok(Exit::Done)
+}
+
+fn row(subscription: &SubscriptionStatus) -> Vec<String> {
+    let all = |patterns: &[String]| if patterns.is_empty() { "*".to_owned() } else { patterns.join(",") };
+    let mode = match subscription.mode {
+        pillarbox::Mode::Stream => "stream",
+        pillarbox::Mode::Queue => "queue",
+    };
+    vec![
+        subscription.name.clone(),
+        condition(subscription).to_owned(),
+        mode.to_owned(),
+        all(&subscription.filter.topics),
+        all(&subscription.filter.types),
+        subscription.lanes.to_string(),
+        subscription.floor.to_string(),
+        bytes(subscription.holds_bytes),
+    ]
+}
+
+/// How a subscription stands, in one word.
+pub(super) fn condition(subscription: &SubscriptionStatus) -> &'static str {
+    match subscription {
+        SubscriptionStatus { paused: true, .. } => "paused",
+        SubscriptionStatus { orphaned: true, .. } => "orphaned",
+        _ => "running",
+    }
+}

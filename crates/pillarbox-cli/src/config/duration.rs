@@ -1,0 +1,68 @@
+use std::time::Duration;
+
+const UNITS: [(&str, u64); 6] =
+    [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000), ("w", 604_800_000)];
+
+/// Reads `5s`, `250ms`, `1m30s`, `7d`.
+pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+    let refuse = || Err(format!("'{text}' is not a duration; write it like 250ms, 5s, 1m, 24h or 7d"));
+    let mut rest = text.trim();
+    let mut total: u64 = 0;
+    if rest.is_empty() {
+        return refuse();
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let (number, tail) = rest.split_at(digits);
+        let letters = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(letters);
+        let Ok(number) = number.parse::<u64>() else { return refuse() };
+        let Some((_, millis)) = UNITS.iter().find(|(name, _)| *name == unit.trim()) else {
+            return if unit.is_empty() {
+                Err(format!("'{text}' has no unit; write {text}s or {text}ms"))
+            } else {
+                refuse()
+            };
+        };
+        match number.checked_mul(*millis).and_then(|part| total.checked_add(part)) {
+            Some(sum) => total = sum,
+            None => return refuse(),
+        }
+        rest = tail;
+    }
+    Ok(Duration::from_millis(total))
+}
+
+/// Writes a duration in its largest whole unit.
+pub(crate) fn format(duration: Duration) -> String {
+    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    let whole = UNITS.iter().rev().skip(1).find(|(_, unit)| millis != 0 && millis % unit == 0);
+    match whole {
+        Some((name, unit)) => format!("{}{name}", millis / unit),
+        None => format!("{millis}ms"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_it_writes() {
+        for text in ["0ms", "250ms", "5s", "1m", "24h", "7d", "90s"] {
+            let duration = parse(text).unwrap();
+            assert_eq!(parse(&format(duration)).unwrap(), duration, "{text}");
+        }
+        assert_eq!(parse("1m30s").unwrap(), Duration::from_secs(90));
+        assert_eq!(format(Duration::from_secs(7 * 86_400)), "7d");
+        assert_eq!(format(Duration::ZERO), "0ms");
+    }
+
+    #[test]
+    fn refuses_with_the_right_form() {
+        assert!(parse("5").unwrap_err().contains("5s or 5ms"));
+        for text in ["", "s", "-5s", "5 parsecs", "99999999999999999999d"] {
+            assert!(parse(text).unwrap_err().contains("like 250ms"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+use pillarbox::engine::EngineConfig;
+use pillarbox::{Filter, PrunePolicy, RelayConfig, Subscription, Timestamp};
+
+use super::file::{Config, SubscriptionSettings};
+
+impl Config {
+    /// How the engine's relay is to work.
+    pub(crate) fn relay(&self) -> RelayConfig {
+        // The watchdog is the relay's, so the most impatient subscription sets it.
+        let poll_interval = self.subscriptions.iter().map(|subscription| subscription.poll_interval).min();
+        let default = EngineConfig::default();
+        let engine = EngineConfig {
+            lease_ttl: self.relay.lease_ttl,
+            beat_interval: default.beat_interval.min(self.relay.lease_ttl / 3),
+            poll_interval: poll_interval.unwrap_or(self.relay.poll_interval),
+            debounce: self.relay.debounce,
+            // Relays that start together must not retry together.
+            seed: Timestamp::now().0 as u64 ^ u64::from(std::process::id()),
+            ..default
+        };
+        RelayConfig { engine, shutdown_grace: self.relay.shutdown_grace, ..RelayConfig::default() }
+    }
+
+    /// What retention may remove.
+    pub(crate) fn prune_policy(&self) -> PrunePolicy {
+        PrunePolicy {
+            keep: self.retention.keep,
+            dead: self.retention.dead,
+            dedup_window: self.dedup.window,
+            ..PrunePolicy::default()
+        }
+    }
+}
+
+impl SubscriptionSettings {
+    /// The engine's subscription.
+    pub(crate) fn engine(&self) -> Subscription {
+        Subscription {
+            name: self.name.clone(),
+            filter: Filter { topics: self.topics.clone(), types: self.types.clone() },
+            mode: self.mode,
+            lanes: self.lanes,
+            on_dead: self.on_dead,
+            start: self.start,
+            hold: self.hold,
+            retry: self.retry,
+            processing_timeout: self.processing_timeout,
+            workers: self.workers,
+            batch_size: self.batch_size,
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The show: real processes on a real database, one of them killed, and an audit that does not trust the engine.
+
+mod publisher;
+mod receiver;
+pub(crate) mod relay;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use indicatif::ProgressBar;
+use pillarbox::{ListQuery, Operator, State, Status, why};
+use pillarbox_sqlite::SqliteStore;
+use rusqlite::Connection;
+use serde_json::json;
+
+use self::publisher::Published;
+use self::receiver::Account;
+use self::relay::{Child, MAIL, POISON_KEY, SUBSCRIPTIONS};
+use crate::args::DemoArgs;
+use crate::command::Scope;
+use crate::database::Database;
+use crate::exit::{Exit, Stop};
+use crate::output::{Output, Style};
+
+/// How many threads publish.
+const PUBLISHERS: usize = 2;
+/// When the relay is killed, as a share of the time.
+const KILL_AT: f64 = 0.4;
+/// How long the rest may take after the last event was published.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a take-over may take before the demo gives up on it.
+const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often the demo looks at what it waits for.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+/// How often it counts what is left.
+const COUNT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Runs the show; exit 0 only if nothing was lost.
+pub(crate) async fn run(scope: &Scope, args: &DemoArgs) -> Result<Exit> {
+    let directory = tempfile::Builder::new().prefix("pillarbox-demo-").tempdir().context("cannot make a directory")?;
+    let database = database(scope, directory.path())?;
+    pillarbox_sqlite::migrate(database.path())?;
+    publisher::create_tables(database.path())?;
+    let stage = Stage { output: scope.output, database, directory: directory.path().to_owned() };
+    let published = stage.play(Duration::from_secs(args.seconds)).await?;
+    let accounts = stage.audit(&published).await?;
+    stage.finish(&published, &accounts)
+}
+
+/// A temporary file, or a new one where the command line says. `DATABASE_URL` is never used: it may be production.
+fn database(scope: &Scope, directory: &Path) -> Result<Database> {
+    match scope.database_flag()? {
+        None => Ok(Database::at(directory.join("demo.db"))),
+        Some(database) if database.path().exists() => Err(Stop::usage(format!(
+            "{} exists already; the demo works on a database of its own: name a new file",
+            database.path().display()
+        ))),
+        Some(database) => Ok(database),
+    }
+}
+
+struct Stage {
+    output: Output,
+    database: Database,
+    directory: PathBuf,
+}
+
+impl Stage {
+    /// Publishes for the given time, kills a relay on the way, and waits until everything has settled.
+    async fn play(&self, time: Duration) -> Result<Vec<Published>> {
+        self.tell("1", &format!("a new database, {}", self.database.url()))?;
+        let store = self.database.open()?;
+        let mut relays = vec![self.start().await?, self.start().await?];
+        let names = SUBSCRIPTIONS.join(", ");
+        self.tell(
+            "2",
+            &format!("two relay processes (pid {}, {}) share the subscriptions {names}", relays[0].pid, relays[1].pid),
+        )?;
+        self.tell(
+            "3",
+            &format!("{PUBLISHERS} publishers write orders and their events in the same transactions; some roll back"),
+        )?;
+        self.tell("4", &format!("the receiver '{MAIL}' refuses every event of the key {POISON_KEY}"))?;
+        let began = Instant::now();
+        let (stop, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let publishers: Vec<_> = (0..PUBLISHERS)
+            .map(|number| publisher::start(self.database.path().to_owned(), number, stop.clone(), count.clone()))
+            .collect();
+        let bar = self.output.clock(time);
+        watch(&bar, &count, began, time.mul_f64(KILL_AT)).await;
+        let victim = relays.remove(0);
+        bar.suspend(|| self.kill(victim, relays[0].instance, count.load(Ordering::Relaxed)))?;
+        relays.push(self.start().await?);
+        watch(&bar, &count, began, time).await;
+        stop.store(true, Ordering::Relaxed);
+        bar.finish_and_clear();
+        let mut published = Vec::new();
+        for publisher in publishers {
+            let part = publisher.join().map_err(|_| anyhow::anyhow!("a publisher panicked"))?;
+            published.extend(part.context("a publisher failed")?);
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        self.tell(
+            "6",
+            &format!("published {} events in {seconds:.1} s; waiting until all is settled", published.len()),
+        )?;
+        self.settle(&store).await?;
+        for relay in relays {
+            relay.drain().await?;
+        }
+        self.tell("7", "both relays drained and left; now the receivers' files are compared with what was committed")?;
+        Ok(published)
+    }
+
+    async fn start(&self) -> Result<Child> {
+        Child::start(&self.database, &self.directory).await
+    }
+
+    /// Kills a relay without warning and measures how long its lanes have no living owner.
+    fn kill(&self, mut victim: Child, heir: i64, published: u64) -> Result<()> {
+        let connection = Connection::open(self.database.path())?;
+        connection.busy_timeout(Duration::from_secs(5))?;
+        let mut owned = connection.prepare("select count(*) from pillarbox_cursor where owner is ?1")?;
+        let mut lanes = |owner: i64| -> rusqlite::Result<i64> { owned.query_row([owner], |row| row.get(0)) };
+        let before = lanes(victim.instance)?;
+        let killed = Instant::now();
+        victim.kill()?;
+        while lanes(victim.instance)? > 0 {
+            if killed.elapsed() > TAKE_OVER_TIMEOUT {
+                bail!("nobody took the killed relay's lanes within {} s", TAKE_OVER_TIMEOUT.as_secs());
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        let took = killed.elapsed().as_millis();
+        self.tell(
+            "5",
+            &format!(
+                "kill -9 {} after {published} events: relay {heir} took its {before} lanes over in {took} ms; \
+                 a new relay joins",
+                victim.pid
+            ),
+        )
+    }
+
+    /// Waits until nothing but the poison key is left.
+    async fn settle(&self, store: &SqliteStore) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let status = store.status().await?;
+            let left: u64 =
+                status.subscriptions.iter().map(|one| one.pending + one.processing + one.retrying + one.delayed).sum();
+            if left == 0 {
+                return Ok(());
+            }
+            if began.elapsed() > SETTLE_TIMEOUT {
+                self.output.say(format!("{left} deliveries are still not settled; going on to the audit"));
+                return Ok(());
+            }
+            tokio::time::sleep(COUNT_INTERVAL).await;
+        }
+    }
+
+    /// Compares what each receiver got with what the publishers know to be committed.
+    async fn audit(&self, published: &[Published]) -> Result<Vec<Account>> {
+        let store = self.database.open()?;
+        let mut accounts = Vec::new();
+        for name in SUBSCRIPTIONS {
+            let mut listed = Vec::new();
+            for state in State::ALL {
+                let query = ListQuery {
+                    subscription: Some(name.to_owned()),
+                    state: Some(state),
+                    limit: published.len() + 1,
+                    ..ListQuery::default()
+                };
+                listed.extend(store.list(&query).await?.into_iter().map(|row| (row.id, state)));
+            }
+            accounts.push(Account::of(name, &relay::file(&self.directory, name), published, &listed)?);
+        }
+        if let Some(text) = explain(&store, &store.status().await?).await? {
+            self.tell("8", &text)?;
+        }
+        Ok(accounts)
+    }
+
+    fn finish(&self, published: &[Published], accounts: &[Account]) -> Result<Exit> {
+        let lost: usize = accounts.iter().map(|account| account.lost).sum();
+        let out_of_order: usize = accounts.iter().map(|account| account.out_of_order).sum();
+        let duplicates: usize = accounts.iter().map(|account| account.duplicates).sum();
+        let delivered = receiver::delivered_anywhere(accounts);
+        let count = published.len();
+        if self.output.json {
+            self.output.json(&json!({
+                "published": count, "delivered": delivered, "duplicates": duplicates, "lost": lost,
+                "subscriptions": accounts,
+            }))?;
+        } else {
+            self.output.line("")?;
+            let headings =
+                ["SUBSCRIPTION", "WANTED", "DELIVERED", "WAITING", "DEAD", "DUPLICATES", "OUT OF ORDER", "LOST"];
+            self.output.table(&headings, accounts.iter().map(Account::row).collect())?;
+            self.output.line("")?;
+            self.output
+                .line(format!("published {count}, delivered {delivered}, duplicates {duplicates}, lost {lost}"))?;
+        }
+        Ok(if lost == 0 && out_of_order == 0 && count > 0 { Exit::Done } else { Exit::Failed })
+    }
+
+    fn tell(&self, number: &str, text: &str) -> Result<()> {
+        if self.output.json {
+            return Ok(());
+        }
+        self.output.line(format!("{} {text}", self.output.paint(Style::Dim, &format!("[{number}]"))))
+    }
+}
+
+/// Moves the bar until `until` has passed since `began`.
+async fn watch(bar: &ProgressBar, count: &AtomicU64, began: Instant, until: Duration) {
+    while began.elapsed() < until {
+        bar.set_position(began.elapsed().as_millis() as u64);
+        bar.set_message(format!("{} events published", count.load(Ordering::Relaxed)));
+        tokio::time::sleep(COUNT_INTERVAL.min(until.saturating_sub(began.elapsed()))).await;
+    }
+}
+
+/// Why one of the poison key's later events was not delivered.
+async fn explain(store: &SqliteStore, status: &Status) -> Result<Option<String>> {
+    let query = ListQuery {
+        subscription: Some(MAIL.to_owned()),
+        key: Some(POISON_KEY.to_owned()),
+        state: Some(State::Blocked),
+        limit: 1,
+        ..ListQuery::default()
+    };
+    let Some(row) = store.list(&query).await?.into_iter().next() else { return Ok(None) };
+    let Some(record) = store.show(row.id).await? else { return Ok(None) };
+    let fate = record.subscriptions.iter().find(|fate| fate.subscription == MAIL);
+    Ok(fate.map(|fate| format!("pillarbox why {}: {}", row.id, why(&record, fate, status).message)))
+}

@@ -1,0 +1,34 @@
+//! The `pillarbox` command: the relay beside any application, and everything an operator does with a log.
+
+mod args;
+mod command;
+mod config;
+mod database;
+mod demo;
+mod exit;
+mod http;
+mod logging;
+mod output;
+mod recorder;
+mod sink;
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+
+use crate::args::Args;
+
+fn main() -> ExitCode {
+    // Clap itself ends wrong usage with 2, and help and version with 0.
+    let args = Args::parse();
+    logging::start(&args);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let result = runtime.context("cannot start the runtime").and_then(|runtime| {
+        let result = runtime.block_on(command::run(args));
+        // A thread that is blocked on standard input must not keep the process alive.
+        runtime.shutdown_background();
+        result
+    });
+    exit::finish(result)
+}

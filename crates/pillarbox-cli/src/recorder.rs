@@ -1,0 +1,63 @@
+use anyhow::{Context, Result};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use pillarbox::{State, Status, metric};
+
+/// Gathers this process's metrics and writes them as Prometheus text.
+#[derive(Clone)]
+pub(crate) struct Recorder {
+    handle: PrometheusHandle,
+}
+
+impl Recorder {
+    /// Installs the recorder for the whole process.
+    pub(crate) fn install() -> Result<Self> {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let handle = recorder.handle();
+        metrics::set_global_recorder(recorder).ok().context("another recorder of metrics is installed already")?;
+        describe();
+        Ok(Recorder { handle })
+    }
+
+    /// All metrics as text, with the figures of `status` brought up to date.
+    pub(crate) fn render(&self, status: &Status) -> String {
+        for subscription in &status.subscriptions {
+            let name = &subscription.name;
+            let gauge =
+                |metric: &'static str, value: f64| metrics::gauge!(metric, "subscription" => name.clone()).set(value);
+            gauge(metric::OLDEST_AGE, subscription.oldest_age_seconds.unwrap_or(0.0));
+            gauge(metric::BACKLOG, subscription.pending as f64);
+            gauge(metric::BREAKER_OPEN, f64::from(u8::from(subscription.report.breaker.is_some())));
+            for (state, count) in [
+                (State::Delayed, subscription.delayed),
+                (State::Processing, subscription.processing),
+                (State::Retrying, subscription.retrying),
+                (State::Blocked, subscription.blocked),
+                (State::Dead, subscription.dead),
+            ] {
+                metrics::gauge!(metric::DELIVERIES, "subscription" => name.clone(), "state" => state.name())
+                    .set(count as f64);
+            }
+            // A counter that has counted nothing yet is there all the same, so that a rate over it is 0 and not absent.
+            metrics::counter!(metric::DELIVERED, "subscription" => name.clone()).increment(0);
+            metrics::counter!(metric::DIED, "subscription" => name.clone()).increment(0);
+        }
+        self.handle.run_upkeep();
+        self.handle.render()
+    }
+}
+
+fn describe() {
+    metrics::describe_counter!(metric::DELIVERED, "Events that a sink took");
+    metrics::describe_counter!(metric::FAILURES, "Failed attempts");
+    metrics::describe_counter!(metric::DIED, "Events that became dead");
+    metrics::describe_counter!(metric::TAKEOVERS, "Lanes taken from another instance");
+    metrics::describe_counter!(
+        metric::PRUNED_UNDELIVERED,
+        "Positions that retention removed before they were delivered"
+    );
+    metrics::describe_counter!(metric::STORE_ERRORS, "Failed calls to the database");
+    metrics::describe_gauge!(metric::OLDEST_AGE, "The age of the oldest event not yet delivered, in seconds");
+    metrics::describe_gauge!(metric::BACKLOG, "Events that wait to be delivered");
+    metrics::describe_gauge!(metric::DELIVERIES, "Deliveries of the slow path");
+    metrics::describe_gauge!(metric::BREAKER_OPEN, "1 while the sink is taken to be down");
+}

@@ -1,0 +1,89 @@
+use serde_json::Value;
+
+use crate::place::{Place, stderr, stdout};
+
+fn delivered(count: usize) -> Place {
+    let place = Place::with_file_sink();
+    let lines: String = (0..count).map(|number| format!("{number}\n")).collect();
+    assert!(
+        place
+            .pipe(&["publish", "--topic", "t", "--type", "y", "--key", "k", "--ndjson"], lines.as_bytes())
+            .status
+            .success()
+    );
+    place.ok(&["run", "--until-idle"]);
+    place
+}
+
+fn audit(place: &Place, code: i32, args: &[&str]) -> Value {
+    let mut all = vec!["audit", "--json"];
+    all.extend(args);
+    let output = place.command(&all).output().unwrap();
+    assert_eq!(output.status.code(), Some(code), "{}{}", stdout(&output), stderr(&output));
+    serde_json::from_str::<Value>(&stdout(&output)).unwrap()["subscriptions"][0].clone()
+}
+
+#[test]
+fn a_clean_round_trip_is_proven() {
+    let place = delivered(50);
+    let books = audit(&place, 0, &[]);
+    assert_eq!((&books["expected"], &books["delivered"], &books["missing"]), (&50.into(), &50.into(), &0.into()));
+    let proof = audit(&place, 0, &["--received", "out.ndjson"]);
+    assert_eq!((&proof["delivered"], &proof["duplicates"], &proof["out_of_order"]), (&50.into(), &0.into(), &0.into()));
+}
+
+#[test]
+fn a_deleted_line_is_missing() {
+    let place = delivered(50);
+    let text = place.read("out.ndjson");
+    let kept: String =
+        text.lines().enumerate().filter(|(number, _)| *number != 20).map(|(_, line)| format!("{line}\n")).collect();
+    place.write("cut.ndjson", &kept);
+    let found = audit(&place, 5, &["--received", "cut.ndjson"]);
+    assert_eq!((&found["missing"], &found["delivered"]), (&1.into(), &49.into()));
+    assert_eq!(found["missing_events"][0]["position"], 21);
+    let output = place.pipe(&["audit", "--received", "-", "--subscription", "out"], kept.as_bytes());
+    assert_eq!(output.status.code(), Some(5));
+    assert!(stdout(&output).contains("position 21"), "{}", stdout(&output));
+}
+
+#[test]
+fn duplicates_disorder_and_strangers_are_counted() {
+    let place = delivered(10);
+    let mut lines: Vec<String> = place.read("out.ndjson").lines().map(str::to_owned).collect();
+    lines.swap(3, 7);
+    lines.push(lines[0].clone());
+    lines.push("00000000-0000-7000-8000-000000000000".to_owned());
+    lines.push("{\"torn".to_owned());
+    place.write("odd.ndjson", &lines.join("\n"));
+    let found = audit(&place, 0, &["--received", "odd.ndjson"]);
+    assert_eq!((&found["duplicates"], &found["unexpected"], &found["unreadable"]), (&1.into(), &1.into(), &1.into()));
+    assert!(found["out_of_order"].as_u64().unwrap() > 0, "{found}");
+}
+
+#[test]
+fn a_cursor_moved_by_hand_is_found() {
+    let place = delivered(10);
+    for _ in 0..5 {
+        place.publish(&["--key", "k"]);
+    }
+    let moved = place.sql().execute("update pillarbox_cursor set floor = 15", []).unwrap();
+    assert!(moved > 0);
+    let found = audit(&place, 5, &[]);
+    assert_eq!(found["missing"], 5, "{found}");
+}
+
+#[test]
+fn a_range_limits_what_is_expected() {
+    let place = delivered(10);
+    assert_eq!(audit(&place, 0, &["--from", "3", "--to", "5"])["expected"], 3);
+    place.fails(1, &["audit", "--subscription", "nobody"]);
+}
+
+#[test]
+fn what_waits_is_not_missing() {
+    let place = delivered(10);
+    place.publish(&["--key", "k"]);
+    let found = audit(&place, 0, &["--received", "out.ndjson"]);
+    assert_eq!((&found["waiting"], &found["missing"]), (&1.into(), &0.into()));
+}

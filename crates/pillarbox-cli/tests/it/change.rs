@@ -1,0 +1,89 @@
+use crate::place::Place;
+
+#[test]
+fn pause_holds_and_resume_lets_go() {
+    let place = Place::with_file_sink();
+    place.ok(&["run", "--until-idle"]);
+    place.ok(&["pause", "out"]);
+    let id = place.publish(&[]);
+    place.ok(&["run", "--until-idle"]);
+    assert!(!place.path("out.ndjson").exists(), "a paused subscription delivered");
+    assert_eq!(place.json(&["status"])["subscriptions"][0]["paused"], true);
+    place.ok(&["resume", "out"]);
+    place.ok(&["run", "--until-idle"]);
+    assert!(place.read("out.ndjson").contains(&id));
+}
+
+#[test]
+fn rewind_asks_shows_and_replays() {
+    let place = Place::with_file_sink();
+    (0..5).for_each(|_| drop(place.publish(&["--key", "k"])));
+    place.ok(&["run", "--until-idle"]);
+    let text = place.fails(2, &["rewind", "out", "--to", "start"]);
+    assert!(text.contains("--yes") && text.contains("--dry-run"), "{text}");
+    assert_eq!(place.json(&["rewind", "out", "--to", "2", "--dry-run"])["dry_run"], true);
+    place.ok(&["run", "--until-idle"]);
+    assert_eq!(place.lines("out.ndjson").len(), 5, "a dry run replayed");
+    place.ok(&["rewind", "out", "--to", "2", "--yes"]);
+    place.ok(&["run", "--until-idle"]);
+    assert_eq!(place.lines("out.ndjson").len(), 8);
+    place.ok(&["rewind", "out", "--to", "start", "--key", "k", "--yes"]);
+    place.ok(&["run", "--until-idle"]);
+    assert_eq!(place.lines("out.ndjson").len(), 13);
+    place.fails(2, &["rewind", "out", "--to", "now"]);
+}
+
+#[test]
+fn dead_events_are_listed_requeued_and_skipped() {
+    let place = Place::with_file_sink();
+    let ids: Vec<String> = (0..2).map(|_| place.publish(&["--key", "k", "--delay", "1h"])).collect();
+    place.ok(&["run", "--until-idle"]);
+    place.sql().execute("update pillarbox_delivery set state = 'dead', due_at = 0", []).unwrap();
+    let dead = place.json(&["list", "--subscription", "out", "--state", "dead"]);
+    assert_eq!(dead.as_array().unwrap().len(), 2, "{dead}");
+    assert_eq!((&dead[0]["id"], &dead[0]["state"]), (&ids[0].as_str().into(), &"dead".into()));
+    place.fails(2, &["requeue", "--subscription", "out"]);
+    place.fails(2, &["requeue", "--subscription", "out", "--all"]);
+    place.ok(&["skip", "--subscription", "out", "--event", &ids[0], "--reason", "test data"]);
+    let changed = place.json(&["requeue", "--subscription", "out", "--all", "--yes"]);
+    assert_eq!((&changed["count"], &changed["events"][0]), (&1.into(), &ids[1].as_str().into()), "{changed}");
+    place.ok(&["run", "--until-idle"]);
+    let arrived = place.lines("out.ndjson");
+    assert_eq!((arrived.len(), &arrived[0]["id"]), (1, &ids[1].as_str().into()));
+}
+
+#[test]
+fn subscriptions_are_listed_renamed_and_deleted() {
+    let place = Place::with_file_sink();
+    place.ok(&["run", "--until-idle"]);
+    let listed = place.json(&["subscription", "list"]);
+    assert_eq!((&listed[0]["name"], &listed[0]["orphaned"]), (&"out".into(), &true.into()));
+    place.ok(&["subscription", "rename", "out", "other"]);
+    place.fails(2, &["subscription", "delete", "other"]);
+    place.ok(&["subscription", "delete", "other", "--yes"]);
+    assert_eq!(place.json(&["subscription", "list"]).as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn prune_removes_what_everybody_has_passed() {
+    let place = Place::with_file_sink();
+    (0..3).for_each(|_| drop(place.publish(&[])));
+    place.ok(&["run", "--until-idle"]);
+    place.publish(&[]);
+    place.fails(2, &["prune"]);
+    assert_eq!(place.json(&["prune", "--keep", "0ms", "--dry-run"])["dry_run"], true);
+    assert_eq!(place.json(&["status"])["log"]["events"], 4);
+    assert_eq!(place.json(&["prune", "--keep", "0ms", "--yes"])["events"], 3);
+    assert_eq!(place.json(&["status"])["log"]["events"], 1);
+}
+
+#[test]
+fn reset_empties_everything() {
+    let place = Place::new();
+    place.publish(&[]);
+    let before = place.json(&["status"])["log"]["incarnation"].as_i64().unwrap();
+    place.ok(&["reset", "--yes"]);
+    let log = place.json(&["status"])["log"].clone();
+    assert_eq!(log["events"], 0);
+    assert!(log["incarnation"].as_i64().unwrap() > before);
+}

@@ -1,0 +1,66 @@
+use crate::place::{Place, stderr};
+
+#[test]
+fn no_database_names_the_three_ways() {
+    let output = Place::empty().bare(&["status"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    for way in ["--database", "DATABASE_URL", "config file"] {
+        assert!(text.contains(way), "{way}: {text}");
+    }
+}
+
+#[test]
+fn usage_is_2() {
+    let place = Place::new();
+    place.fails(2, &["no-such-command"]);
+    place.fails(2, &["publish", "--topic", "orders"]);
+    let text = place.fails(2, &["show", "not-an-id"]);
+    assert!(text.contains("uuid"), "{text}");
+    let text = place.fails(2, &["list", "--state", "failed"]);
+    assert!(text.contains("pending, delayed, processing, retrying, blocked, dead"), "{text}");
+    let text = place.fails(2, &["status", "--database", "postgres://localhost/app"]);
+    assert!(text.contains("this build has no PostgreSQL support yet; use sqlite:PATH"), "{text}");
+    let text = place.fails(2, &["reset"]);
+    assert!(text.contains("--yes"), "{text}");
+}
+
+#[test]
+fn failed_is_1() {
+    let place = Place::new();
+    let text = place.fails(1, &["show", "00000000-0000-7000-8000-000000000000"]);
+    assert!(text.contains("no event"), "{text}");
+    place.fails(1, &["pause", "nobody"]);
+}
+
+#[test]
+fn a_missing_schema_is_3_and_names_the_command() {
+    let place = Place::empty();
+    for command in ["run", "status"] {
+        let text = place.fails(3, &[command]);
+        assert!(text.contains("pillarbox migrate --database sqlite:app.db"), "{text}");
+    }
+    assert!(!place.path("app.db").exists(), "only demo and migrate create a file");
+    place.write("app.db", "");
+    let text = place.fails(3, &["run"]);
+    assert!(text.contains("pillarbox migrate --database sqlite:app.db"), "{text}");
+}
+
+#[test]
+fn unhealthy_is_4_with_the_reason() {
+    let place = Place::with_file_sink();
+    place.ok(&["run", "--until-idle"]);
+    place.ok(&["status", "--check"]);
+    let id = place.publish(&[]);
+    let text = place.fails(4, &["status", "--check"]);
+    assert!(text.contains("out"), "{id}: {text}");
+}
+
+#[test]
+fn help_and_version_are_0() {
+    let place = Place::empty();
+    assert!(place.ok(&["--help"]).contains("Exit codes"));
+    assert!(place.ok(&["--version"]).starts_with("pillarbox "));
+    assert!(place.ok(&["completions", "bash"]).contains("pillarbox"));
+    assert!(!place.ok(&["--help"]).contains("demo-relay"));
+}

@@ -1,0 +1,87 @@
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use serde_json::Value;
+
+use crate::place::{PATIENCE, Place, Running};
+
+fn listen(relay: &Running) -> String {
+    let line: Value = serde_json::from_str(&relay.wait_for("\"listen\"")).unwrap();
+    let address = line["fields"]["listen"].as_str().unwrap().to_owned();
+    relay.wait_for("relay started");
+    address
+}
+
+/// The status code and the rest.
+fn get(address: &str, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    (text[9..12].parse().unwrap(), text)
+}
+
+fn until(address: &str, path: &str, found: impl Fn(&(u16, String)) -> bool) -> (u16, String) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        let answer = get(address, path);
+        if found(&answer) {
+            return answer;
+        }
+        assert!(std::time::Instant::now() < deadline, "{path} still says {answer:?}");
+    }
+}
+
+#[test]
+fn health_and_metrics_are_served() {
+    let place = Place::with_file_sink();
+    place.publish(&[]);
+    let relay = place.start(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"]);
+    let address = listen(&relay);
+    assert_eq!(get(&address, "/livez").0, 200);
+    assert_eq!(get(&address, "/healthz").0, 200);
+    until(&address, "/readyz", |answer| answer.0 == 200);
+    until(&address, "/progressz", |answer| answer.0 == 200);
+    let (_, metrics) =
+        until(&address, "/metrics", |answer| answer.1.contains("pillarbox_delivered_total{subscription=\"out\"} 1"));
+    for name in ["pillarbox_oldest_undelivered_age_seconds", "pillarbox_backlog", "pillarbox_deliveries"] {
+        assert!(metrics.contains(name), "{name}: {metrics}");
+    }
+    let (code, text) = get(&address, "/nothing");
+    assert_eq!(code, 404);
+    assert!(text.contains("application/problem+json"), "{text}");
+}
+
+#[test]
+fn a_taken_port_moves_on_and_says_so() {
+    let place = Place::with_file_sink();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let wanted = taken.local_addr().unwrap().to_string();
+    let relay = place.start(&["run", "--listen", &wanted, "--log-format", "json"]);
+    let line = relay.wait_for("the port is taken");
+    let line: Value = serde_json::from_str(&line).unwrap();
+    let address = line["fields"]["listen"].as_str().unwrap();
+    assert_ne!(address, wanted);
+    assert_eq!(get(address, "/livez").0, 200);
+}
+
+#[test]
+fn no_progress_is_503_with_the_reason() {
+    let place = Place::with_file_sink();
+    let relay = place.start(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"]);
+    let address = listen(&relay);
+    let id = place.publish(&["--delay", "1h"]);
+    place.until_deliveries(1);
+    place.sql().execute("update pillarbox_delivery set state = 'dead'", []).unwrap();
+    let (_, text) = until(&address, "/progressz", |answer| answer.0 == 503);
+    assert!(text.contains("dead") && text.contains("out"), "{id}: {text}");
+    assert_eq!(get(&address, "/livez").0, 200);
+}
+
+#[test]
+fn listening_beyond_loopback_without_tokens_is_refused() {
+    let place = Place::with_file_sink();
+    let text = place.fails(2, &["run", "--listen", "0.0.0.0:0"]);
+    assert!(text.contains("tokens"), "{text}");
+}

@@ -1,0 +1,17 @@
+//! Real runs of the real binary, in directories of their own.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking; helpers of tests do, too")]
+
+mod audit;
+mod change;
+mod config;
+mod demo;
+mod exit;
+mod http;
+mod migrate;
+mod output;
+mod place;
+mod publish;
+mod run;
+mod tail;
+mod why;

@@ -1,0 +1,74 @@
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use crate::place::{Place, stderr, stdout};
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    let place = Place::new();
+    let lines: String = (0..20_000).map(|number| format!("{number}\n")).collect();
+    assert!(place.pipe(&["publish", "--topic", "t", "--type", "y", "--ndjson"], lines.as_bytes()).status.success());
+    for args in [&["tail", "--from", "0"][..], &["list", "--limit", "20000"], &["run", "--listen", "off"]] {
+        let mut child = place.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(!line.is_empty());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_pipe_gets_no_colours() {
+    let place = Place::with_file_sink();
+    place.publish(&[]);
+    place.ok(&["run", "--until-idle"]);
+    for args in [&["status"][..], &["list"], &["doctor"], &["subscription", "list"], &["audit"]] {
+        for command in [&mut place.command(args), place.command(args).env("NO_COLOR", "1")] {
+            let output = command.output().unwrap();
+            assert!(!stdout(&output).contains('\x1b') && !stderr(&output).contains('\x1b'), "{args:?}");
+            assert!(!stdout(&output).is_empty(), "{args:?}");
+        }
+    }
+}
+
+#[test]
+fn status_has_the_fields_of_the_contract() {
+    let place = Place::with_file_sink();
+    place.ok(&["run", "--until-idle"]);
+    let id = place.publish(&["--key", "k"]);
+    let status = place.json(&["status"]);
+    let one = &status["subscriptions"][0];
+    for field in [
+        "pending",
+        "delayed",
+        "processing",
+        "retrying",
+        "blocked",
+        "dead",
+        "oldest_age_seconds",
+        "oldest_due",
+        "lag",
+        "owners",
+    ] {
+        assert!(one.get(field).is_some(), "{field}: {one}");
+    }
+    assert_eq!((&one["pending"], &one["lag"]), (&1.into(), &1.into()));
+    assert!(status["problems"].is_array() && status["instances"].is_array(), "{status}");
+    let listed = place.json(&["list"]);
+    for field in ["id", "position", "topic", "type", "key", "created_at"] {
+        assert!(listed[0].get(field).is_some(), "{field}: {listed}");
+    }
+    assert_eq!((&listed[0]["id"], &listed[0]["key"]), (&id.as_str().into(), &"k".into()));
+    assert_eq!(place.json(&["list", "--subscription", "out", "--state", "pending"])[0]["state"], "pending");
+}
+
+#[test]
+fn doctor_finds_nothing_wrong_with_a_new_database() {
+    let place = Place::new();
+    let checks = place.json(&["doctor"]);
+    assert!(!checks.as_array().unwrap().is_empty());
+    for check in checks.as_array().unwrap() {
+        assert!(check["level"] != "failed" && check.get("finding").is_some() && check.get("fix").is_some(), "{check}");
+    }
+}

@@ -1,0 +1,121 @@
+use crate::place::{Place, stderr, stdout};
+
+/// Texts that a careless path would change.
+const PAYLOADS: [&str; 6] = [
+    r#"{"quote":"\"","backslash":"\\","slash":"\/"}"#,
+    r#"{"newline":"a\nb","tab":"\t","nul":"\u0000"}"#,
+    r#"{"emoji":"🦀 \ud83e\udd80","umlaut":"äöü"}"#,
+    r#"{"huge":123456789012345678901234567890.000000000000000001,"small":1e-400}"#,
+    r#"{ "spaces" :  1,"twice":1,"twice":2 }"#,
+    r#""just text""#,
+];
+
+/// What a line of the file sink says the payload is, byte for byte.
+fn data(line: &str) -> String {
+    #[derive(serde::Deserialize)]
+    struct Line<'a> {
+        #[serde(borrow)]
+        data: &'a serde_json::value::RawValue,
+    }
+    serde_json::from_str::<Line<'_>>(line).unwrap().data.get().to_owned()
+}
+
+#[test]
+fn what_arrives_equals_what_was_sent() {
+    let place = Place::with_file_sink();
+    for payload in PAYLOADS {
+        place.publish(&["--", payload]);
+        let output = place.pipe(&["publish", "--topic", "t", "--type", "y", "-"], format!("{payload}\n").as_bytes());
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    let lines: String = PAYLOADS.iter().map(|payload| format!("{payload}\n")).collect();
+    let output = place.pipe(&["publish", "--topic", "t", "--type", "y", "--ndjson"], lines.as_bytes());
+    assert_eq!(stdout(&output).lines().count(), PAYLOADS.len(), "{}", stderr(&output));
+    place.ok(&["run", "--until-idle"]);
+    let mut arrived: Vec<String> = place.read("out.ndjson").lines().map(data).collect();
+    let mut sent: Vec<String> =
+        PAYLOADS.iter().flat_map(|payload| [payload.to_string(), payload.to_string(), payload.to_string()]).collect();
+    arrived.sort();
+    sent.sort();
+    assert_eq!(arrived, sent);
+}
+
+#[test]
+fn bytes_keep_their_content_type() {
+    let place = Place::with_file_sink();
+    let output =
+        place.pipe(&["publish", "--topic", "t", "--type", "y", "--content-type", "image/x", "-"], &[0, 255, 10, 13]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    place.publish(&["--content-type", "text/plain", "hello"]);
+    place.publish(&[]);
+    place.ok(&["run", "--until-idle"]);
+    let lines = place.lines("out.ndjson");
+    let find = |kind: &str| lines.iter().find(|line| line["datacontenttype"] == kind).unwrap();
+    assert_eq!(find("image/x")["data_base64"], "AP8KDQ==");
+    assert_eq!(find("text/plain")["data_base64"], "aGVsbG8=");
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.get("data").is_none_or(|data| data.is_null()) && line.get("data_base64").is_none())
+    );
+}
+
+#[test]
+fn all_attributes_arrive() {
+    let place = Place::with_file_sink();
+    let id = place.publish(&["--key", "customer 1", "--header", "correlationid=c-1", "--header", "a=b=c", "{}"]);
+    place.ok(&["run", "--until-idle"]);
+    let line = &place.lines("out.ndjson")[0];
+    assert_eq!(line["id"], id.as_str());
+    assert_eq!(line["specversion"], "1.0");
+    assert_eq!(
+        (&line["topic"], &line["type"], &line["subject"]),
+        (&"orders".into(), &"order.placed".into(), &"customer 1".into())
+    );
+    assert_eq!((&line["correlationid"], &line["a"]), (&"c-1".into(), &"b=c".into()));
+    assert!(line["source"].as_str().unwrap().starts_with("urn:pillarbox:"), "{line}");
+    let shown = place.json(&["show", &id]);
+    assert_eq!((&shown["key"], &shown["headers"]["a"]), (&"customer 1".into(), &"b=c".into()));
+    assert_eq!(shown["subscriptions"][0]["why"]["cause"], "delivered");
+}
+
+#[test]
+fn what_is_not_json_is_refused_with_the_way_out() {
+    let place = Place::new();
+    let text = place.fails(2, &["publish", "--topic", "t", "--type", "y", "hello"]);
+    assert!(text.contains("--content-type"), "{text}");
+    assert_eq!(place.json(&["list"]).as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn a_payload_over_the_limit_is_refused_by_name() {
+    let place = Place::new();
+    let payload = format!("\"{}\"", "x".repeat(pillarbox::PAYLOAD_BYTES_MAX));
+    let output = place.pipe(&["publish", "--topic", "t", "--type", "y", "-"], payload.as_bytes());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("payload_bytes_max"), "{}", stderr(&output));
+    place.publish(&["{}"]);
+    assert_eq!(place.json(&["list"]).as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_bad_line_stops_with_its_number_and_the_count() {
+    let place = Place::new();
+    let good: String = (0..1_500).map(|number| format!("{number}\n")).collect();
+    let output =
+        place.pipe(&["publish", "--topic", "t", "--type", "y", "--ndjson"], format!("{good}oops\n7\n").as_bytes());
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(text.contains("line 1501") && text.contains("1500 events were published"), "{text}");
+    assert_eq!(stdout(&output).lines().count(), 1_500);
+    assert_eq!(place.json(&["status"])["log"]["events"], 1_500);
+}
+
+#[test]
+fn a_dedup_key_publishes_once() {
+    let place = Place::new();
+    let first = place.publish(&["--dedup-key", "d"]);
+    assert_eq!(place.publish(&["--dedup-key", "d"]), first);
+    assert_ne!(place.publish(&["--dedup-key", "d", "--key", "k"]), first);
+    assert_eq!(place.json(&["list"]).as_array().unwrap().len(), 2);
+}

@@ -1,0 +1,116 @@
+use crate::place::{Place, stderr, stdout};
+
+#[test]
+fn without_a_config_everything_goes_to_standard_output() {
+    let place = Place::new();
+    let id = place.publish(&["{\"a\":1}"]);
+    let output = place.command(&["run", "--until-idle"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains(&id) && stdout(&output).lines().count() == 1, "{}", stdout(&output));
+    assert!(
+        stderr(&output).lines().next().unwrap().contains("sqlite:app.db"),
+        "the database comes first: {}",
+        stderr(&output)
+    );
+    assert_eq!(place.json(&["subscription", "list"])[0]["name"], "stdout");
+    let again = place.command(&["run", "--until-idle"]).output().unwrap();
+    assert_eq!(stdout(&again), "", "delivered twice after a clean end");
+}
+
+#[test]
+fn sigterm_drains_and_nothing_comes_again() {
+    let place = Place::with_file_sink();
+    let mut relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    let lines: String = (0..2_000).map(|number| format!("{number}\n")).collect();
+    let output = place.pipe(&["publish", "--topic", "t", "--type", "y", "--ndjson"], lines.as_bytes());
+    assert!(output.status.success());
+    relay.signal("-TERM");
+    relay.wait_for("drained");
+    assert_eq!(relay.end(), Some(0));
+    place.ok(&["run", "--until-idle"]);
+    let mut ids: Vec<String> = place.lines("out.ndjson").iter().map(|line| line["id"].to_string()).collect();
+    assert_eq!(ids.len(), 2_000, "redelivered or lost");
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 2_000);
+}
+
+#[test]
+fn sigint_ends_an_idle_relay_and_leaves_no_instance() {
+    let place = Place::with_file_sink();
+    let mut relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    relay.signal("-INT");
+    assert_eq!(relay.end(), Some(0));
+    assert_eq!(place.json(&["status"])["instances"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn a_running_relay_delivers_what_others_publish() {
+    let place = Place::new();
+    let relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    let id = place.publish(&["{}"]);
+    relay.wait_for_output(&id);
+    place
+        .sql()
+        .execute("insert into pillarbox_event (topic, type, payload) values ('plain', 'insert', '[1]')", [])
+        .unwrap();
+    relay.wait_for_output("\"plain\"");
+}
+
+#[test]
+fn a_new_subscription_says_how_much_it_will_get() {
+    let place = Place::with_file_sink();
+    place.publish(&[]);
+    let output = place.command(&["run", "--until-idle"]).output().unwrap();
+    let text = stderr(&output);
+    let line = text.lines().find(|line| line.contains("new subscription")).unwrap_or_else(|| panic!("{text}"));
+    assert!(line.contains("subscription=\"out\"") || line.contains("subscription=out"), "{line}");
+}
+
+#[test]
+fn logs_can_be_json() {
+    let place = Place::with_file_sink();
+    let output = place.command(&["run", "--until-idle", "--log-format", "json"]).output().unwrap();
+    for line in stderr(&output).lines() {
+        serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    }
+    let output = place.command(&["run", "--until-idle", "--quiet"]).output().unwrap();
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn a_second_signal_stops_at_once() {
+    let place = Place::with_file_sink();
+    let held = std::fs::File::create(place.path("out.ndjson")).unwrap();
+    held.lock().unwrap();
+    place.publish(&[]);
+    let mut relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    place.until(&["status"], |status| status["subscriptions"][0]["processing"] == 1);
+    relay.signal("-TERM");
+    relay.wait_for("draining");
+    relay.signal("-TERM");
+    relay.wait_for("stopped at once");
+    assert_eq!(relay.end(), Some(1));
+    held.unlock().unwrap();
+    place.ok(&["run", "--until-idle"]);
+    assert_eq!(place.lines("out.ndjson").len(), 1);
+}
+
+#[test]
+fn until_idle_fails_when_a_sink_did_not_take_everything() {
+    let place = Place::new();
+    place.write(
+        "pillarbox.toml",
+        "[[subscription]]\nname = \"out\"\nsink = { kind = \"file\", path = \"no/such/directory/out.ndjson\" }\n",
+    );
+    place.publish(&[]);
+    let text = place.fails(1, &["run", "--until-idle"]);
+    assert!(text.contains("'out'") && text.contains("no/such/directory"), "{text}");
+    std::fs::create_dir_all(place.path("no/such/directory")).unwrap();
+    place.ok(&["run", "--until-idle"]);
+    assert_eq!(place.lines("no/such/directory/out.ndjson").len(), 1);
+}

@@ -1,0 +1,86 @@
+use serde_json::Value;
+
+use crate::place::Place;
+
+fn cause(place: &Place, id: &str) -> Value {
+    place.json(&["why", id, "--subscription", "out"])["subscriptions"][0].clone()
+}
+
+fn check(place: &Place, id: &str, expected: &str) {
+    let answer = cause(place, id);
+    assert_eq!(answer["cause"], expected, "{answer}");
+    assert!(!answer["message"].as_str().unwrap().is_empty());
+}
+
+#[test]
+fn delivered_not_matched_and_no_owner() {
+    let place = Place::new();
+    place.write(
+        "pillarbox.toml",
+        "[[subscription]]\nname = \"out\"\ntopics = [\"orders\"]\nsink = { kind = \"file\", path = \"out.ndjson\" }\n",
+    );
+    let delivered = place.publish(&[]);
+    let other = place.ok(&["publish", "--topic", "other", "--type", "y"]).trim().to_owned();
+    place.ok(&["run", "--until-idle"]);
+    check(&place, &delivered, "delivered");
+    check(&place, &other, "not_matched");
+    let waiting = place.publish(&[]);
+    check(&place, &waiting, "no_owner");
+    assert!(place.ok(&["why", &delivered]).contains("out: delivered"));
+    place.fails(1, &["why", &delivered, "--subscription", "nobody"]);
+}
+
+#[test]
+fn before_start() {
+    let place = Place::new();
+    place.write(
+        "pillarbox.toml",
+        "[[subscription]]\nname = \"out\"\nstart = \"now\"\nsink = { kind = \"file\", path = \"out.ndjson\" }\n",
+    );
+    let id = place.publish(&[]);
+    place.ok(&["run", "--until-idle"]);
+    check(&place, &id, "before_start");
+    assert!(!place.path("out.ndjson").exists());
+}
+
+#[test]
+fn paused() {
+    let place = Place::with_file_sink();
+    place.ok(&["run", "--until-idle"]);
+    place.ok(&["pause", "out"]);
+    check(&place, &place.publish(&[]), "paused");
+}
+
+#[test]
+fn delayed_retry_at_behind_key_head_dead_and_skipped() {
+    let place = Place::with_file_sink();
+    let ids: Vec<String> = (0..2).map(|_| place.publish(&["--key", "k", "--delay", "1h"])).collect();
+    let relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    place.until_deliveries(2);
+    check(&place, &ids[0], "delayed");
+    let far = 4_102_444_800_000i64;
+    place.sql().execute("update pillarbox_delivery set state = 'retrying', attempts = 1, due_at = ?1", [far]).unwrap();
+    check(&place, &ids[0], "retry_at");
+    check(&place, &ids[1], "behind_key_head");
+    assert!(cause(&place, &ids[1])["message"].as_str().unwrap().contains(&ids[0]), "the head is named");
+    place.sql().execute("update pillarbox_delivery set state = 'dead'", []).unwrap();
+    check(&place, &ids[0], "dead");
+    place.ok(&["skip", "--subscription", "out", "--event", &ids[0], "--reason", "not needed"]);
+    check(&place, &ids[0], "skipped");
+    assert!(cause(&place, &ids[0])["message"].as_str().unwrap().contains("not needed"));
+}
+
+#[test]
+fn sink_down() {
+    let place = Place::new();
+    place.write(
+        "pillarbox.toml",
+        "[[subscription]]\nname = \"out\"\nsink = { kind = \"file\", path = \"no/such/directory/out.ndjson\" }\n",
+    );
+    let id = place.publish(&[]);
+    let relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    let answer = place.until(&["why", &id], |answer| answer["subscriptions"][0]["cause"] == "sink_down");
+    assert!(answer["subscriptions"][0]["message"].as_str().unwrap().contains("no/such/directory"), "{answer}");
+}

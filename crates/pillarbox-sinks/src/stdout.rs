@@ -1,0 +1,111 @@
+use std::io::{self, ErrorKind, Write};
+use std::time::Duration;
+
+use pillarbox::{Batch, BoxFuture, CloudEvents, Failure, Outcome, Sink, SinkFeatures};
+
+use crate::lines::{Cancelled, deliver_whole, lines_of};
+
+/// Writes CloudEvents to the standard output, one JSON object a line, one write a batch.
+///
+/// A reader that has gone is a failure of the sink with the kind `broken_pipe`: a command that only prints may end then.
+#[derive(Debug, Clone)]
+pub struct Stdout {
+    format: CloudEvents,
+}
+
+/// The wait before a terminal or pipe that takes nothing at the moment is tried again.
+const FULL_PIPE_WAIT: Duration = Duration::from_millis(1);
+
+impl Stdout {
+    /// A sink whose events are of this `source`, a URI like `urn:pillarbox:<log_id>`.
+    pub fn new(source: impl Into<String>) -> Self {
+        Stdout { format: CloudEvents::new(source) }
+    }
+}
+
+impl Sink for Stdout {
+    fn features(&self) -> SinkFeatures {
+        SinkFeatures { ordered_batch: true, ..SinkFeatures::default() }
+    }
+
+    fn deliver(&self, batch: Batch) -> BoxFuture<'_, Vec<Outcome>> {
+        Box::pin(async move {
+            let lines = lines_of(&self.format, &batch);
+            deliver_whole(&batch, move |cancelled| write(&lines, cancelled)).await
+        })
+    }
+}
+
+fn write(lines: &[u8], cancelled: &Cancelled) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    cancelled.check()?;
+    write_whole(&mut stdout, lines).map_err(|error| match error.kind() {
+        ErrorKind::BrokenPipe => Failure {
+            kind: "broken_pipe",
+            ..Failure::sink("nobody reads the standard output any more; start the reader again, or use another sink")
+        },
+        _ => Failure { kind: "stdout", ..Failure::sink(format!("the standard output cannot be written: {error}")) },
+    })
+}
+
+/// Like `write_all` and `flush`, and patient with a pipe that was set not to block.
+fn write_whole(out: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match out.write(bytes) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) => wait_or_fail(error)?,
+        }
+    }
+    loop {
+        match out.flush() {
+            Ok(()) => return Ok(()),
+            Err(error) => wait_or_fail(error)?,
+        }
+    }
+}
+
+fn wait_or_fail(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        ErrorKind::Interrupted => Ok(()),
+        ErrorKind::WouldBlock => {
+            std::thread::sleep(FULL_PIPE_WAIT);
+            Ok(())
+        }
+        _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes at most three bytes, and only every other time.
+    struct Reluctant {
+        got: Vec<u8>,
+        willing: bool,
+    }
+
+    impl Write for Reluctant {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.willing = !self.willing;
+            if self.willing {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            let taken = bytes.len().min(3);
+            self.got.extend_from_slice(&bytes[..taken]);
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_pipe_that_is_full_for_a_while_gets_every_byte_once() {
+        let mut out = Reluctant { got: Vec::new(), willing: false };
+        write_whole(&mut out, b"one line\nand another\n").unwrap();
+        assert_eq!(out.got, b"one line\nand another\n");
+    }
+}

@@ -1,0 +1,383 @@
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use pillarbox::{InstanceId, Position, Wake};
+use rusqlite::Connection;
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use crate::error::{Db, DbError};
+use crate::ownership::{LockFolder, Probe};
+
+/// How often a sleeping store looks for commits of other processes, and at its neighbour's lock.
+pub const DOORBELL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// How long a ring that was not answered waits before it rings again; it doubles up to the maximum.
+const RING_AGAIN_MIN: Duration = Duration::from_millis(10);
+const RING_AGAIN_MAX: Duration = Duration::from_secs(1);
+
+/// How long the first look of a wait may take, even if the wait itself is shorter.
+const FIRST_LOOK_MAX: Duration = Duration::from_secs(1);
+
+/// How many durable commits of this process are remembered.
+const SYNCED_KEPT_MAX: usize = 64;
+
+/// After a publisher in this process began: look without pause, then ever less often.
+const SPIN_FOR: Duration = Duration::from_micros(300);
+const FINE_FOR: Duration = Duration::from_millis(5);
+const FINE_PAUSE: Duration = Duration::from_micros(50);
+const COARSE_FOR: Duration = Duration::from_millis(100);
+const COARSE_PAUSE: Duration = Duration::from_millis(1);
+
+/// How a sleeping relay is woken.
+///
+/// SQLite has no signal across processes, so a thread looks at `pragma data_version` while somebody waits. A commit
+/// rings only if it raised the horizon or the log's revision: settlements and beats do neither, so a relay never wakes
+/// itself. A ring counts until a poll has seen the horizon and an observation the revision.
+pub(crate) struct Bell {
+    state: Mutex<BellState>,
+    rang: Notify,
+    thread: OnceLock<Thread>,
+    waiters: AtomicUsize,
+    asked: AtomicU64,
+    looked: AtomicU64,
+    alert: AtomicBool,
+    stop: AtomicBool,
+}
+
+#[derive(Default)]
+struct BellState {
+    horizon: Position,
+    horizon_polled: Position,
+    revision: i64,
+    revision_observed: i64,
+    neighbour: Option<Probe>,
+    neighbour_ended: bool,
+    rung: Option<Rung>,
+    /// Events of this process whose commits are durable when they become visible.
+    synced: VecDeque<(Position, Uuid)>,
+}
+
+/// What the bell last rang for, and when it rings for the same again.
+struct Rung {
+    horizon: Position,
+    revision: i64,
+    neighbour_ended: bool,
+    again_at: Instant,
+    pause: Duration,
+}
+
+impl BellState {
+    fn unanswered(&self) -> bool {
+        self.horizon > self.horizon_polled || self.revision > self.revision_observed || self.neighbour_ended
+    }
+
+    /// Whether a waiter is to be woken now.
+    fn due(&self, now: Instant) -> bool {
+        let rung_for_this = |rung: &Rung| {
+            (rung.horizon, rung.revision, rung.neighbour_ended) == (self.horizon, self.revision, self.neighbour_ended)
+        };
+        self.unanswered() && !self.rung.as_ref().is_some_and(|rung| rung_for_this(rung) && now < rung.again_at)
+    }
+
+    /// Wakes a waiter; for the same thing again only after a pause, so that nobody spins on what he cannot answer.
+    fn take(&mut self, now: Instant) -> bool {
+        if !self.due(now) {
+            return false;
+        }
+        let (horizon, revision, neighbour_ended) = (self.horizon, self.revision, self.neighbour_ended);
+        let pause = match &self.rung {
+            Some(rung) if rung.again_at <= now && rung.horizon == horizon && rung.revision == revision => {
+                (rung.pause * 2).min(RING_AGAIN_MAX)
+            }
+            _ => RING_AGAIN_MIN,
+        };
+        self.rung = Some(Rung { horizon, revision, neighbour_ended, again_at: now + pause, pause });
+        true
+    }
+}
+
+impl Bell {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Bell {
+            state: Mutex::default(),
+            rang: Notify::new(),
+            thread: OnceLock::new(),
+            waiters: AtomicUsize::new(0),
+            asked: AtomicU64::new(0),
+            looked: AtomicU64::new(0),
+            alert: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        })
+    }
+
+    /// A poll has seen everything up to here.
+    pub(crate) fn polled(&self, horizon: Position) {
+        let mut state = self.state();
+        state.horizon_polled = state.horizon_polled.max(horizon);
+    }
+
+    /// Whether this event, being visible, was made durable by its own commit, and everything before it in the
+    /// write-ahead log with it.
+    pub(crate) fn is_synced(&self, position: Position, id: Uuid) -> bool {
+        self.state().synced.contains(&(position, id))
+    }
+
+    /// An observation has seen this revision and this neighbour.
+    pub(crate) fn observed(&self, revision: i64, neighbour: Option<Probe>) {
+        let mut state = self.state();
+        state.revision_observed = state.revision_observed.max(revision);
+        state.neighbour_ended = false;
+        // The same neighbour, found free already, is not rung for again: the caller has just been told.
+        state.neighbour = neighbour;
+    }
+
+    /// This store itself raised the revision by one; nobody has to be told, unless he missed an earlier change.
+    pub(crate) fn raised(&self, revision: i64) {
+        let mut state = self.state();
+        if state.revision_observed == revision - 1 {
+            state.revision_observed = revision;
+        }
+    }
+
+    /// See [`pillarbox::Store::wait`].
+    pub(crate) async fn wait(self: &Arc<Self>, timeout: Duration) -> Wake {
+        let _waiting = Waiting::begin(self);
+        let look = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        self.wake_thread();
+        let started = Instant::now();
+        loop {
+            let notified = self.rang.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            if self.state().take(Instant::now()) {
+                return Wake::Rang;
+            }
+            let looked = self.looked.load(Ordering::SeqCst) >= look;
+            let limit = if looked { timeout } else { timeout.max(FIRST_LOOK_MAX) };
+            let Some(left) = limit.checked_sub(started.elapsed()).filter(|left| !left.is_zero()) else {
+                return Wake::Timeout;
+            };
+            // Over or woken: the next turn decides.
+            drop(tokio::time::timeout(left, notified).await);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, BellState> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn wake_thread(&self) {
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+}
+
+/// Counts a waiter for as long as it lives, also when its future is dropped.
+struct Waiting<'a>(&'a Bell);
+
+impl<'a> Waiting<'a> {
+    fn begin(bell: &'a Bell) -> Self {
+        bell.waiters.fetch_add(1, Ordering::SeqCst);
+        Waiting(bell)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The thread behind a [`Bell`]; it ends when this value is dropped.
+pub(crate) struct Doorbell {
+    bell: Arc<Bell>,
+    path: String,
+}
+
+impl Doorbell {
+    pub(crate) fn spawn(bell: Arc<Bell>, connection: Connection, folder: LockFolder) -> Db<Self> {
+        let path = connection.path().unwrap_or_default().to_owned();
+        let listener = Listener { bell: bell.clone(), connection, folder, version: None, probed_at: None };
+        let thread = thread::Builder::new()
+            .name("pillarbox-doorbell".into())
+            .spawn(move || listener.run())
+            .map_err(|source| DbError::io("the doorbell's thread could not be started", source))?;
+        bell.thread.set(thread.thread().clone()).expect("a bell has one thread");
+        register(&path, &bell);
+        Ok(Doorbell { bell, path })
+    }
+}
+
+impl Drop for Doorbell {
+    fn drop(&mut self) {
+        self.bell.stop.store(true, Ordering::SeqCst);
+        self.bell.wake_thread();
+        unregister(&self.path, &self.bell);
+    }
+}
+
+struct Listener {
+    bell: Arc<Bell>,
+    connection: Connection,
+    folder: LockFolder,
+    version: Option<i64>,
+    probed_at: Option<Instant>,
+}
+
+impl Listener {
+    fn run(mut self) {
+        let mut alerted_at = None;
+        let mut answered = 0;
+        while !self.bell.stop.load(Ordering::SeqCst) {
+            if self.bell.waiters.load(Ordering::SeqCst) == 0 {
+                thread::park();
+                continue;
+            }
+            if self.bell.alert.swap(false, Ordering::SeqCst) {
+                alerted_at = Some(Instant::now());
+            }
+            let asked = self.bell.asked.load(Ordering::SeqCst);
+            if let Err(error) = self.look() {
+                // The relay's own polls run into the same failure and report it.
+                tracing::debug!(error = ?error, "the doorbell could not look at the database");
+            }
+            self.bell.looked.store(asked, Ordering::SeqCst);
+            if asked != answered || self.bell.state().due(Instant::now()) {
+                answered = asked;
+                self.bell.rang.notify_waiters();
+            }
+            pause(alerted_at.map(|at| at.elapsed()));
+        }
+    }
+
+    /// Looks for commits and at the neighbour's lock.
+    fn look(&mut self) -> Db<()> {
+        let mut statement = self.connection.prepare_cached("pragma data_version")?;
+        // The version first: a commit after it is found by the next look.
+        let version: i64 = statement.query_row([], |row| row.get(0))?;
+        if self.version != Some(version) {
+            let mut statement = self.connection.prepare_cached(include_str!("sql/signature.sql"))?;
+            let (horizon, revision) = statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            let mut state = self.bell.state();
+            state.horizon = horizon;
+            state.revision = revision;
+            self.version = Some(version);
+        }
+        let now = Instant::now();
+        if self.probed_at.is_none_or(|at| now - at >= DOORBELL_INTERVAL) {
+            self.probed_at = Some(now);
+            let mut state = self.bell.state();
+            if let Some(neighbour) = &state.neighbour
+                && self.folder.is_free(neighbour)
+            {
+                state.neighbour = None;
+                state.neighbour_ended = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits until the next look; `alerted` is how long ago a publisher in this process began.
+fn pause(alerted: Option<Duration>) {
+    match alerted {
+        Some(since) if since < SPIN_FOR => thread::yield_now(),
+        // Not a park: the publisher that we are waiting for would end it with each of its events.
+        Some(since) if since < FINE_FOR => thread::sleep(FINE_PAUSE),
+        Some(since) if since < COARSE_FOR => thread::park_timeout(COARSE_PAUSE),
+        _ => thread::park_timeout(DOORBELL_INTERVAL),
+    }
+}
+
+/// The bells of this process, by the database's path as SQLite reports it.
+static BELLS: RwLock<Option<HashMap<String, Vec<Weak<Bell>>>>> = RwLock::new(None);
+
+/// How many there are, so that a process without a relay pays nothing for publishing.
+static BELL_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn register(path: &str, bell: &Arc<Bell>) {
+    let mut bells = BELLS.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+    bells.get_or_insert_default().entry(path.to_owned()).or_default().push(Arc::downgrade(bell));
+    BELL_COUNT.fetch_add(1, Ordering::SeqCst);
+}
+
+fn unregister(path: &str, bell: &Arc<Bell>) {
+    let mut bells = BELLS.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let bells = bells.get_or_insert_default();
+    if let Some(here) = bells.get_mut(path) {
+        here.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(bell)));
+        if here.is_empty() {
+            bells.remove(path);
+        }
+    }
+    BELL_COUNT.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// Says that a transaction of this process is about to commit events, so that the doorbell looks more closely.
+/// `last` is the newest of them, if its id is nobody else's.
+pub(crate) fn expect_commit(connection: &Connection, last: Option<(Position, Uuid)>) {
+    if BELL_COUNT.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let Some(path) = connection.path() else { return };
+    let bells = BELLS.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let Some(here) = bells.as_ref().and_then(|bells| bells.get(path)) else { return };
+    for bell in here.iter().filter_map(Weak::upgrade) {
+        if bell.waiters.load(Ordering::Relaxed) > 0 && last.is_some() && commits_durably(connection) {
+            let mut state = bell.state();
+            if state.synced.len() == SYNCED_KEPT_MAX {
+                state.synced.pop_front();
+            }
+            state.synced.extend(last);
+        }
+        if !bell.alert.swap(true, Ordering::SeqCst) {
+            bell.wake_thread();
+        }
+    }
+}
+
+/// Whether this connection syncs the write-ahead log before a commit becomes visible. SQLite refuses to change that
+/// inside a transaction, so it holds for the commit too. Not a cached statement: the answer is part of its program.
+fn commits_durably(connection: &Connection) -> bool {
+    const FULL: i64 = 2;
+    connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0)).is_ok_and(|level| level >= FULL)
+}
+
+/// The instance whose lock is watched by `me`: the next higher one, the lowest after the highest.
+pub(crate) fn neighbour_of(me: InstanceId, instances: impl IntoIterator<Item = InstanceId>) -> Option<InstanceId> {
+    let mut others: Vec<_> = instances.into_iter().filter(|other| *other != me).collect();
+    others.sort_unstable();
+    others.iter().find(|other| **other > me).or(others.first()).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instance_is_watched_by_exactly_one_other() {
+        let all = [3, 5, 9].map(InstanceId);
+        let watched: Vec<_> = all.iter().filter_map(|me| neighbour_of(*me, all)).collect();
+        assert_eq!(watched, [5, 9, 3].map(InstanceId));
+        assert_eq!(neighbour_of(InstanceId(3), [InstanceId(3)]), None);
+    }
+
+    #[test]
+    fn rings_at_once_for_something_new_and_ever_less_often_for_the_same() {
+        let mut state = BellState { horizon: 1, ..BellState::default() };
+        let start = Instant::now();
+        assert!(state.take(start));
+        assert!(!state.take(start + RING_AGAIN_MIN / 2));
+        assert!(state.take(start + RING_AGAIN_MIN));
+        assert!(!state.take(start + RING_AGAIN_MIN * 2), "the second pause is longer");
+        state.horizon = 2;
+        assert!(state.take(start + RING_AGAIN_MIN * 2), "a new commit rings at once");
+        state.horizon_polled = 2;
+        assert!(!state.take(start + RING_AGAIN_MAX * 9), "a poll has seen it");
+    }
+}

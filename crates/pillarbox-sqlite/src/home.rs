@@ -1,0 +1,206 @@
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use pillarbox::{ErrorKind, Result};
+use rusqlite::{Connection, OptionalExtension};
+use uuid::Uuid;
+
+use crate::connection::{Purpose, horizon, open, raise_revision, set_meta, write};
+use crate::error::{Db, DbError};
+use crate::ownership::{LockFolder, record_progress};
+use crate::reader::id_of;
+
+/// Where a log lives. A file at another place and inode is a copy, and a copy must not deliver to real receivers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Home {
+    path: String,
+    inode: i64,
+    device: i64,
+}
+
+impl Home {
+    fn here(path: &Path) -> Db<Self> {
+        let failed = |source| DbError::io(format!("the database {} cannot be looked at", path.display()), source);
+        let path = path.canonicalize().map_err(failed)?;
+        let metadata = std::fs::metadata(&path).map_err(failed)?;
+        let path = path.to_string_lossy().into_owned();
+        Ok(Home { path, inode: metadata.ino() as i64, device: metadata.dev() as i64 })
+    }
+
+    fn stored(connection: &Connection) -> Db<Option<Self>> {
+        let number = |name| meta_optional::<i64>(connection, name);
+        let path = meta_optional::<String>(connection, "home_path")?;
+        Ok(match (path, number("home_inode")?, number("home_device")?) {
+            (Some(path), Some(inode), Some(device)) => Some(Home { path, inode, device }),
+            _ => None,
+        })
+    }
+
+    fn store(&self, connection: &Connection) -> Db<()> {
+        set_meta(connection, "home_path", &self.path)?;
+        set_meta(connection, "home_inode", self.inode)?;
+        set_meta(connection, "home_device", self.device)
+    }
+}
+
+fn meta_optional<T: rusqlite::types::FromSql>(connection: &Connection, name: &str) -> Db<Option<T>> {
+    let mut statement = connection.prepare_cached("select value from pillarbox_meta where name = ?1")?;
+    Ok(statement.query_row([name], |row| row.get(0)).optional()?)
+}
+
+/// The identity of the log.
+pub(crate) fn log_id(connection: &Connection) -> Db<Uuid> {
+    let text: String = meta_optional(connection, "log_id")?
+        .ok_or_else(|| DbError::own(ErrorKind::Schema, "the log has no identity; run `pillarbox migrate`"))?;
+    Ok(id_of(text.as_bytes()))
+}
+
+/// Refuses a log that is not at home. One that was moved (another path, the same file) is at home where it is now.
+pub(crate) fn check(connection: &Connection, path: &Path) -> Db<()> {
+    let here = Home::here(path)?;
+    match Home::stored(connection)? {
+        Some(stored) if stored.path == here.path && stored.inode == here.inode => Ok(()),
+        Some(stored) if stored.inode == here.inode && stored.device == here.device => {
+            tracing::info!(from = stored.path, to = here.path, "the log was moved");
+            write(connection, |tx| here.store(tx))
+        }
+        None => write(connection, |tx| here.store(tx)),
+        Some(stored) => Err(DbError::own(
+            ErrorKind::Foreign,
+            format!(
+                "this database is a copy or a restored backup of log {} at {}: run `pillarbox migrate --adopt` (it is the \
+                 production log moved: go on) or `--fresh` (it is a copy: new identity, deliver nothing old)",
+                log_id(connection)?,
+                stored.path
+            ),
+        )),
+    }
+}
+
+/// Gives a log that has no home yet its home here. A copy stays foreign: [`check`] refuses it.
+pub(crate) fn move_in(connection: &Connection, path: &Path) -> Db<()> {
+    match Home::stored(connection)? {
+        Some(_) => Ok(()),
+        None => {
+            let here = Home::here(path)?;
+            write(connection, |tx| here.store(tx))
+        }
+    }
+}
+
+/// Declares that the log at `path` is the production log, moved or restored: it goes on with what it holds.
+///
+/// Raises the incarnation, so that nothing outside takes a position of before for one of now, and forgets the anchors.
+pub fn adopt(path: impl AsRef<Path>) -> Result<()> {
+    let path = path.as_ref();
+    let connection = open(path, Purpose::Durable)?;
+    let here = Home::here(path)?;
+    Ok(write(&connection, |tx| {
+        here.store(tx)?;
+        tx.execute("update pillarbox_meta set value = value + 1 where name = 'incarnation'", [])?;
+        // A copy may have brought instance rows along whose locks are elsewhere.
+        tx.execute("update pillarbox_cursor set anchor_position = null, anchor_id = null, epoch = epoch + 1", [])?;
+        forget_instances(tx, path)?;
+        raise_revision(tx).map(drop)
+    })?)
+}
+
+/// Declares that the log at `path` is a copy: it gets a new identity and delivers nothing that is in it now.
+pub fn fresh(path: impl AsRef<Path>) -> Result<()> {
+    let path = path.as_ref();
+    let connection = open(path, Purpose::Durable)?;
+    let here = Home::here(path)?;
+    Ok(write(&connection, |tx| {
+        here.store(tx)?;
+        set_meta(tx, "log_id", Uuid::new_v4().to_string())?;
+        tx.execute("update pillarbox_meta set value = value + 1 where name = 'incarnation'", [])?;
+        tx.execute("delete from pillarbox_delivery", [])?;
+        tx.execute("delete from pillarbox_dedup", [])?;
+        tx.execute("delete from pillarbox_event_kept", [])?;
+        forget_instances(tx, path)?;
+        start_over(tx)?;
+        raise_revision(tx).map(drop)
+    })?)
+}
+
+/// All cursors to the horizon, recorded as what lay before the start.
+pub(crate) fn start_over(tx: &rusqlite::Transaction<'_>) -> Db<()> {
+    let horizon = horizon(tx)?;
+    tx.execute("delete from pillarbox_progress", [])?;
+    tx.execute(include_str!("sql/start_over.sql"), [horizon])?;
+    tx.execute("update pillarbox_subscription set start_floor = ?1", [horizon])?;
+    let mut statement = tx.prepare("select subscription, lane from pillarbox_cursor")?;
+    let lanes = statement.query_map([], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, u32>(1)?)))?;
+    for lane in lanes.collect::<std::result::Result<Vec<_>, _>>()? {
+        record_progress(tx, pillarbox::SubscriptionId(lane.0), lane.1, 0, (0, horizon))?;
+    }
+    Ok(())
+}
+
+/// Removes the instances that do not live here, with their ownership.
+fn forget_instances(tx: &rusqlite::Transaction<'_>, path: &Path) -> Db<()> {
+    let folder = LockFolder::beside(&path.canonicalize().unwrap_or_else(|_| path.to_owned()));
+    let mut statement = tx.prepare("select id from pillarbox_instance")?;
+    let ids = statement.query_map([], |row| row.get::<_, i64>(0))?.collect::<std::result::Result<Vec<_>, _>>()?;
+    for id in ids.into_iter().filter(|id| folder.probe(pillarbox::InstanceId(*id)) != pillarbox::Lock::Held) {
+        tx.execute("update pillarbox_cursor set owner = null where owner = ?1", [id])?;
+        tx.execute("delete from pillarbox_instance where id = ?1", [id])?;
+    }
+    Ok(())
+}
+
+/// File systems on which locks or shared memory do not work between hosts.
+const NETWORK_FILE_SYSTEMS: [&str; 7] = ["nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "fuse.sshfs"];
+
+/// Refuses a database on a network file system: neither its locks nor its shared memory hold there.
+pub(crate) fn refuse_network(path: &Path) -> Db<()> {
+    match network_file_system(path) {
+        None => Ok(()),
+        Some(kind) => Err(DbError::own(
+            ErrorKind::Invalid,
+            format!(
+                "{} lies on a network file system ({kind}), where SQLite's locks do not hold; move it to a local disk",
+                path.display()
+            ),
+        )),
+    }
+}
+
+/// The kind of network file system that `path` lies on, where the system tells.
+pub(crate) fn network_file_system(path: &Path) -> Option<String> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let path = path.canonicalize().ok()?;
+    network_mount(&mounts, &path)
+}
+
+/// The kind of the innermost mount above `path`, if it is a network file system. See proc(5) for the format.
+fn network_mount(mounts: &str, path: &Path) -> Option<String> {
+    let parse = |line: &str| {
+        let (mount, source) = line.split_once(" - ")?;
+        let point = mount.split(' ').nth(4)?.replace("\\040", " ");
+        Some((point, source.split(' ').next()?.to_owned()))
+    };
+    let above = mounts.lines().filter_map(parse).filter(|(point, _)| path.starts_with(point));
+    // The last of equally long ones: it was mounted over the others.
+    let (_, kind) = above.max_by_key(|(point, _)| point.len())?;
+    NETWORK_FILE_SYSTEMS.contains(&kind.as_str()).then_some(kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+40 22 0:35 / /mnt/share rw,relatime shared:5 - nfs4 server:/export rw
+41 40 254:1 / /mnt/share/local\\040disk rw - xfs /dev/vdb rw
+";
+
+    #[test]
+    fn the_innermost_mount_decides() {
+        assert_eq!(network_mount(MOUNTS, Path::new("/var/app.db")), None);
+        assert_eq!(network_mount(MOUNTS, Path::new("/mnt/share/app.db")).as_deref(), Some("nfs4"));
+        assert_eq!(network_mount(MOUNTS, Path::new("/mnt/share/local disk/app.db")), None);
+        assert_eq!(network_mount(MOUNTS, Path::new("/mnt/shared/app.db")), None);
+    }
+}

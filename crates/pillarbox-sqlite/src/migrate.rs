@@ -1,0 +1,211 @@
+use std::path::Path;
+
+use pillarbox::{Error, ErrorKind, Result, Timestamp};
+use rusqlite::{Connection, OpenFlags, OptionalExtension};
+
+use crate::connection::{begin, meta_number};
+use crate::error::{Db, DbError};
+use crate::home;
+
+/// One step of the schema. Steps are only ever added.
+struct Migration {
+    version: i64,
+    name: &'static str,
+    sql: &'static str,
+}
+
+const MIGRATIONS: [Migration; 1] =
+    [Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") }];
+
+/// The schema version that this build is made for.
+pub const SCHEMA_VERSION: i64 = MIGRATIONS[MIGRATIONS.len() - 1].version;
+
+impl Migration {
+    /// Whether older versions of Pillarbox cannot work with what it changes; the first line says so.
+    fn is_breaking(&self) -> bool {
+        self.sql.starts_with("-- breaking: yes")
+    }
+
+    /// The step with its record, as it is run and printed.
+    fn script(&self) -> String {
+        let Migration { version, name, sql } = self;
+        let breaking = self.is_breaking();
+        let mut script = format!(
+            "{sql}\ninsert into pillarbox_migration (version, name, breaking, applied_at)\n\
+             values ({version}, '{name}', {}, cast(strftime('%s', 'now') as integer) * 1000);\n\
+             insert or replace into pillarbox_meta (name, value) values ('schema_version', {version});\n",
+            i64::from(breaking)
+        );
+        if breaking {
+            script += &format!(
+                "insert or replace into pillarbox_meta (name, value) values ('breaking_version', {version});\n"
+            );
+        }
+        script
+    }
+}
+
+/// How a database's schema stands to this build.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SchemaState {
+    /// There is no schema, or no file.
+    Missing,
+    /// It needs to be migrated.
+    Old {
+        /// What it is at.
+        from: i64,
+        /// What this build is made for.
+        to: i64,
+    },
+    /// It is the one that this build is made for.
+    Current,
+    /// It is newer, in ways that this build can work with.
+    NewerCompatible {
+        /// What it is at.
+        version: i64,
+    },
+    /// It is newer, in ways that this build cannot work with.
+    NewerBreaking {
+        /// What it is at.
+        version: i64,
+    },
+}
+
+/// What [`migrate`] did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Migrated {
+    /// The file was created.
+    pub created: bool,
+    /// The steps that were applied, as `1 init`.
+    pub applied: Vec<String>,
+}
+
+/// Creates the database file if there is none, and creates or upgrades the schema in it. Turns on write-ahead logging,
+/// which stays on with the file. Several may run at once.
+pub fn migrate(path: impl AsRef<Path>) -> Result<Migrated> {
+    let path = path.as_ref();
+    let created = !path.exists();
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(DbError::from)?;
+    connection.busy_timeout(crate::connection::WRITE_WAIT_MAX).map_err(DbError::from)?;
+    home::refuse_network(path)?;
+    turn_on_wal(&connection)?;
+    let applied = migrate_connection(&connection)?;
+    home::move_in(&connection, path)?;
+    Ok(Migrated { created, applied })
+}
+
+/// Creates or upgrades the schema on an open connection, for example to `:memory:` in a test; the steps applied.
+pub fn migrate_connection(connection: &Connection) -> Result<Vec<String>> {
+    let tx = begin(connection)?;
+    // Looked at under the write lock: another process may have been faster.
+    let from = match state_of(&tx)? {
+        SchemaState::Missing => 0,
+        SchemaState::Old { from, .. } => from,
+        state => {
+            refuse_newer(state)?;
+            return Ok(Vec::new());
+        }
+    };
+    let mut applied = Vec::new();
+    for migration in MIGRATIONS.iter().filter(|migration| migration.version > from) {
+        tx.execute_batch(&migration.script()).map_err(DbError::from)?;
+        applied.push(format!("{} {}", migration.version, migration.name));
+    }
+    tx.commit().map_err(DbError::from)?;
+    Ok(applied)
+}
+
+/// How the schema at `path` stands; changes nothing and creates nothing.
+pub fn check(path: impl AsRef<Path>) -> Result<SchemaState> {
+    let path = path.as_ref();
+    if !path.exists() {
+        return Ok(SchemaState::Missing);
+    }
+    let connection = crate::connection::open(path, crate::connection::Purpose::Read)?;
+    Ok(state_of(&connection)?)
+}
+
+/// How the schema of an open database stands.
+pub(crate) fn state_of(connection: &Connection) -> Db<SchemaState> {
+    let sql = "select 1 from sqlite_master where type = 'table' and name = 'pillarbox_meta'";
+    if connection.query_row(sql, [], |_| Ok(())).optional()?.is_none() {
+        return Ok(SchemaState::Missing);
+    }
+    let version = meta_number(connection, "schema_version")?;
+    let breaking = meta_number(connection, "breaking_version")?;
+    Ok(match version {
+        from if from < SCHEMA_VERSION => SchemaState::Old { from, to: SCHEMA_VERSION },
+        SCHEMA_VERSION => SchemaState::Current,
+        version if breaking > SCHEMA_VERSION => SchemaState::NewerBreaking { version },
+        version => SchemaState::NewerCompatible { version },
+    })
+}
+
+/// Refuses a schema that this build cannot work with; warns about one that is newer but compatible.
+pub(crate) fn require(connection: &Connection) -> Db<()> {
+    let refuse = |message: String| Err(DbError::own(ErrorKind::Schema, message));
+    match state_of(connection)? {
+        SchemaState::Missing => refuse("the database has no Pillarbox schema; run `pillarbox migrate`".into()),
+        SchemaState::Old { from, to } => {
+            refuse(format!("the schema is at version {from} and this build needs {to}; run `pillarbox migrate`"))
+        }
+        state => Ok(refuse_newer(state)?),
+    }
+}
+
+fn refuse_newer(state: SchemaState) -> Result<()> {
+    match state {
+        SchemaState::NewerBreaking { version } => Err(Error::new(
+            ErrorKind::Schema,
+            format!(
+                "the schema is at version {version}, which this build (made for {SCHEMA_VERSION}) cannot work with; \
+                 upgrade pillarbox"
+            ),
+        )),
+        SchemaState::NewerCompatible { version } => {
+            tracing::warn!(
+                version,
+                made_for = SCHEMA_VERSION,
+                "the schema is newer than this build; upgrade pillarbox"
+            );
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Turns on write-ahead logging; the switch is part of the file.
+fn turn_on_wal(connection: &Connection) -> Db<()> {
+    let mode: String = connection.query_row("pragma journal_mode = wal", [], |row| row.get(0))?;
+    if mode.eq_ignore_ascii_case("wal") {
+        return Ok(());
+    }
+    Err(DbError::own(
+        ErrorKind::Invalid,
+        format!("the database stays in journal mode '{mode}'; Pillarbox needs write-ahead logging on a local disk"),
+    ))
+}
+
+/// The SQL that [`migrate`] runs on an empty database.
+pub fn print_sql() -> String {
+    let mut sql = String::from("pragma journal_mode = wal;\nbegin immediate;\n");
+    MIGRATIONS.iter().for_each(|migration| sql += &migration.script());
+    sql + "commit;\n"
+}
+
+/// The schema as the database has it, sorted, for comparing with the committed `schema.sql`.
+pub fn dump_schema(connection: &Connection) -> Result<String> {
+    let dump = || -> Db<String> {
+        let mut statement = connection.prepare(include_str!("sql/dump_schema.sql"))?;
+        let parts = statement.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()?;
+        Ok(parts.iter().map(|part| format!("{part};\n")).collect::<Vec<_>>().join("\n"))
+    };
+    Ok(dump()?)
+}
+
+/// When each step was applied, for `doctor`.
+pub(crate) fn applied_at(connection: &Connection) -> Db<Option<Timestamp>> {
+    let sql = "select max(applied_at) from pillarbox_migration";
+    Ok(connection.query_row(sql, [], |row| row.get::<_, Option<i64>>(0))?.map(Timestamp))
+}

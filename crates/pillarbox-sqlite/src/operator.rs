@@ -1,0 +1,255 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pillarbox::{
+    Books, Change, Changed, Check, Cursor, Epoch, Error, ErrorKind, EventRecord, Filter, InstanceId, KeyHash,
+    ListQuery, ListRow, Lock, Mode, NewEvent, OnDead, Operator, Position, PrunePolicy, Pruned, Report, Result, Status,
+    SubscriptionId, Timestamp, lane_of,
+};
+use rusqlite::{Connection, Row};
+use uuid::Uuid;
+
+use crate::connection::{horizon, meta_number, raise_revision, read, write};
+use crate::error::{Db, DbError};
+use crate::ownership::{LockFolder, cursor_of, parse_filter};
+use crate::store::SqliteStore;
+
+mod books;
+mod change;
+mod doctor;
+mod list;
+mod maintain;
+mod prune;
+mod show;
+mod status;
+
+pub use maintain::{Maintained, WAL_BYTES_MAX};
+pub use status::PENDING_COUNT_MAX;
+
+impl Operator for SqliteStore {
+    async fn status(&self) -> Result<Status> {
+        self.operate(|desk| read(&desk.connection, |tx| status::status(tx, desk))).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<ListRow>> {
+        let query = query.clone();
+        self.operate(move |desk| read(&desk.connection, |tx| list::list(tx, desk, &query))).await
+    }
+
+    async fn show(&self, id: Uuid) -> Result<Option<EventRecord>> {
+        self.operate(move |desk| read(&desk.connection, |tx| show::show(tx, desk, id))).await
+    }
+
+    async fn change(&self, change: &Change, dry_run: bool) -> Result<Changed> {
+        let change = change.clone();
+        self.operate(move |desk| change::change(desk, &change, dry_run)).await
+    }
+
+    async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Uuid>> {
+        let events = events.to_vec();
+        self.operate(move |desk| write(&desk.connection, |tx| Ok(crate::publish_all(tx, &events)?))).await
+    }
+
+    async fn books(&self) -> Result<Books> {
+        self.operate(|desk| read(&desk.connection, |tx| books::books(tx, desk))).await
+    }
+
+    async fn prune(&self, policy: &PrunePolicy) -> Result<Pruned> {
+        let policy = *policy;
+        self.operate(move |desk| write(&desk.connection, |tx| prune::prune(tx, desk, &policy))).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Check>> {
+        self.operate(doctor::doctor).await
+    }
+
+    async fn reset(&self) -> Result<()> {
+        self.operate(|desk| write(&desk.connection, |tx| reset(tx, &desk.folder))).await
+    }
+}
+
+/// Empties the log. Positions go on where they were; what a living instance runs stays, with nothing to deliver.
+fn reset(tx: &rusqlite::Transaction<'_>, folder: &LockFolder) -> Db<()> {
+    let world = World::load(tx, folder)?;
+    tx.execute_batch(include_str!("sql/reset.sql"))?;
+    for subscription in world.subscriptions.iter().filter(|subscription| !world.is_run(subscription.id)) {
+        change::delete_subscription(tx, subscription.id)?;
+    }
+    crate::connection::set_meta(tx, "log_start", world.horizon + 1)?;
+    crate::connection::set_meta(tx, "pruned_to", world.horizon)?;
+    tx.execute("update pillarbox_meta set value = value + 1 where name = 'incarnation'", [])?;
+    crate::home::start_over(tx)?;
+    raise_revision(tx).map(drop)
+}
+
+/// What operators' commands look at, in one snapshot.
+pub(crate) struct World {
+    pub(crate) now: Timestamp,
+    pub(crate) horizon: Position,
+    pub(crate) log_start: Position,
+    pub(crate) pruned_to: Position,
+    pub(crate) subscriptions: Vec<SubscriptionRow>,
+    pub(crate) instances: Vec<InstanceRow>,
+}
+
+/// A subscription with its lanes.
+pub(crate) struct SubscriptionRow {
+    pub(crate) id: SubscriptionId,
+    pub(crate) name: String,
+    pub(crate) filter: Filter,
+    pub(crate) mode: Mode,
+    pub(crate) on_dead: OnDead,
+    pub(crate) hold: Option<Duration>,
+    pub(crate) paused: bool,
+    pub(crate) start_floor: Position,
+    pub(crate) lanes: Vec<LaneRow>,
+}
+
+/// A lane as it is stored.
+pub(crate) struct LaneRow {
+    pub(crate) lane: u32,
+    pub(crate) cursor: Cursor,
+    pub(crate) owner: Option<InstanceId>,
+    pub(crate) epoch: Epoch,
+    pub(crate) revision: i64,
+}
+
+/// An instance, and whether its process lives.
+pub(crate) struct InstanceRow {
+    pub(crate) id: InstanceId,
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    pub(crate) version: String,
+    pub(crate) started_at: Timestamp,
+    pub(crate) beat_at: Timestamp,
+    pub(crate) subscriptions: Vec<SubscriptionId>,
+    pub(crate) report: Report,
+    pub(crate) alive: bool,
+}
+
+impl World {
+    pub(crate) fn load(tx: &Connection, folder: &LockFolder) -> Db<World> {
+        let mut lanes = lanes(tx)?;
+        let mut statement = tx.prepare_cached(include_str!("sql/subscriptions.sql"))?;
+        let rows = statement.query_map([], subscription_row)?;
+        let mut subscriptions = rows.collect::<Result<Vec<_>, _>>()?;
+        for subscription in &mut subscriptions {
+            subscription.lanes = lanes.remove(&subscription.id).unwrap_or_default();
+        }
+        let mut statement = tx.prepare_cached(include_str!("sql/instances.sql"))?;
+        let mut instances = statement.query_map([], instance_row)?.collect::<Result<Vec<_>, _>>()?;
+        for instance in &mut instances {
+            instance.alive = folder.probe(instance.id) == Lock::Held;
+        }
+        Ok(World {
+            now: Timestamp::now(),
+            horizon: horizon(tx)?,
+            log_start: meta_number(tx, "log_start")?,
+            pruned_to: meta_number(tx, "pruned_to")?,
+            subscriptions,
+            instances,
+        })
+    }
+
+    /// The subscription of this name.
+    pub(crate) fn subscription(&self, name: &str) -> Db<&SubscriptionRow> {
+        self.subscriptions.iter().find(|subscription| subscription.name == name).ok_or_else(|| {
+            let names: Vec<_> = self.subscriptions.iter().map(|subscription| subscription.name.as_str()).collect();
+            let known =
+                if names.is_empty() { "there is none yet".into() } else { format!("there are: {}", names.join(", ")) };
+            DbError::own(ErrorKind::NotFound, format!("there is no subscription '{name}'; {known}"))
+        })
+    }
+
+    /// Whether a living instance can run the subscription.
+    pub(crate) fn is_run(&self, id: SubscriptionId) -> bool {
+        self.runners(id).next().is_some()
+    }
+
+    /// The living instances that can run the subscription.
+    pub(crate) fn runners(&self, id: SubscriptionId) -> impl Iterator<Item = &InstanceRow> {
+        self.instances.iter().filter(move |instance| instance.alive && instance.subscriptions.contains(&id))
+    }
+
+    /// Whether this instance lives.
+    pub(crate) fn is_alive(&self, id: InstanceId) -> bool {
+        self.instances.iter().any(|instance| instance.alive && instance.id == id)
+    }
+}
+
+impl SubscriptionRow {
+    /// The lowest floor.
+    pub(crate) fn floor(&self) -> Position {
+        self.lanes.iter().map(|lane| lane.cursor.floor).min().unwrap_or(0)
+    }
+
+    /// The lane of an event.
+    pub(crate) fn lane_of(&self, key: Option<&str>, position: Position) -> Option<&LaneRow> {
+        let lane = lane_of(key.map(KeyHash::of), position, self.lanes.len() as u32);
+        self.lanes.get(lane as usize)
+    }
+}
+
+impl LaneRow {
+    /// Whether the cursor counts this position as settled.
+    pub(crate) fn has_settled(&self, position: Position) -> bool {
+        position <= self.cursor.floor || self.cursor.settled.contains(position)
+    }
+}
+
+fn lanes(tx: &Connection) -> Db<BTreeMap<SubscriptionId, Vec<LaneRow>>> {
+    let mut statement = tx.prepare_cached(include_str!("sql/lanes.sql"))?;
+    let mut rows = statement.query([])?;
+    let mut lanes = BTreeMap::<_, Vec<_>>::new();
+    while let Some(row) = rows.next()? {
+        lanes.entry(SubscriptionId(row.get(4)?)).or_default().push(LaneRow {
+            lane: row.get(5)?,
+            cursor: cursor_of(row)?,
+            owner: row.get::<_, Option<i64>>(6)?.map(InstanceId),
+            epoch: row.get(7)?,
+            revision: row.get(8)?,
+        });
+    }
+    Ok(lanes)
+}
+
+fn subscription_row(row: &Row<'_>) -> rusqlite::Result<SubscriptionRow> {
+    Ok(SubscriptionRow {
+        id: SubscriptionId(row.get(0)?),
+        name: row.get(1)?,
+        filter: parse_filter(&row.get::<_, String>(2)?),
+        mode: if row.get::<_, String>(3)? == "queue" { Mode::Queue } else { Mode::Stream },
+        on_dead: if row.get::<_, String>(4)? == "skip" { OnDead::Skip } else { OnDead::Block },
+        hold: row.get::<_, Option<i64>>(5)?.map(|hold| Duration::from_millis(hold.max(0) as u64)),
+        paused: row.get(6)?,
+        start_floor: row.get(7)?,
+        lanes: Vec::new(),
+    })
+}
+
+fn instance_row(row: &Row<'_>) -> rusqlite::Result<InstanceRow> {
+    let ids: Vec<i64> = serde_json::from_str(&row.get::<_, String>(6)?).unwrap_or_default();
+    Ok(InstanceRow {
+        id: InstanceId(row.get(0)?),
+        host: row.get(1)?,
+        pid: row.get(2)?,
+        version: row.get(3)?,
+        started_at: Timestamp(row.get(4)?),
+        beat_at: Timestamp(row.get(5)?),
+        subscriptions: ids.into_iter().map(SubscriptionId).collect(),
+        report: serde_json::from_str(&row.get::<_, String>(7)?).unwrap_or_default(),
+        alive: false,
+    })
+}
+
+/// The positions of an event by its id, in the log or kept aside; ids are not unique.
+pub(crate) fn positions_of(tx: &Connection, id: Uuid) -> Db<Vec<Position>> {
+    let mut statement = tx.prepare_cached(include_str!("sql/positions_of.sql"))?;
+    let positions = statement.query_map([id.to_string()], |row| row.get(0))?;
+    Ok(positions.collect::<Result<_, _>>()?)
+}
+
+/// That no event has this id.
+pub(crate) fn unknown_event(id: Uuid) -> DbError {
+    DbError::Own(Error::new(ErrorKind::NotFound, format!("the log has no event {id}; it may have been pruned")))
+}

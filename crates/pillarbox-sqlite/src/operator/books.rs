@@ -1,0 +1,61 @@
+use pillarbox::{Books, LaneBook, Position, RangeSet, SubscriptionId};
+use rusqlite::{Connection, params};
+
+use super::{LaneRow, SubscriptionRow, World};
+use crate::connection::meta_number;
+use crate::error::Db;
+use crate::store::Desk;
+
+pub(super) fn books(tx: &Connection, desk: &Desk) -> Db<Books> {
+    let world = World::load(tx, &desk.folder)?;
+    let mut lanes = Vec::new();
+    for subscription in &world.subscriptions {
+        let sql = "select position, position_to from pillarbox_skip where subscription = ?1";
+        let skipped = ranges(tx, sql, params![subscription.id.0])?;
+        for lane in &subscription.lanes {
+            lanes.push(lane_book(tx, subscription, lane, skipped.clone())?);
+        }
+    }
+    Ok(Books {
+        incarnation: meta_number(tx, "incarnation")?,
+        log_start: world.log_start,
+        horizon: world.horizon,
+        dead: ranges(tx, "select low, high from pillarbox_dead_range order by low", params![])?,
+        lanes,
+    })
+}
+
+fn lane_book(tx: &Connection, subscription: &SubscriptionRow, lane: &LaneRow, skipped: RangeSet) -> Db<LaneBook> {
+    let mut covered = covered(tx, subscription.id, lane.lane)?;
+    // Ranges above the floor are written by settlements alone; they vouch for themselves.
+    covered.union(&lane.cursor.settled);
+    let sql = "select position, position from pillarbox_delivery where subscription = ?1 and lane = ?2 order by 1";
+    Ok(LaneBook {
+        subscription: subscription.name.clone(),
+        filter: subscription.filter.clone(),
+        lanes: subscription.lanes.len() as u32,
+        lane: lane.lane,
+        floor: lane.cursor.floor,
+        settled: lane.cursor.settled.clone(),
+        covered,
+        deliveries: ranges(tx, sql, params![subscription.id.0, lane.lane])?,
+        skipped,
+    })
+}
+
+/// What the settlements of a lane say they covered.
+pub(super) fn covered(tx: &Connection, id: SubscriptionId, lane: u32) -> Db<RangeSet> {
+    let sql = "select floor_from + 1, floor_to from pillarbox_progress where subscription = ?1 and lane = ?2";
+    ranges(tx, sql, params![id.0, lane])
+}
+
+/// The ranges that a statement of two columns gives.
+pub(super) fn ranges(tx: &Connection, sql: &str, values: &[&dyn rusqlite::ToSql]) -> Db<RangeSet> {
+    let mut statement = tx.prepare_cached(sql)?;
+    let mut rows = statement.query(values)?;
+    let mut set = RangeSet::new();
+    while let Some(row) = rows.next()? {
+        set.insert_range(row.get::<_, Position>(0)?, row.get(1)?);
+    }
+    Ok(set)
+}

@@ -1,0 +1,344 @@
+use std::collections::BTreeSet;
+
+use pillarbox::{
+    Change, Changed, ErrorKind, InstanceId, LANES_MAX, Position, RangeSet, Selection, Start, Subscription,
+    SubscriptionId, Timestamp, lane_of,
+};
+use rusqlite::{OptionalExtension, Transaction, params};
+use uuid::Uuid;
+
+use super::{InstanceRow, LaneRow, SubscriptionRow, World, books, positions_of, unknown_event};
+use crate::connection::{begin, raise_revision};
+use crate::error::{Db, DbError};
+use crate::ownership::{record_progress, start_floor};
+use crate::reader::id_of;
+use crate::store::Desk;
+
+/// Carries out a command in one transaction; a dry run does the same and takes it back.
+pub(super) fn change(desk: &Desk, change: &Change, dry_run: bool) -> Db<Changed> {
+    let tx = begin(&desk.connection)?;
+    let world = World::load(&tx, &desk.folder)?;
+    let changed = apply(&tx, &world, change)?;
+    raise_revision(&tx)?;
+    if dry_run {
+        tx.rollback()?
+    } else {
+        tx.commit()?
+    }
+    Ok(changed)
+}
+
+fn apply(tx: &Transaction<'_>, world: &World, change: &Change) -> Db<Changed> {
+    let find = |name: &str| world.subscription(name);
+    match change {
+        Change::Requeue { subscription, which, limit } => requeue(tx, find(subscription)?, which, *limit),
+        Change::Skip { subscription, event, reason } => skip(tx, find(subscription)?, *event, reason),
+        Change::Pause(name) => set_paused(tx, find(name)?, true),
+        Change::Resume(name) => set_paused(tx, find(name)?, false),
+        Change::Rewind { subscription, to, key: None } => rewind(tx, world, find(subscription)?, *to),
+        Change::Rewind { subscription, to, key: Some(key) } => rewind_key(tx, world, find(subscription)?, *to, key),
+        Change::Delete(name) => delete(tx, world, find(name)?),
+        Change::Rename { from, to } => rename(tx, world, find(from)?, to),
+        Change::Relane { subscription, lanes } => relane(tx, world, find(subscription)?, *lanes),
+    }
+}
+
+fn invalid(message: String) -> DbError {
+    DbError::own(ErrorKind::Invalid, message)
+}
+
+/// A delivery that a command concerns.
+struct Target {
+    position: Position,
+    lane: u32,
+    id: Uuid,
+}
+
+fn requeue(tx: &Transaction<'_>, row: &SubscriptionRow, which: &Selection, limit: usize) -> Db<Changed> {
+    let (id, key) = match which {
+        Selection::Event(id) => (Some(*id), None),
+        Selection::Version(stream, version) => (Some(version_id(tx, stream, *version)?), None),
+        Selection::Key(key) => (None, Some(key)),
+        Selection::All => (None, None),
+    };
+    let targets = targets(tx, row.id, id, key.map(String::as_str), limit)?;
+    if let (Some(id), true) = (id, targets.is_empty()) {
+        return Err(no_delivery(tx, row, id, "requeue"));
+    }
+    let sql = "update pillarbox_delivery set state = 'pending', attempts = 0, due_at = ?3 \
+               where subscription = ?1 and position = ?2";
+    for target in &targets {
+        tx.prepare_cached(sql)?.execute(params![row.id.0, target.position, Timestamp::now().0])?;
+    }
+    touch_lanes(tx, row.id, targets.iter().map(|target| target.lane))?;
+    let count = targets.len() as u64;
+    let message = match count {
+        0 => format!("nothing to requeue: '{}' has no dead delivery of that kind", row.name),
+        _ => format!("{count} deliveries of '{}' are due now, with attempts back to 0", row.name),
+    };
+    Ok(Changed { count, events: targets.into_iter().map(|target| target.id).collect(), message })
+}
+
+/// The deliveries of one event in whatever state, or the dead ones of a key or all, in log order.
+fn targets(
+    tx: &Transaction<'_>,
+    subscription: SubscriptionId,
+    id: Option<Uuid>,
+    key: Option<&str>,
+    limit: usize,
+) -> Db<Vec<Target>> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/targets.sql"))?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let values = params![subscription.0, id.map(|id| id.to_string()), key, limit];
+    let targets = statement.query_map(values, |row| {
+        let id = row.get::<_, Option<String>>(2)?.unwrap_or_default();
+        Ok(Target { position: row.get(0)?, lane: row.get(1)?, id: id_of(id.as_bytes()) })
+    })?;
+    Ok(targets.collect::<Result<_, _>>()?)
+}
+
+fn version_id(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<Uuid> {
+    let found = tx.query_row(include_str!("../sql/version_id.sql"), params![stream, version], |row| {
+        Ok(id_of(row.get::<_, String>(0)?.as_bytes()))
+    });
+    found.optional()?.ok_or_else(|| {
+        DbError::own(ErrorKind::NotFound, format!("stream '{stream}' has no version {version} in this log"))
+    })
+}
+
+/// Why a command about one event has nothing to do.
+fn no_delivery(tx: &Transaction<'_>, row: &SubscriptionRow, id: Uuid, verb: &str) -> DbError {
+    match positions_of(tx, id) {
+        Err(error) => error,
+        Ok(positions) if positions.is_empty() => unknown_event(id),
+        Ok(_) => invalid(format!(
+            "nothing to {verb}: event {id} has no delivery of '{}'; it was delivered, is not wanted, or was not read yet \
+             (see `pillarbox why {id}`)",
+            row.name
+        )),
+    }
+}
+
+fn skip(tx: &Transaction<'_>, row: &SubscriptionRow, event: Uuid, reason: &str) -> Db<Changed> {
+    if reason.trim().is_empty() {
+        return Err(invalid("a skip needs a reason; it is kept with the event".into()));
+    }
+    let targets = targets(tx, row.id, Some(event), None, usize::MAX)?;
+    if targets.is_empty() {
+        return Err(no_delivery(tx, row, event, "skip"));
+    }
+    for target in &targets {
+        give_up(tx, row.id, (target.position, target.position), reason)?;
+        let sql = "delete from pillarbox_delivery where subscription = ?1 and position = ?2";
+        tx.execute(sql, params![row.id.0, target.position])?;
+    }
+    touch_lanes(tx, row.id, targets.iter().map(|target| target.lane))?;
+    let message = format!("event {event} is given up for '{}'; its key goes on", row.name);
+    Ok(Changed { count: targets.len() as u64, events: vec![event], message })
+}
+
+/// Records that positions will not be delivered, and why.
+pub(super) fn give_up(tx: &Transaction<'_>, id: SubscriptionId, range: (Position, Position), reason: &str) -> Db<()> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/give_up.sql"))?;
+    statement.execute(params![id.0, range.0, range.1, reason, Timestamp::now().0])?;
+    Ok(())
+}
+
+/// Tells the owners of these lanes to load their deliveries again.
+pub(super) fn touch_lanes(tx: &Transaction<'_>, id: SubscriptionId, lanes: impl Iterator<Item = u32>) -> Db<()> {
+    let sql = "update pillarbox_cursor set revision = revision + 1 where subscription = ?1 and lane = ?2";
+    for lane in lanes.collect::<BTreeSet<_>>() {
+        tx.prepare_cached(sql)?.execute(params![id.0, lane])?;
+    }
+    Ok(())
+}
+
+fn set_paused(tx: &Transaction<'_>, row: &SubscriptionRow, paused: bool) -> Db<Changed> {
+    tx.execute("update pillarbox_subscription set paused = ?2 where id = ?1", params![row.id.0, paused])?;
+    let state = if paused { "paused" } else { "running" };
+    let was = if row.paused == paused { "already" } else { "now" };
+    let count = u64::from(row.paused != paused);
+    Ok(Changed { count, events: Vec::new(), message: format!("'{}' is {was} {state}", row.name) })
+}
+
+/// The place that a rewind goes to, and what to say if the log no longer reaches that far back.
+fn rewind_target(tx: &Transaction<'_>, world: &World, to: Start) -> Db<(Position, &'static str)> {
+    let target = start_floor(tx, to)?;
+    let clamped = matches!(to, Start::Position(position) if position < world.log_start - 1);
+    Ok((target, if clamped { " (as far back as retention has left the log)" } else { "" }))
+}
+
+/// Replays everything above the target. The raised epochs make every owner drop what it has in memory.
+fn rewind(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: Start) -> Db<Changed> {
+    let (target, clamped) = rewind_target(tx, world, to)?;
+    for lane in &row.lanes {
+        let settled = lane.cursor.settled.within(0, target);
+        let floor = lane.cursor.floor.min(target);
+        tx.prepare_cached(include_str!("../sql/rewind_lane.sql"))?.execute(params![
+            row.id.0,
+            lane.lane,
+            floor,
+            settled.to_string()
+        ])?;
+    }
+    let sql = "delete from pillarbox_delivery where subscription = ?1 and position > ?2";
+    tx.execute(sql, params![row.id.0, target])?;
+    tx.execute("delete from pillarbox_skip where subscription = ?1 and position > ?2", params![row.id.0, target])?;
+    let sql = "update pillarbox_subscription set start_floor = min(start_floor, ?2) where id = ?1";
+    tx.execute(sql, params![row.id.0, target])?;
+    let message = format!("'{}' replays the events above position {target}{clamped}", row.name);
+    Ok(Changed { count: row.lanes.len() as u64, events: Vec::new(), message })
+}
+
+/// Replays the settled events of one key as a chain of deliveries; what is not settled yet comes by itself.
+fn rewind_key(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: Start, key: &str) -> Db<Changed> {
+    let (target, clamped) = rewind_target(tx, world, to)?;
+    let lane = row.lane_of(Some(key), 0).ok_or_else(|| invalid(format!("'{}' has no lanes", row.name)))?;
+    let sql = "select coalesce(max(arrival), 0) from pillarbox_delivery where subscription = ?1 and lane = ?2";
+    let mut arrival: i64 = tx.query_row(sql, params![row.id.0, lane.lane], |row| row.get(0))?;
+    let events = key_events(tx, row, lane, key, target)?;
+    let now = Timestamp::now().0;
+    for (position, _) in &events {
+        arrival += 1;
+        let mut statement = tx.prepare_cached(include_str!("../sql/rewind_key.sql"))?;
+        statement.execute(params![row.id.0, position, lane.lane, arrival, key, now])?;
+    }
+    touch_lanes(tx, row.id, [lane.lane].into_iter())?;
+    let count = events.len() as u64;
+    let message = format!("'{}' replays {count} events of key '{key}' above position {target}{clamped}", row.name);
+    Ok(Changed { count, events: events.into_iter().map(|(_, id)| id).collect(), message })
+}
+
+/// The wanted events of a key above `target` that the lane has settled.
+fn key_events(
+    tx: &Transaction<'_>,
+    row: &SubscriptionRow,
+    lane: &LaneRow,
+    key: &str,
+    target: Position,
+) -> Db<Vec<(Position, Uuid)>> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/key_events.sql"))?;
+    let mut rows = statement.query(params![target, key])?;
+    let mut events = Vec::new();
+    while let Some(event) = rows.next()? {
+        let position = event.get(0)?;
+        let (topic, r#type): (String, String) = (event.get(2)?, event.get(3)?);
+        if lane.has_settled(position) && row.filter.matches(&topic, &r#type) {
+            events.push((position, id_of(event.get::<_, String>(1)?.as_bytes())));
+        }
+    }
+    Ok(events)
+}
+
+/// Refuses to change what a living instance runs.
+fn refuse_run(world: &World, row: &SubscriptionRow, verb: &str) -> Db<()> {
+    match world.runners(row.id).next() {
+        None => Ok(()),
+        Some(InstanceRow { id, host, pid, .. }) => Err(invalid(format!(
+            "'{}' cannot be {verb}: instance {} (pid {pid} on {host}) runs it; stop it, or take it out of its configuration",
+            row.name, id.0
+        ))),
+    }
+}
+
+fn delete(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow) -> Db<Changed> {
+    refuse_run(world, row, "deleted")?;
+    let deliveries = delete_subscription(tx, row.id)?;
+    let message = format!("'{}' is deleted, with {deliveries} deliveries", row.name);
+    Ok(Changed { count: 1, events: Vec::new(), message })
+}
+
+/// Removes a subscription with all that belongs to it; how many deliveries went.
+pub(super) fn delete_subscription(tx: &Transaction<'_>, id: SubscriptionId) -> Db<usize> {
+    let deliveries = tx.execute("delete from pillarbox_delivery where subscription = ?1", [id.0])?;
+    tx.execute("delete from pillarbox_cursor where subscription = ?1", [id.0])?;
+    tx.execute("delete from pillarbox_progress where subscription = ?1", [id.0])?;
+    tx.execute("delete from pillarbox_skip where subscription = ?1", [id.0])?;
+    tx.execute("delete from pillarbox_subscription where id = ?1", [id.0])?;
+    Ok(deliveries)
+}
+
+fn rename(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: &str) -> Db<Changed> {
+    refuse_run(world, row, "renamed")?;
+    Subscription::new(to).validate()?;
+    if world.subscriptions.iter().any(|other| other.name == to) {
+        return Err(invalid(format!("there is a subscription '{to}' already; choose another name")));
+    }
+    tx.execute("update pillarbox_subscription set name = ?2 where id = ?1", params![row.id.0, to])?;
+    let message = format!("'{}' is now '{to}'; name it so in the configuration before it is started again", row.name);
+    Ok(Changed { count: 1, events: Vec::new(), message })
+}
+
+/// Changes the number of lanes. Only when nothing is between the lanes: equal floors, nothing settled above, nobody working.
+fn relane(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, lanes: u32) -> Db<Changed> {
+    if lanes == 0 || lanes > LANES_MAX {
+        return Err(invalid(format!("lanes = {lanes} is outside 1 to lanes_max = {LANES_MAX}")));
+    }
+    refuse_unquiet(world, row)?;
+    let floor = row.floor();
+    let epoch = row.lanes.iter().map(|lane| lane.epoch).max().unwrap_or(0) + 1;
+    let revision = row.lanes.iter().map(|lane| lane.revision).max().unwrap_or(0) + 1;
+    let covered = covered_by_all(tx, row, floor)?;
+    tx.execute("delete from pillarbox_cursor where subscription = ?1", [row.id.0])?;
+    tx.execute("delete from pillarbox_progress where subscription = ?1", [row.id.0])?;
+    let sql = "insert into pillarbox_cursor (subscription, lane, floor, epoch, revision) values (?1, ?2, ?3, ?4, ?5)";
+    for lane in 0..lanes {
+        tx.prepare_cached(sql)?.execute(params![row.id.0, lane, floor, epoch, revision])?;
+        for range in covered.iter() {
+            record_progress(tx, row.id, lane, epoch, (range.start() - 1, *range.end()))?;
+        }
+    }
+    tx.execute("update pillarbox_subscription set lanes = ?2 where id = ?1", params![row.id.0, lanes])?;
+    let deliveries = relane_deliveries(tx, row.id, lanes)?;
+    let message = format!(
+        "'{}' has {lanes} lanes (it had {}), {deliveries} deliveries moved; resume it with `pillarbox resume {}`",
+        row.name,
+        row.lanes.len(),
+        row.name
+    );
+    Ok(Changed { count: u64::from(lanes), events: Vec::new(), message })
+}
+
+fn refuse_unquiet(world: &World, row: &SubscriptionRow) -> Db<()> {
+    let refuse = |why: &str| Err(invalid(format!("the lanes of '{}' cannot be changed now: {why}", row.name)));
+    if !row.paused {
+        return refuse("it is running; pause it first");
+    }
+    if row.lanes.iter().any(|lane| lane.cursor.floor != row.floor() || !lane.cursor.settled.is_empty()) {
+        return refuse("its lanes are not at the same place; resume it until it is idle, pause it and try again");
+    }
+    let working = |id: InstanceId| {
+        let instance = world.instances.iter().find(|instance| instance.alive && instance.id == id);
+        let report = instance.and_then(|instance| instance.report.subscriptions.get(&row.name));
+        report.is_some_and(|report| report.in_flight > 0)
+    };
+    if row.lanes.iter().filter_map(|lane| lane.owner).any(working) {
+        return refuse("events are still in flight; wait until they are done");
+    }
+    Ok(())
+}
+
+/// What the books of every lane cover: a gap in one stays a gap.
+fn covered_by_all(tx: &Transaction<'_>, row: &SubscriptionRow, floor: Position) -> Db<RangeSet> {
+    let mut covered = RangeSet::new();
+    covered.insert_range(1, floor);
+    for lane in &row.lanes {
+        let gaps = books::covered(tx, row.id, lane.lane)?.missing(1, floor);
+        covered.subtract(&gaps);
+    }
+    Ok(covered)
+}
+
+/// Gives each delivery its new lane, keeping the order of arrival within each key.
+fn relane_deliveries(tx: &Transaction<'_>, id: SubscriptionId, lanes: u32) -> Db<usize> {
+    let sql = "select position, key from pillarbox_delivery where subscription = ?1 order by arrival, lane, position";
+    let mut statement = tx.prepare(sql)?;
+    let rows = statement.query_map([id.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let deliveries: Vec<(Position, Option<String>)> = rows.collect::<Result<_, _>>()?;
+    let sql = "update pillarbox_delivery set lane = ?3, arrival = ?4 where subscription = ?1 and position = ?2";
+    for (index, (position, key)) in deliveries.iter().enumerate() {
+        let lane = lane_of(key.as_deref().map(pillarbox::KeyHash::of), *position, lanes);
+        tx.prepare_cached(sql)?.execute(params![id.0, position, lane, index as i64 + 1])?;
+    }
+    Ok(deliveries.len())
+}

@@ -1,0 +1,147 @@
+use pillarbox::{Filter, HEADER_CORRELATION_ID, Headers, ListQuery, ListRow, State, Timestamp};
+use rusqlite::{Connection, Row, params};
+
+use super::status::Line;
+use super::{SubscriptionRow, World};
+use crate::error::Db;
+use crate::reader::id_of;
+use crate::settle::parse_errors;
+use crate::store::Desk;
+
+/// The events of the log, or without naming one: what each subscription has not finished.
+pub(super) fn list(tx: &Connection, desk: &Desk, query: &ListQuery) -> Db<Vec<ListRow>> {
+    let matcher = Matcher::new(query);
+    if query.subscription.is_none() && query.state.is_none() {
+        return events(tx, &matcher, query.limit);
+    }
+    let world = World::load(tx, &desk.folder)?;
+    let subscriptions: Vec<&SubscriptionRow> = match &query.subscription {
+        Some(name) => vec![world.subscription(name)?],
+        None => world.subscriptions.iter().collect(),
+    };
+    let mut rows = Vec::new();
+    for subscription in subscriptions {
+        rows.extend(deliveries(tx, subscription, query, &matcher)?);
+        if matches!(query.state, None | Some(State::Pending | State::Delayed)) {
+            rows.extend(unsettled(tx, &world, subscription, query, &matcher)?);
+        }
+    }
+    rows.sort_by(|a, b| (a.position, &a.subscription).cmp(&(b.position, &b.subscription)));
+    rows.truncate(query.limit);
+    Ok(rows)
+}
+
+/// The parts of a query that concern the event itself.
+struct Matcher<'a> {
+    key: Option<&'a str>,
+    topic: Option<Filter>,
+    correlation_id: Option<&'a str>,
+}
+
+impl<'a> Matcher<'a> {
+    fn new(query: &'a ListQuery) -> Self {
+        let topic = query.topic.as_ref().map(|topic| Filter { topics: vec![topic.clone()], types: Vec::new() });
+        Matcher { key: query.key.as_deref(), topic, correlation_id: query.correlation_id.as_deref() }
+    }
+
+    fn matches(&self, topic: &str, key: Option<&str>, headers: impl FnOnce() -> Headers) -> bool {
+        self.key.is_none_or(|wanted| key == Some(wanted))
+            && self.topic.as_ref().is_none_or(|filter| filter.matches(topic, ""))
+            && self.correlation_id.is_none_or(|id| headers().get(HEADER_CORRELATION_ID).as_deref() == Some(id))
+    }
+
+    /// A row of `sql/backlog.sql`, if it matches.
+    fn line<'r>(&self, row: &'r Row<'_>) -> Db<Option<Line<'r>>> {
+        let line = Line::of(row)?;
+        let headers = || Headers::from_json(&row.get::<_, String>(7).unwrap_or_default());
+        Ok(self.matches(&line.topic, line.key.as_deref(), headers).then_some(line))
+    }
+}
+
+fn list_row(line: &Line<'_>, row: &Row<'_>) -> Db<ListRow> {
+    Ok(ListRow {
+        id: id_of(row.get_ref(6)?.as_bytes().unwrap_or_default()),
+        position: line.position,
+        topic: line.topic.to_string(),
+        r#type: line.r#type.to_string(),
+        key: line.key.as_deref().map(str::to_owned),
+        created_at: line.created_at,
+        subscription: None,
+        state: None,
+        attempts: None,
+        due_at: None,
+        error: None,
+    })
+}
+
+fn events(tx: &Connection, matcher: &Matcher<'_>, limit: usize) -> Db<Vec<ListRow>> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/backlog.sql"))?;
+    let mut rows = statement.query([0, i64::MAX])?;
+    let mut list = Vec::new();
+    while list.len() < limit
+        && let Some(row) = rows.next()?
+    {
+        if let Some(line) = matcher.line(row)? {
+            list.push(list_row(&line, row)?);
+        }
+    }
+    Ok(list)
+}
+
+/// What the subscription's cursors have not settled.
+fn unsettled(
+    tx: &Connection,
+    world: &World,
+    subscription: &SubscriptionRow,
+    query: &ListQuery,
+    matcher: &Matcher<'_>,
+) -> Db<Vec<ListRow>> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/backlog.sql"))?;
+    let mut rows = statement.query([subscription.floor(), i64::MAX])?;
+    let mut list = Vec::new();
+    while list.len() < query.limit
+        && let Some(row) = rows.next()?
+    {
+        let Some(line) = matcher.line(row)?.filter(|line| line.awaits(subscription)) else { continue };
+        let delayed = line.deliver_at.filter(|at| *at > world.now);
+        let state = if delayed.is_some() { State::Delayed } else { State::Pending };
+        if query.state.is_none_or(|wanted| wanted == state) {
+            let entry = list_row(&line, row)?;
+            list.push(ListRow {
+                subscription: Some(subscription.name.clone()),
+                state: Some(state),
+                attempts: Some(0),
+                due_at: delayed,
+                ..entry
+            });
+        }
+    }
+    Ok(list)
+}
+
+/// The subscription's rows of the slow path.
+fn deliveries(
+    tx: &Connection,
+    subscription: &SubscriptionRow,
+    query: &ListQuery,
+    matcher: &Matcher<'_>,
+) -> Db<Vec<ListRow>> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/list_deliveries.sql"))?;
+    let mut rows = statement.query(params![subscription.id.0, query.state.map(State::name), query.key])?;
+    let mut list = Vec::new();
+    while list.len() < query.limit
+        && let Some(row) = rows.next()?
+    {
+        let Some(line) = matcher.line(row)? else { continue };
+        let entry = list_row(&line, row)?;
+        list.push(ListRow {
+            subscription: Some(subscription.name.clone()),
+            state: State::from_name(&row.get::<_, String>(8)?),
+            attempts: Some(row.get(9)?),
+            due_at: Some(Timestamp(row.get(10)?)),
+            error: parse_errors(&row.get::<_, String>(11)?).pop().map(|error| error.message),
+            ..entry
+        });
+    }
+    Ok(list)
+}

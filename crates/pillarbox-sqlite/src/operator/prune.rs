@@ -1,0 +1,166 @@
+use std::time::Duration;
+
+use pillarbox::{Position, PrunePolicy, Pruned, SubscriptionId, Timestamp};
+use rusqlite::{Transaction, params};
+
+use super::World;
+use super::change::{give_up, touch_lanes};
+use crate::connection::{meta_number, raise_revision, set_meta};
+use crate::error::Db;
+use crate::store::Desk;
+
+/// The reason recorded for what a subscription lost because its `hold` was over.
+const REASON_HOLD: &str = "dropped by retention: the subscription's hold was over";
+
+/// The reason recorded for dead deliveries that retention removed.
+const REASON_DEAD: &str = "dropped by retention: dead for longer than retention.dead";
+
+/// Records of progress older than this are merged by the hour.
+const PROGRESS_FINE_MS: i64 = 3_600_000;
+
+/// Removes one slice of what nobody needs. It holds the write lock throughout: no cursor moves, no delivery appears and no
+/// rewind happens between what it reads and what it removes.
+pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> Db<Pruned> {
+    let world = World::load(tx, &desk.folder)?;
+    let mut pruned = Pruned::default();
+    let slice = i64::try_from(policy.slice.max(1)).unwrap_or(i64::MAX);
+    prune_dead(tx, &world, policy, slice, &mut pruned)?;
+    if let Some(keep) = policy.keep {
+        prune_events(tx, &world, keep, slice, &mut pruned)?;
+    }
+    let kept = tx.execute(include_str!("../sql/prune_kept.sql"), [slice])?;
+    prune_dedup(tx, &world, policy, slice, &mut pruned)?;
+    prune_progress(tx, &world, slice)?;
+    pruned.more |= kept as i64 == slice;
+    Ok(pruned)
+}
+
+fn before(now: Timestamp, age: Duration) -> i64 {
+    now.0.saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX))
+}
+
+/// Events that are old enough and that every subscription has passed.
+fn prune_events(tx: &Transaction<'_>, world: &World, keep: Duration, slice: i64, pruned: &mut Pruned) -> Db<()> {
+    let candidates = candidates(tx, world, before(world.now, keep), slice)?;
+    let Some(oldest_to_keep) = candidates.last().map(|candidate| candidate.0) else { return Ok(()) };
+    expire_holds(tx, world, &candidates)?;
+    // Floors first, deliveries second: a lane that parks an event moves its floor in the same transaction.
+    let sql = "select s.name, min(c.floor) from pillarbox_cursor as c join pillarbox_subscription as s \
+               on s.id = c.subscription group by s.id order by 2 limit 1";
+    let mut statement = tx.prepare(sql)?;
+    let mut rows = statement.query([])?;
+    let mut end = oldest_to_keep;
+    if let Some(row) = rows.next()? {
+        let floor: Position = row.get(1)?;
+        if floor < end {
+            end = floor;
+            pruned.held_by = Some(row.get(0)?);
+        }
+    }
+    if end <= world.pruned_to {
+        return Ok(());
+    }
+    let range = params![world.pruned_to, end];
+    pruned.kept = tx.execute(include_str!("../sql/prune_keep.sql"), range)? as u64;
+    pruned.events = tx.execute(include_str!("../sql/prune_events.sql"), range)? as u64;
+    set_meta(tx, "pruned_to", end)?;
+    // A journal's events stay; the log then still begins with the first of them.
+    let sql = "select coalesce(min(position), ?1 + 1) from pillarbox_event where position <= ?1";
+    let log_start: Position = tx.query_row(sql, [end], |row| row.get(0))?;
+    set_meta(tx, "log_start", log_start)?;
+    tx.execute("delete from pillarbox_dead_range where high < ?1", [log_start])?;
+    pruned.more |= candidates.len() as i64 == slice && pruned.held_by.is_none();
+    Ok(())
+}
+
+/// The next events (position, created_at) up to the first that is too young.
+fn candidates(tx: &Transaction<'_>, world: &World, oldest: i64, slice: i64) -> Db<Vec<(Position, i64)>> {
+    let sql = "select position, created_at from pillarbox_event where position > ?1 order by position limit ?2";
+    let mut statement = tx.prepare_cached(sql)?;
+    let mut rows = statement.query(params![world.pruned_to, slice])?;
+    let mut candidates = Vec::new();
+    while let Some(row) = rows.next()? {
+        let candidate = (row.get(0)?, row.get(1)?);
+        if candidate.1 >= oldest {
+            break;
+        }
+        candidates.push(candidate);
+    }
+    Ok(candidates)
+}
+
+/// Moves subscriptions on whose hold is over for some of the candidates, recorded and with an alarm.
+fn expire_holds(tx: &Transaction<'_>, world: &World, candidates: &[(Position, i64)]) -> Db<()> {
+    for subscription in &world.subscriptions {
+        let Some(hold) = subscription.hold else { continue };
+        let oldest = before(world.now, hold);
+        let over = candidates.iter().take_while(|(_, created_at)| *created_at < oldest).last();
+        let Some(&(end, _)) = over.filter(|(position, _)| *position > subscription.floor()) else { continue };
+        for lane in subscription.lanes.iter().filter(|lane| lane.cursor.floor < end) {
+            let mut settled = lane.cursor.settled.clone();
+            settled.remove_range(0, end);
+            let sql = "update pillarbox_cursor set floor = ?3, settled = ?4, epoch = epoch + 1 \
+                       where subscription = ?1 and lane = ?2";
+            tx.execute(sql, params![subscription.id.0, lane.lane, end, settled.to_string()])?;
+        }
+        give_up(tx, subscription.id, (subscription.floor() + 1, end), REASON_HOLD)?;
+        raise_revision(tx)?;
+        tracing::error!(
+            subscription = subscription.name,
+            from = subscription.floor() + 1,
+            to = end,
+            "events were dropped undelivered: the subscription's hold is over"
+        );
+    }
+    Ok(())
+}
+
+fn prune_dead(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy, slice: i64, pruned: &mut Pruned) -> Db<()> {
+    let Some(age) = policy.dead else { return Ok(()) };
+    let mut statement = tx.prepare(include_str!("../sql/prune_dead.sql"))?;
+    let rows = statement.query_map(params![before(world.now, age), slice], |row| {
+        Ok((SubscriptionId(row.get(0)?), row.get(1)?, row.get(2)?))
+    })?;
+    let dead: Vec<(SubscriptionId, Position, u32)> = rows.collect::<Result<_, _>>()?;
+    for (subscription, position, lane) in &dead {
+        give_up(tx, *subscription, (*position, *position), REASON_DEAD)?;
+        let sql = "delete from pillarbox_delivery where subscription = ?1 and position = ?2";
+        tx.prepare_cached(sql)?.execute(params![subscription.0, position])?;
+        touch_lanes(tx, *subscription, [*lane].into_iter())?;
+    }
+    if !dead.is_empty() {
+        raise_revision(tx)?;
+    }
+    pruned.dead = dead.len() as u64;
+    pruned.more |= dead.len() as i64 == slice;
+    Ok(())
+}
+
+/// Deduplication keys that have left the window; never inside the one that publishers were promised.
+fn prune_dedup(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy, slice: i64, pruned: &mut Pruned) -> Db<()> {
+    let promised = world.now.0.saturating_sub(meta_number(tx, "dedup_window_ms")?);
+    let oldest = before(world.now, policy.dedup_window).min(promised);
+    pruned.dedup = tx.execute(include_str!("../sql/prune_dedup.sql"), params![oldest, slice])? as u64;
+    pruned.more |= pruned.dedup as i64 == slice;
+    Ok(())
+}
+
+/// Records of progress: those of pruned events go, old consecutive ones become one an hour.
+fn prune_progress(tx: &Transaction<'_>, world: &World, slice: i64) -> Db<()> {
+    let log_start = meta_number(tx, "log_start")?;
+    tx.execute(include_str!("../sql/prune_progress.sql"), [log_start])?;
+    let mut statement = tx.prepare(include_str!("../sql/progress_groups.sql"))?;
+    let old = world.now.0 - PROGRESS_FINE_MS;
+    let rows = statement.query_map(params![old, PROGRESS_FINE_MS, slice], |row| {
+        Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
+    })?;
+    let groups: Vec<(i64, i64, Position, i64, String)> = rows.collect::<Result<_, _>>()?;
+    for (first, floor_from, floor_to, ended_at, others) in groups {
+        let sql = "update pillarbox_progress set floor_from = ?2, floor_to = ?3, ended_at = ?4 where id = ?1";
+        tx.prepare_cached(sql)?.execute(params![first, floor_from, floor_to, ended_at])?;
+        let sql =
+            "delete from pillarbox_progress where id <> ?1 and id in (select value from json_each('[' || ?2 || ']'))";
+        tx.prepare_cached(sql)?.execute(params![first, others])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,87 @@
+use pillarbox::{DeliveryRecord, Event, EventRecord, Fate, Position, SettledBy, State, SubscriptionId, Timestamp};
+use rusqlite::{Connection, OptionalExtension, params};
+use uuid::Uuid;
+
+use super::{SubscriptionRow, World, positions_of};
+use crate::error::Db;
+use crate::reader::{Decoder, id_of};
+use crate::settle::parse_errors;
+use crate::store::Desk;
+
+pub(super) fn show(tx: &Connection, desk: &Desk, id: Uuid) -> Db<Option<EventRecord>> {
+    let Some(position) = positions_of(tx, id)?.into_iter().next() else { return Ok(None) };
+    let mut statement = tx.prepare_cached(include_str!("../sql/fetch.sql"))?;
+    let mut rows = statement.query([position])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let event = Decoder::default().event(row)?;
+    let world = World::load(tx, &desk.folder)?;
+    let fates = world.subscriptions.iter().filter_map(|row| fate(tx, &world, row, &event).transpose());
+    let subscriptions = fates.collect::<Db<Vec<_>>>()?;
+    Ok(Some(EventRecord { event, subscriptions }))
+}
+
+/// The facts about one event and one subscription.
+fn fate(tx: &Connection, world: &World, row: &SubscriptionRow, event: &Event) -> Db<Option<Fate>> {
+    let Some(lane) = row.lane_of(event.key.as_deref(), event.position) else { return Ok(None) };
+    let sql = "select 1 from pillarbox_dead_range where low <= ?1 and high >= ?1";
+    Ok(Some(Fate {
+        subscription: row.name.clone(),
+        wanted: row.filter.wants(event),
+        lane: lane.lane,
+        owner: lane.owner.map(|owner| (owner, world.is_alive(owner))),
+        floor: lane.cursor.floor,
+        settled: lane.has_settled(event.position),
+        settled_by: settled_by(tx, row.id, lane.lane, event.position)?,
+        before_start: event.position <= row.start_floor,
+        in_dead_range: tx.prepare_cached(sql)?.exists([event.position])?,
+        delivery: delivery(tx, row.id, event.position)?,
+        skipped: skipped(tx, row.id, event.position)?,
+    }))
+}
+
+fn settled_by(tx: &Connection, id: SubscriptionId, lane: u32, position: Position) -> Db<Option<SettledBy>> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/settled_by.sql"))?;
+    let found = statement.query_row(params![id.0, lane, position], |row| {
+        Ok(SettledBy { epoch: row.get(0)?, after: Timestamp(row.get(1)?), before: Timestamp(row.get(2)?) })
+    });
+    Ok(found.optional()?)
+}
+
+fn skipped(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Option<(String, Timestamp)>> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/skipped.sql"))?;
+    let found = statement.query_row(params![id.0, position], |row| Ok((row.get(0)?, Timestamp(row.get(1)?))));
+    Ok(found.optional()?)
+}
+
+fn delivery(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Option<DeliveryRecord>> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/show_delivery.sql"))?;
+    let found = statement.query_row(params![id.0, position], |row| {
+        Ok(DeliveryRecord {
+            state: state(&row.get::<_, String>(0)?),
+            attempts: row.get(1)?,
+            due_at: Timestamp(row.get(2)?),
+            since: Timestamp(row.get(3)?),
+            errors: parse_errors(&row.get::<_, String>(4)?),
+            head: None,
+        })
+    });
+    let Some(mut record) = found.optional()? else { return Ok(None) };
+    if record.state == State::Blocked {
+        record.head = head(tx, id, position)?;
+    }
+    Ok(Some(record))
+}
+
+/// The delivery that a blocked one waits for.
+fn head(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Option<(Uuid, Position, State)>> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/head.sql"))?;
+    let found = statement.query_row(params![id.0, position], |row| {
+        let id = row.get::<_, Option<String>>(0)?.unwrap_or_default();
+        Ok((id_of(id.as_bytes()), row.get(1)?, state(&row.get::<_, String>(2)?)))
+    });
+    Ok(found.optional()?)
+}
+
+fn state(name: &str) -> State {
+    State::from_name(name).unwrap_or(State::Pending)
+}

@@ -1,0 +1,234 @@
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use pillarbox::{
+    InstanceStatus, KeyHash, LogStatus, Position, State, Status, SubscriptionId, SubscriptionReport,
+    SubscriptionStatus, Timestamp, lane_of,
+};
+use rusqlite::{Connection, Row};
+
+use super::maintain::{WAL_BYTES_MAX, wal_bytes};
+use super::{SubscriptionRow, World};
+use crate::connection::meta_number;
+use crate::error::Db;
+use crate::home::log_id;
+use crate::store::Desk;
+
+/// How many events are looked at to count what is pending; beyond it the rest is estimated from their share.
+pub const PENDING_COUNT_MAX: usize = 1_000_000;
+
+pub(super) fn status(tx: &Connection, desk: &Desk) -> Db<Status> {
+    let world = World::load(tx, &desk.folder)?;
+    let log = log_status(tx, desk, &world)?;
+    let mut figures = deliveries(tx)?;
+    backlog(tx, &world, &mut figures)?;
+    let bytes_each = log.bytes / log.events.max(1);
+    let subscriptions = world
+        .subscriptions
+        .iter()
+        .map(|row| subscription_status(&world, row, figures.remove(&row.id).unwrap_or_default(), bytes_each))
+        .collect();
+    let instances = instances(&world);
+    Ok(Status { at: world.now, log, subscriptions, instances })
+}
+
+/// What is counted of a subscription.
+#[derive(Default)]
+struct Figures {
+    /// Not settled by the cursors and due.
+    log_pending: u64,
+    log_delayed: u64,
+    by_state: HashMap<State, u64>,
+    oldest: Option<Timestamp>,
+    oldest_due: Option<Timestamp>,
+}
+
+impl Figures {
+    fn count(&self, state: State) -> u64 {
+        self.by_state.get(&state).copied().unwrap_or(0)
+    }
+}
+
+fn log_status(tx: &Connection, desk: &Desk, world: &World) -> Db<LogStatus> {
+    let positions = world.horizon - world.log_start + 1;
+    let events = if positions <= PENDING_COUNT_MAX as i64 {
+        tx.query_row("select count(*) from pillarbox_event", [], |row| row.get(0))?
+    } else {
+        positions
+    };
+    let sql = "select page_count * page_size from pragma_page_count, pragma_page_size";
+    let wal = wal_bytes(&desk.path);
+    let mut holders = Vec::new();
+    if wal > WAL_BYTES_MAX {
+        holders.push(format!(
+            "the write-ahead log has {} MiB: a transaction that has been reading for long keeps it from being written \
+             back; end it (run `pillarbox doctor`)",
+            wal / 1024 / 1024
+        ));
+    }
+    Ok(LogStatus {
+        log_id: log_id(tx)?,
+        incarnation: meta_number(tx, "incarnation")?,
+        schema_version: meta_number(tx, "schema_version")?,
+        log_start: world.log_start,
+        horizon: world.horizon,
+        events,
+        bytes: tx.query_row(sql, [], |row| row.get::<_, i64>(0))? + wal as i64,
+        kept: tx.query_row("select count(*) from pillarbox_event_kept", [], |row| row.get(0))?,
+        holders,
+    })
+}
+
+/// The figures of the slow path.
+fn deliveries(tx: &Connection) -> Db<HashMap<SubscriptionId, Figures>> {
+    let mut figures = HashMap::<_, Figures>::new();
+    let mut statement = tx.prepare_cached(include_str!("../sql/delivery_figures.sql"))?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let of = figures.entry(SubscriptionId(row.get(0)?)).or_default();
+        if let Some(state) = State::from_name(&row.get::<_, String>(1)?) {
+            of.by_state.insert(state, row.get::<_, i64>(2)? as u64);
+        }
+    }
+    let mut statement = tx.prepare_cached(include_str!("../sql/delivery_oldest.sql"))?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let of = figures.entry(SubscriptionId(row.get(0)?)).or_default();
+        of.oldest = row.get::<_, Option<i64>>(1)?.map(Timestamp);
+        of.oldest_due = row.get::<_, Option<i64>>(2)?.map(Timestamp);
+    }
+    Ok(figures)
+}
+
+/// Counts the events of the log that no cursor has settled.
+fn backlog(tx: &Connection, world: &World, figures: &mut HashMap<SubscriptionId, Figures>) -> Db<()> {
+    let Some(lowest) = world.subscriptions.iter().map(SubscriptionRow::floor).min() else { return Ok(()) };
+    let mut statement = tx.prepare_cached(include_str!("../sql/backlog.sql"))?;
+    let mut rows = statement.query([lowest, PENDING_COUNT_MAX as i64])?;
+    let (mut looked_at, mut last) = (0, lowest);
+    while let Some(row) = rows.next()? {
+        looked_at += 1;
+        last = row.get(0)?;
+        let line = Line::of(row)?;
+        for subscription in world.subscriptions.iter().filter(|subscription| line.awaits(subscription)) {
+            let of = figures.entry(subscription.id).or_default();
+            if line.deliver_at.is_some_and(|at| at > world.now) {
+                of.log_delayed += 1;
+            } else {
+                of.log_pending += 1;
+                of.oldest = Some(of.oldest.map_or(line.created_at, |oldest| oldest.min(line.created_at)));
+            }
+        }
+    }
+    if looked_at == PENDING_COUNT_MAX {
+        let share = (world.horizon - last) as f64 / (last - lowest).max(1) as f64;
+        figures.values_mut().for_each(|of| of.log_pending += (of.log_pending as f64 * share) as u64);
+    }
+    Ok(())
+}
+
+/// What decides about a row of `sql/backlog.sql`.
+pub(super) struct Line<'a> {
+    pub(super) position: Position,
+    pub(super) topic: Cow<'a, str>,
+    pub(super) r#type: Cow<'a, str>,
+    pub(super) key: Option<Cow<'a, str>>,
+    pub(super) deliver_at: Option<Timestamp>,
+    pub(super) created_at: Timestamp,
+    hash: Option<KeyHash>,
+}
+
+impl<'a> Line<'a> {
+    pub(super) fn of(row: &'a Row<'_>) -> Db<Self> {
+        let text = |index| -> Db<Option<Cow<'a, str>>> {
+            Ok(row.get_ref(index)?.as_bytes_or_null().unwrap_or_default().map(String::from_utf8_lossy))
+        };
+        let key = text(3)?;
+        Ok(Line {
+            position: row.get(0)?,
+            topic: text(1)?.unwrap_or_default(),
+            r#type: text(2)?.unwrap_or_default(),
+            hash: key.as_deref().map(KeyHash::of),
+            key,
+            deliver_at: row.get::<_, Option<i64>>(4)?.map(Timestamp),
+            created_at: Timestamp(row.get(5)?),
+        })
+    }
+
+    /// Whether the subscription wants the event and has not settled it.
+    pub(super) fn awaits(&self, subscription: &SubscriptionRow) -> bool {
+        let lane = lane_of(self.hash, self.position, subscription.lanes.len() as u32);
+        subscription.lanes.get(lane as usize).is_some_and(|lane| !lane.has_settled(self.position))
+            && subscription.filter.matches(&self.topic, &self.r#type)
+    }
+}
+
+fn subscription_status(world: &World, row: &SubscriptionRow, of: Figures, bytes_each: i64) -> SubscriptionStatus {
+    let report = report(world, row);
+    // What an owner has in flight is either a row in this state or not settled yet.
+    let processing = of.count(State::Processing).max(report.in_flight);
+    let in_flight_from_log = processing - of.count(State::Processing);
+    let mut owners: Vec<_> = row.lanes.iter().filter_map(|lane| lane.owner).collect();
+    let lanes_owned = owners.iter().filter(|owner| world.is_alive(**owner)).count() as u32;
+    owners.sort_unstable();
+    owners.dedup();
+    let others = world.subscriptions.iter().filter(|other| other.id != row.id).map(SubscriptionRow::floor).min();
+    let held = others.unwrap_or(world.horizon) - row.floor();
+    SubscriptionStatus {
+        id: row.id,
+        name: row.name.clone(),
+        mode: row.mode,
+        filter: row.filter.clone(),
+        lanes: row.lanes.len() as u32,
+        on_dead: row.on_dead,
+        paused: row.paused,
+        orphaned: !world.is_run(row.id),
+        pending: (of.log_pending + of.count(State::Pending)).saturating_sub(in_flight_from_log),
+        delayed: of.log_delayed + of.count(State::Delayed),
+        processing,
+        retrying: of.count(State::Retrying),
+        blocked: of.count(State::Blocked),
+        dead: of.count(State::Dead),
+        oldest_age_seconds: of.oldest.map(|oldest| world.now.since(oldest).as_secs_f64()),
+        oldest_due: of.oldest_due,
+        lag: (world.horizon - row.floor()).max(0),
+        lanes_owned,
+        owners,
+        floor: row.floor(),
+        holds_bytes: held.max(0).saturating_mul(bytes_each),
+        report,
+    }
+}
+
+/// What the living instances say of a subscription, put together.
+fn report(world: &World, row: &SubscriptionRow) -> SubscriptionReport {
+    let mut all = SubscriptionReport::default();
+    for report in world.runners(row.id).filter_map(|instance| instance.report.subscriptions.get(&row.name)) {
+        all.in_flight += report.in_flight;
+        all.delivered += report.delivered;
+        all.delivered_at = all.delivered_at.max(report.delivered_at);
+        all.breaker = all.breaker.or_else(|| report.breaker.clone());
+        all.flood_guard |= report.flood_guard;
+        all.stopped = all.stopped.or_else(|| report.stopped.clone());
+    }
+    all
+}
+
+fn instances(world: &World) -> Vec<InstanceStatus> {
+    let lanes = |id| {
+        let all = world.subscriptions.iter().flat_map(|subscription| &subscription.lanes);
+        all.filter(|lane| lane.owner == Some(id)).count() as u32
+    };
+    let status = |instance: &super::InstanceRow| InstanceStatus {
+        id: instance.id,
+        host: instance.host.clone(),
+        pid: instance.pid,
+        version: instance.version.clone(),
+        started_at: instance.started_at,
+        beat_at: instance.beat_at,
+        alive: instance.alive,
+        lanes: lanes(instance.id),
+        report: instance.report.clone(),
+    };
+    world.instances.iter().map(status).collect()
+}

@@ -1,0 +1,439 @@
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use pillarbox::{
+    Cursor, Delivery, Epoch, ErrorKind, Filter, Fleet, Hello, InstanceId, InstanceView, Joined, LaneRef, LaneState,
+    LaneView, Lock, OnDead, Position, Report, Start, State, Subscription, SubscriptionId, SubscriptionView, Take,
+    Timestamp,
+};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+use uuid::Uuid;
+
+use crate::connection::{Purpose, horizon, meta_number, open, raise_revision, read, write};
+use crate::doorbell::{Bell, neighbour_of};
+use crate::error::{Db, DbError};
+use crate::home;
+
+/// Writes on its own thread; its two connections differ in what a power cut may take back.
+pub(crate) struct Writer {
+    pub(crate) path: PathBuf,
+    pub(crate) durable: Connection,
+    pub(crate) relaxed: Connection,
+    pub(crate) folder: LockFolder,
+    pub(crate) membership: Arc<Mutex<Option<Membership>>>,
+    pub(crate) bell: Arc<Bell>,
+}
+
+/// This process as an instance. Dropping it frees the lock, which is what others take as its end.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    id: InstanceId,
+    _lock: File,
+}
+
+impl Writer {
+    pub(crate) fn open(
+        path: &Path,
+        folder: LockFolder,
+        membership: Arc<Mutex<Option<Membership>>>,
+        bell: Arc<Bell>,
+    ) -> Db<Self> {
+        Ok(Writer {
+            path: path.to_owned(),
+            durable: open(path, Purpose::Durable)?,
+            relaxed: open(path, Purpose::Relaxed)?,
+            folder,
+            membership,
+            bell,
+        })
+    }
+
+    /// Lock first, then the row: a row without a held lock is an instance that has ended.
+    pub(crate) fn join(&self, hello: &Hello) -> Db<Joined> {
+        hello.subscriptions.iter().try_for_each(Subscription::validate)?;
+        home::check(&self.durable, &self.path)?;
+        let instance = InstanceId(write(&self.durable, |tx| {
+            let sql = "update pillarbox_meta set value = value + 1 where name = 'instance_last' returning value";
+            Ok(tx.query_row(sql, [], |row| row.get(0))?)
+        })?);
+        let lock = self.folder.hold(instance)?;
+        let joined = write(&self.durable, |tx| {
+            let subscriptions = hello
+                .subscriptions
+                .iter()
+                .map(|subscription| define(tx, instance, subscription))
+                .collect::<Db<Vec<_>>>()?;
+            enter(tx, instance, hello, &subscriptions)?;
+            let log_id = home::log_id(tx)?;
+            Ok((Joined { instance, log_id, subscriptions }, raise_revision(tx)?))
+        });
+        let (joined, revision) = joined.inspect_err(|_| self.folder.remove(instance))?;
+        self.bell.raised(revision);
+        *self.members() = Some(Membership { id: instance, _lock: lock });
+        Ok(joined)
+    }
+
+    /// Beats, and looks at the fleet.
+    pub(crate) fn observe(&self, report: &Report) -> Db<Fleet> {
+        let me = self.me()?;
+        let report = serde_json::to_string(report).expect("a report is JSON");
+        let (mut fleet, revision) = write(&self.relaxed, |tx| {
+            let sql = "update pillarbox_instance set beat = beat + 1, beat_at = ?2, report = ?3 where id = ?1";
+            let alive = tx.prepare_cached(sql)?.execute(params![me.0, Timestamp::now().0, report])?;
+            if alive == 0 {
+                return Err(buried(me));
+            }
+            Ok((fleet(tx)?, meta_number(tx, "revision")?))
+        })?;
+        for instance in fleet.instances.iter_mut().filter(|instance| instance.id != me) {
+            instance.lock = self.folder.probe(instance.id);
+        }
+        self.bury(&fleet)?;
+        let held = fleet.instances.iter().filter(|instance| instance.lock == Lock::Held).map(|instance| instance.id);
+        let neighbour = neighbour_of(me, held).and_then(|id| self.folder.open(id));
+        self.bell.observed(revision, neighbour);
+        Ok(fleet)
+    }
+
+    /// Removes what instances have left behind that ended and own no lane any more.
+    fn bury(&self, fleet: &Fleet) -> Db<()> {
+        let owns = |id: InstanceId| fleet.lanes.iter().any(|lane| lane.owner == Some(id));
+        let ended = |instance: &&InstanceView| instance.lock == Lock::Free && !owns(instance.id);
+        let ended: Vec<_> = fleet.instances.iter().filter(ended).map(|instance| instance.id).collect();
+        if ended.is_empty() {
+            return Ok(());
+        }
+        write(&self.relaxed, |tx| {
+            for id in &ended {
+                tx.prepare_cached(include_str!("sql/bury.sql"))?.execute([id.0])?;
+            }
+            Ok(())
+        })?;
+        ended.into_iter().for_each(|id| self.folder.remove(id));
+        Ok(())
+    }
+
+    /// Takes each lane whose epoch is still the expected one.
+    pub(crate) fn take(&self, lanes: &[Take]) -> Db<Vec<Option<Epoch>>> {
+        let me = self.me()?;
+        let (epochs, revision) = write(&self.durable, |tx| {
+            let sql = "select 1 from pillarbox_instance where id = ?1";
+            tx.prepare_cached(sql)?.query_row([me.0], |_| Ok(())).optional()?.ok_or_else(|| buried(me))?;
+            let mut statement = tx.prepare_cached(include_str!("sql/take.sql"))?;
+            let mut epochs = Vec::with_capacity(lanes.len());
+            for take in lanes {
+                let values = params![take.lane.subscription.0, take.lane.lane, take.expected, me.0];
+                epochs.push(statement.query_row(values, |row| row.get(0)).optional()?);
+            }
+            let taken = epochs.iter().any(Option::is_some);
+            Ok((epochs, taken.then(|| raise_revision(tx)).transpose()?))
+        })?;
+        revision.into_iter().for_each(|revision| self.bell.raised(revision));
+        Ok(epochs)
+    }
+
+    /// Ends this instance.
+    pub(crate) fn leave(&self) -> Db<()> {
+        let Some(me) = self.members().as_ref().map(|member| member.id) else { return Ok(()) };
+        let revision = write(&self.durable, |tx| {
+            tx.execute("update pillarbox_cursor set owner = null where owner = ?1", [me.0])?;
+            tx.execute("delete from pillarbox_instance where id = ?1", [me.0])?;
+            raise_revision(tx)
+        })?;
+        self.bell.raised(revision);
+        self.folder.remove(me);
+        self.members().take();
+        Ok(())
+    }
+
+    fn me(&self) -> Db<InstanceId> {
+        self.members().as_ref().map(|member| member.id).ok_or_else(|| {
+            DbError::own(ErrorKind::Fatal, "this store is not an instance; join before observing or taking lanes")
+        })
+    }
+
+    fn members(&self) -> std::sync::MutexGuard<'_, Option<Membership>> {
+        self.membership.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+fn buried(me: InstanceId) -> DbError {
+    DbError::own(
+        ErrorKind::Fatal,
+        format!("instance {} was buried by another that found its lock free; join again under a new number", me.0),
+    )
+}
+
+/// Writes the instance's row.
+fn enter(tx: &Transaction<'_>, me: InstanceId, hello: &Hello, subscriptions: &[SubscriptionView]) -> Db<()> {
+    let ids: Vec<i64> = subscriptions.iter().map(|subscription| subscription.id.0).collect();
+    let ids = serde_json::to_string(&ids).expect("numbers are JSON");
+    let now = Timestamp::now().0;
+    tx.execute(include_str!("sql/enter.sql"), params![me.0, hello.host, hello.pid, hello.version, now, ids])?;
+    Ok(())
+}
+
+/// Creates a subscription, or gives an existing one what the newest started instance says; lanes and mode stay.
+fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription) -> Db<SubscriptionView> {
+    let created = match find(tx, &subscription.name)? {
+        Some(view) => {
+            if view.lanes != subscription.lanes {
+                tracing::warn!(
+                    subscription = view.name,
+                    lanes = view.lanes,
+                    asked = subscription.lanes,
+                    "the database's number of lanes stays; change it with `pillarbox subscription relane`"
+                );
+            }
+            false
+        }
+        None => true,
+    };
+    let floor = if created { start_floor(tx, subscription.start)? } else { 0 };
+    let json = |value: serde_json::Result<String>| value.expect("plain data is JSON");
+    let milliseconds = |time: std::time::Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+    tx.execute(
+        include_str!("sql/define.sql"),
+        params![
+            subscription.name,
+            json(serde_json::to_string(&subscription.filter)),
+            if subscription.mode == pillarbox::Mode::Queue { "queue" } else { "stream" },
+            subscription.lanes,
+            if subscription.on_dead == OnDead::Skip { "skip" } else { "block" },
+            subscription.hold.map(milliseconds),
+            json(serde_json::to_string(&subscription.retry)),
+            milliseconds(subscription.processing_timeout),
+            floor,
+            me.0,
+            Timestamp::now().0,
+        ],
+    )?;
+    let view = find(tx, &subscription.name)?.expect("it was written in this transaction");
+    if created {
+        (0..view.lanes).try_for_each(|lane| add_lane(tx, view.id, lane, floor, 0))?;
+    }
+    Ok(SubscriptionView { created, ..view })
+}
+
+/// A lane's cursor, with the record that what lies before its floor was never asked for.
+pub(crate) fn add_lane(tx: &Transaction<'_>, id: SubscriptionId, lane: u32, floor: Position, epoch: Epoch) -> Db<()> {
+    let sql = "insert into pillarbox_cursor (subscription, lane, floor, epoch) values (?1, ?2, ?3, ?4)";
+    tx.prepare_cached(sql)?.execute(params![id.0, lane, floor, epoch])?;
+    record_progress(tx, id, lane, 0, (0, floor))
+}
+
+/// Records that `from < position <= to` of a lane was covered.
+pub(crate) fn record_progress(
+    tx: &Transaction<'_>,
+    id: SubscriptionId,
+    lane: u32,
+    epoch: Epoch,
+    (from, to): (Position, Position),
+) -> Db<()> {
+    let mut statement = tx.prepare_cached(include_str!("sql/progress_insert.sql"))?;
+    statement.execute(params![id.0, lane, epoch, from, to, Timestamp::now().0])?;
+    Ok(())
+}
+
+/// The floor from which a start delivers.
+pub(crate) fn start_floor(tx: &Transaction<'_>, start: Start) -> Db<Position> {
+    let lowest = meta_number(tx, "log_start")? - 1;
+    let horizon = horizon(tx)?;
+    Ok(match start {
+        Start::Beginning => lowest,
+        Start::Now => horizon,
+        Start::Position(position) => position.min(horizon).max(lowest),
+        Start::Time(time) => {
+            let sql = "select position from pillarbox_event where created_at >= ?1 order by position limit 1";
+            let first: Option<Position> = tx.query_row(sql, [time.0], |row| row.get(0)).optional()?;
+            first.map_or(horizon, |first| first - 1).max(lowest)
+        }
+    })
+}
+
+/// A subscription by its name.
+pub(crate) fn find(tx: &Connection, name: &str) -> Db<Option<SubscriptionView>> {
+    let sql = "select id, name, filter, lanes, paused from pillarbox_subscription where name = ?1";
+    Ok(tx.prepare_cached(sql)?.query_row([name], subscription_view).optional()?)
+}
+
+fn subscription_view(row: &Row<'_>) -> rusqlite::Result<SubscriptionView> {
+    Ok(SubscriptionView {
+        id: SubscriptionId(row.get(0)?),
+        name: row.get(1)?,
+        filter: parse_filter(&row.get::<_, String>(2)?),
+        lanes: row.get(3)?,
+        paused: row.get(4)?,
+        created: false,
+    })
+}
+
+/// A stored filter. One that cannot be read wants everything: too much is delivered rather than too little.
+pub(crate) fn parse_filter(text: &str) -> Filter {
+    serde_json::from_str(text).unwrap_or_default()
+}
+
+/// All that is in the database of the fleet; locks are looked at afterwards.
+fn fleet(tx: &Transaction<'_>) -> Db<Fleet> {
+    let sql = "select id, beat, subscriptions from pillarbox_instance order by id";
+    let instances = tx.prepare_cached(sql)?.query_map([], instance_view)?.collect::<Result<_, _>>()?;
+    let sql = "select id, name, filter, lanes, paused from pillarbox_subscription order by id";
+    let subscriptions = tx.prepare_cached(sql)?.query_map([], subscription_view)?.collect::<Result<_, _>>()?;
+    let sql = "select subscription, lane, owner, epoch, revision from pillarbox_cursor order by 1, 2";
+    let lanes = tx.prepare_cached(sql)?.query_map([], lane_view)?.collect::<Result<_, _>>()?;
+    Ok(Fleet { instances, subscriptions, lanes })
+}
+
+fn instance_view(row: &Row<'_>) -> rusqlite::Result<InstanceView> {
+    let ids: Vec<i64> = serde_json::from_str(&row.get::<_, String>(2)?).unwrap_or_default();
+    let subscriptions = ids.into_iter().map(SubscriptionId).collect();
+    Ok(InstanceView { id: InstanceId(row.get(0)?), beat: row.get(1)?, lock: Lock::Held, subscriptions })
+}
+
+fn lane_view(row: &Row<'_>) -> rusqlite::Result<LaneView> {
+    Ok(LaneView {
+        lane: LaneRef { subscription: SubscriptionId(row.get(0)?), lane: row.get(1)? },
+        owner: row.get::<_, Option<i64>>(2)?.map(InstanceId),
+        epoch: row.get(3)?,
+        revision: row.get(4)?,
+    })
+}
+
+/// Loads lanes at the given epochs in one snapshot.
+pub(crate) fn load(connection: &Connection, lanes: &[(LaneRef, Epoch)]) -> Db<Vec<Option<LaneState>>> {
+    read(connection, |tx| {
+        let pruned_to = meta_number(tx, "pruned_to")?;
+        lanes.iter().map(|(lane, epoch)| load_lane(tx, *lane, *epoch, pruned_to)).collect()
+    })
+}
+
+fn load_lane(tx: &Transaction<'_>, lane: LaneRef, epoch: Epoch, pruned_to: Position) -> Db<Option<LaneState>> {
+    let mut statement = tx.prepare_cached(include_str!("sql/load_cursor.sql"))?;
+    let mut rows = statement.query(params![lane.subscription.0, lane.lane, epoch])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let cursor = cursor_of(row)?;
+    let (takeovers, revision) = (row.get(4)?, row.get(5)?);
+    check_anchor(tx, &cursor, pruned_to)?;
+    let mut statement = tx.prepare_cached(include_str!("sql/load_deliveries.sql"))?;
+    let rows = statement.query_map(params![lane.subscription.0, lane.lane], delivery_of)?;
+    let deliveries = rows.collect::<Result<_, _>>()?;
+    Ok(Some(LaneState { cursor, deliveries, takeovers, revision }))
+}
+
+/// The first four columns: floor, settled, anchor_position, anchor_id.
+pub(crate) fn cursor_of(row: &Row<'_>) -> Db<Cursor> {
+    let anchor = match (row.get::<_, Option<i64>>(2)?, row.get::<_, Option<String>>(3)?) {
+        (Some(position), Some(id)) => Some((position, crate::reader::id_of(id.as_bytes()))),
+        _ => None,
+    };
+    Ok(Cursor { floor: row.get(0)?, settled: row.get::<_, String>(1)?.parse()?, anchor })
+}
+
+fn delivery_of(row: &Row<'_>) -> rusqlite::Result<Delivery> {
+    Ok(Delivery {
+        position: row.get(0)?,
+        key: row.get::<_, Option<String>>(1)?.map(Into::into),
+        arrival: row.get(2)?,
+        state: State::from_name(&row.get::<_, String>(3)?).unwrap_or(State::Pending),
+        attempts: row.get(4)?,
+        due_at: Timestamp(row.get(5)?),
+        since: Timestamp(row.get(6)?),
+    })
+}
+
+/// The event at the anchor must still be the one that was settled, unless retention has passed it.
+pub(crate) fn check_anchor(connection: &Connection, cursor: &Cursor, pruned_to: Position) -> Db<()> {
+    let Some((position, id)) = cursor.anchor.filter(|(position, _)| *position > pruned_to) else { return Ok(()) };
+    let sql = "select id from pillarbox_event where position = ?1";
+    let found: Option<String> = connection.prepare_cached(sql)?.query_row([position], |row| row.get(0)).optional()?;
+    let found: Option<Uuid> = found.map(|id| crate::reader::id_of(id.as_bytes()));
+    if found == Some(id) {
+        return Ok(());
+    }
+    Err(DbError::own(
+        ErrorKind::Foreign,
+        format!(
+            "the log is not the continuation of itself: event {id} was settled at position {position}, where {}; \
+             if this is a restored backup run `pillarbox migrate --adopt` to go on with what it holds, \
+             or `--fresh` to deliver nothing old",
+            found.map_or("there is none now".into(), |other| format!("event {other} is now"))
+        ),
+    ))
+}
+
+/// The folder of the liveness locks beside the database.
+///
+/// They are `flock`s on files of their own: a descriptor of the database itself must never be closed under SQLite's
+/// POSIX locks. A held lock proves that the process lives; the kernel frees it with the process.
+#[derive(Debug, Clone)]
+pub(crate) struct LockFolder(PathBuf);
+
+/// Another instance's lock file, kept open to be looked at again and again.
+#[derive(Debug)]
+pub(crate) struct Probe(File);
+
+impl LockFolder {
+    pub(crate) fn beside(database: &Path) -> Self {
+        let mut folder = database.as_os_str().to_owned();
+        folder.push("-pillarbox");
+        LockFolder(folder.into())
+    }
+
+    fn file(&self, id: InstanceId) -> PathBuf {
+        self.0.join(format!("{}.lock", id.0))
+    }
+
+    /// Takes the lock of a new instance.
+    fn hold(&self, id: InstanceId) -> Db<File> {
+        let path = self.file(id);
+        let failed = |source| DbError::io(format!("the lock file {} could not be made", path.display()), source);
+        std::fs::create_dir_all(&self.0).map_err(failed)?;
+        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => Ok(file),
+            Err(TryLockError::Error(source)) => Err(failed(source)),
+            Err(TryLockError::WouldBlock) => Err(DbError::own(
+                ErrorKind::Fatal,
+                format!(
+                    "the lock of the new instance {} is held already; is this folder shared between databases?",
+                    id.0
+                ),
+            )),
+        }
+    }
+
+    fn open(&self, id: InstanceId) -> Option<Probe> {
+        File::open(self.file(id)).ok().map(Probe)
+    }
+
+    /// Whether the lock came free. Shared, so that watchers do not see each other.
+    pub(crate) fn is_free(&self, probe: &Probe) -> bool {
+        let free = probe.0.try_lock_shared().is_ok();
+        if free {
+            // An error would only keep a lock that nobody waits for.
+            drop(probe.0.unlock());
+        }
+        free
+    }
+
+    /// The state of an instance's lock; a missing file is an instance that has gone.
+    pub(crate) fn probe(&self, id: InstanceId) -> Lock {
+        match File::open(self.file(id)) {
+            Ok(file) => {
+                if self.is_free(&Probe(file)) {
+                    Lock::Free
+                } else {
+                    Lock::Held
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Lock::Free,
+            Err(_) => Lock::Unknown,
+        }
+    }
+
+    fn remove(&self, id: InstanceId) {
+        // A file that stays behind is harmless: numbers are never used twice.
+        drop(std::fs::remove_file(self.file(id)));
+    }
+}

@@ -1,0 +1,198 @@
+use std::cell::Cell;
+use std::time::{Duration, SystemTime};
+
+use pillarbox::{Error, ErrorKind, Headers, NAME_BYTES_MAX, NewEvent, Payload, Position, Result, Timestamp};
+use rusqlite::types::{ToSqlOutput, ValueRef};
+use rusqlite::{Connection, OptionalExtension, params};
+use uuid::Uuid;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::connection::{meta_number, set_meta};
+use crate::doorbell::expect_commit;
+use crate::error::{Db, DbError};
+use crate::reader::id_of;
+
+/// Publishes an event in the caller's own transaction: it is delivered if and only if that commits.
+///
+/// Returns the event's id, or with a `dedup_key` that was seen inside its window the id of the first event, and then
+/// publishes nothing. A refused event ([`ErrorKind::Invalid`]) leaves nothing behind, and the transaction may go on.
+///
+/// A transaction that reads before it publishes should be `BEGIN IMMEDIATE`: SQLite fails a deferred one at once, without
+/// waiting, if anybody has written since its first read.
+pub fn publish(transaction: &Connection, event: &NewEvent) -> Result<Uuid> {
+    let published = insert(transaction, event)?;
+    expect_commit(transaction, published.made);
+    Ok(published.id)
+}
+
+/// Publishes events in order, as [`publish`] does. After an error the caller should roll back: those before it are published.
+pub fn publish_all(transaction: &Connection, events: &[NewEvent]) -> Result<Vec<Uuid>> {
+    let published = events.iter().map(|event| insert(transaction, event)).collect::<Db<Vec<_>>>()?;
+    expect_commit(transaction, published.last().and_then(|last| last.made));
+    Ok(published.into_iter().map(|published| published.id).collect())
+}
+
+/// What became of one event.
+struct Published {
+    id: Uuid,
+    /// Where it was inserted, if its id was made here and so is nobody else's.
+    made: Option<(Position, Uuid)>,
+}
+
+fn insert(connection: &Connection, event: &NewEvent) -> Db<Published> {
+    check_names(event)?;
+    let now = Timestamp::now();
+    if let Some(id) = find_duplicate(connection, event, now)? {
+        return Ok(Published { id, made: None });
+    }
+    let id = event.id.unwrap_or_else(new_id);
+    let mut text = [0; uuid::fmt::Hyphenated::LENGTH];
+    let text = &*id.hyphenated().encode_lower(&mut text);
+    let headers = Headers::from_map(&event.headers);
+    // The table's own checks look at the payload's size and form, so that it is parsed once and alike for all publishers.
+    connection.prepare_cached(include_str!("sql/publish.sql"))?.execute(params![
+        text,
+        event.topic,
+        event.key,
+        event.r#type,
+        payload_value(&event.payload),
+        event.content_type,
+        headers.as_json(),
+        event.deliver_at.map(|at| at.0),
+        now.0,
+    ])?;
+    let made = event.id.is_none().then(|| (connection.last_insert_rowid(), id));
+    if let Some(dedup_key) = &event.dedup_key {
+        let mut statement = connection.prepare_cached(include_str!("sql/dedup_put.sql"))?;
+        statement.execute(params![event.topic, event.key.as_deref().unwrap_or(""), dedup_key, text, now.0])?;
+    }
+    Ok(Published { id, made })
+}
+
+/// A new time-ordered id (version 7, with the part of the millisecond in `rand_a`).
+///
+/// The random part comes from a seed of the thread and a counter: asking the system for each id costs a sixth of the
+/// insert. The process id takes part because a forked child has the same seed and counter.
+fn new_id() -> Uuid {
+    thread_local! {
+        static SEED: Cell<(u128, u64)> = Cell::new((Uuid::new_v4().as_u128(), 0));
+    }
+    let (seed, counter) = SEED.get();
+    SEED.set((seed, counter.wrapping_add(1)));
+    let mut source = [0; 28];
+    source[..16].copy_from_slice(&seed.to_ne_bytes());
+    source[16..24].copy_from_slice(&counter.to_ne_bytes());
+    source[24..].copy_from_slice(&std::process::id().to_ne_bytes());
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let fraction = (since.subsec_nanos() % 1_000_000) * 4096 / 1_000_000;
+    let mut random = [0; 10];
+    random[..2].copy_from_slice(&(fraction as u16).to_be_bytes());
+    random[2..].copy_from_slice(&xxh3_128(&source).to_be_bytes()[..8]);
+    uuid::Builder::from_unix_timestamp_millis(since.as_millis() as u64, &random).into_uuid()
+}
+
+/// The id of the first event with the same deduplication key, if it lies inside the window.
+fn find_duplicate(connection: &Connection, event: &NewEvent, now: Timestamp) -> Db<Option<Uuid>> {
+    let Some(dedup_key) = &event.dedup_key else { return Ok(None) };
+    if connection.is_autocommit() {
+        return Err(DbError::own(
+            ErrorKind::Invalid,
+            "an event with a dedup_key is published outside a transaction; begin one, best with BEGIN IMMEDIATE",
+        ));
+    }
+    let oldest = now.0.saturating_sub(meta_number(connection, "dedup_window_ms")?);
+    let mut statement = connection.prepare_cached(include_str!("sql/dedup_find.sql"))?;
+    let key = event.key.as_deref().unwrap_or("");
+    let first = statement.query_row(params![event.topic, key, dedup_key, oldest], |row| row.get::<_, String>(0));
+    Ok(first.optional()?.map(|id| id_of(id.as_bytes())))
+}
+
+/// The cheap half of [`NewEvent::validate`]; the other half are the table's checks.
+fn check_names(event: &NewEvent) -> Result<()> {
+    let names = [
+        ("topic", Some(&event.topic)),
+        ("type", Some(&event.r#type)),
+        ("key", event.key.as_ref()),
+        ("dedup_key", event.dedup_key.as_ref()),
+    ];
+    for (name, value) in names {
+        let Some(length) = value.map(String::len) else { continue };
+        if !(1..=NAME_BYTES_MAX).contains(&length) {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("the {name} has {length} bytes, which is not 1 to name_bytes_max = {NAME_BYTES_MAX}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn payload_value(payload: &Payload) -> ToSqlOutput<'_> {
+    ToSqlOutput::Borrowed(match payload {
+        Payload::None => ValueRef::Null,
+        Payload::Json(text) => ValueRef::Text(text.as_bytes()),
+        Payload::Bytes(bytes) => ValueRef::Blob(bytes),
+    })
+}
+
+/// The largest `payload_bytes_max` that a log may be given.
+pub const PAYLOAD_BYTES_MAX_HIGHEST: usize = 256 * 1024 * 1024;
+
+/// Changes the log's limits for all publishers, in whatever language they are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The largest payload, up to [`PAYLOAD_BYTES_MAX_HIGHEST`]. None: as it is.
+    pub payload_bytes_max: Option<usize>,
+    /// How long a `dedup_key` is remembered. None: as it is.
+    pub dedup_window: Option<Duration>,
+}
+
+impl Limits {
+    pub(crate) fn store(&self, connection: &Connection) -> Db<()> {
+        if let Some(bytes) = self.payload_bytes_max {
+            if !(1..=PAYLOAD_BYTES_MAX_HIGHEST).contains(&bytes) {
+                return Err(DbError::own(
+                    ErrorKind::Invalid,
+                    format!("payload_bytes_max = {bytes} is outside 1 to {PAYLOAD_BYTES_MAX_HIGHEST}"),
+                ));
+            }
+            set_payload_limit(connection, bytes as i64)?;
+        }
+        if let Some(window) = self.dedup_window {
+            set_meta(connection, "dedup_window_ms", i64::try_from(window.as_millis()).unwrap_or(i64::MAX))?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes the limit into the table's check, in the way that SQLite's manual gives for changes of a check constraint.
+fn set_payload_limit(connection: &Connection, bytes: i64) -> Db<()> {
+    let check = |bytes: i64| format!("check (length(cast(payload as blob)) <= {bytes})");
+    let before = check(meta_number(connection, "payload_bytes_max")?);
+    let version: i64 = connection.query_row("pragma schema_version", [], |row| row.get(0))?;
+    connection.execute_batch("pragma writable_schema = on")?;
+    let sql =
+        "update sqlite_master set sql = replace(sql, ?1, ?2) where name = 'pillarbox_event' and instr(sql, ?1) > 0";
+    let changed = connection.execute(sql, [before, check(bytes)]);
+    connection.execute_batch("pragma writable_schema = off")?;
+    if changed? != 1 {
+        return Err(DbError::own(ErrorKind::Schema, "the event table was changed by hand; its limit cannot be set"));
+    }
+    connection.pragma_update(None, "schema_version", version + 1)?;
+    set_meta(connection, "payload_bytes_max", bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_ids_are_of_version_7_differ_and_follow_time() {
+        let ids: Vec<Uuid> = (0..10_000).map(|_| new_id()).collect();
+        assert!(ids.iter().all(|id| id.get_version_num() == 7 && id.get_variant() == uuid::Variant::RFC4122));
+        assert_eq!(ids.iter().collect::<std::collections::HashSet<_>>().len(), ids.len());
+        let (seconds, _) = ids[0].get_timestamp().expect("version 7 has a time").to_unix();
+        assert!((Timestamp::now().0 / 1000 - seconds as i64).abs() <= 1);
+        assert!(ids[0].as_u128() >> 64 <= ids[9_999].as_u128() >> 64);
+    }
+}

@@ -1,0 +1,371 @@
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use pillarbox::{Event, Filter, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Timestamp};
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, Row, Transaction, params};
+use uuid::Uuid;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::connection::{Purpose, open, read};
+use crate::doorbell::Bell;
+use crate::error::{Db, DbError};
+
+/// The most bytes of payload that one page returns, beyond the first event of each scan.
+pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// How many different topics, types or content types are kept for sharing.
+const NAMES_MAX: usize = 1024;
+
+/// Reads the log on its own thread and connection.
+pub(crate) struct Reader {
+    pub(crate) connection: Connection,
+    decoder: Decoder,
+    barrier: Barrier,
+    bell: Arc<Bell>,
+}
+
+impl Reader {
+    pub(crate) fn open(path: &Path, bell: Arc<Bell>, barriers: Arc<AtomicU64>) -> Db<Self> {
+        let connection = open(path, Purpose::Read)?;
+        Ok(Reader { connection, decoder: Decoder::default(), barrier: Barrier::new(path, barriers), bell })
+    }
+
+    /// Horizon, writers and scans in one snapshot, which has ended when this returns.
+    ///
+    /// There are never writers: SQLite has one at a time and takes a rolled-back position back, so what the snapshot
+    /// does not show up to its horizon never comes.
+    pub(crate) fn poll(&mut self, request: &PollRequest) -> Db<Page> {
+        let decoder = &mut self.decoder;
+        let page = read(&self.connection, |snapshot| {
+            let mut statement = snapshot.prepare_cached(include_str!("sql/snapshot.sql"))?;
+            let (horizon, log_start) = statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            let mut page = Page { horizon, log_start, ..Page::default() };
+            let mut wanted = Wanted::new(&request.wanted);
+            let mut room = PAGE_BYTES_MAX;
+            for asked in &request.scans {
+                page.scans.push(scan(snapshot, asked, horizon, decoder, &mut wanted, &mut room)?);
+            }
+            Ok(page)
+        })?;
+        let highest = page.scans.iter().filter_map(|scan| scan.events.last()).max_by_key(|event| event.position);
+        self.barrier.pass(highest.map(|event| &**event), page.horizon, &self.bell)?;
+        self.bell.polled(page.horizon);
+        Ok(page)
+    }
+
+    /// The events at exactly these positions, from the log or kept aside.
+    pub(crate) fn fetch(&mut self, positions: &[Position]) -> Db<Vec<Arc<Event>>> {
+        let mut positions = positions.to_vec();
+        positions.sort_unstable();
+        positions.dedup();
+        let decoder = &mut self.decoder;
+        let (events, horizon) = read(&self.connection, |snapshot| {
+            let mut statement = snapshot.prepare_cached(include_str!("sql/fetch.sql"))?;
+            let mut events = Vec::with_capacity(positions.len());
+            for position in &positions {
+                let mut rows = statement.query([position])?;
+                if let Some(row) = rows.next()? {
+                    events.push(Arc::new(decoder.event(row)?));
+                }
+            }
+            Ok((events, crate::connection::horizon(snapshot)?))
+        })?;
+        self.barrier.pass(events.last().map(|event| &**event), horizon, &self.bell)?;
+        Ok(events)
+    }
+}
+
+/// One stretch of the log.
+fn scan(
+    snapshot: &Transaction<'_>,
+    asked: &ScanRequest,
+    horizon: Position,
+    decoder: &mut Decoder,
+    wanted: &mut Wanted<'_>,
+    room: &mut usize,
+) -> Db<Scan> {
+    let mut scan = Scan { after: asked.after, covered_to: asked.after, ..Scan::default() };
+    let mut statement = snapshot.prepare_cached(include_str!("sql/scan.sql"))?;
+    let limit = i64::try_from(asked.limit).unwrap_or(i64::MAX);
+    let mut rows = statement.query(params![asked.after, asked.to, limit])?;
+    let mut looked_at = 0;
+    let mut cut = asked.limit == 0;
+    while let Some(row) = rows.next()? {
+        let position = row.get_ref(0)?.as_i64().map_err(rusqlite::Error::from)?;
+        let topic = decoder.topics.share(bytes(row.get_ref(1)?));
+        let r#type = decoder.types.share(bytes(row.get_ref(2)?));
+        scan.visible.insert(position);
+        scan.covered_to = position;
+        looked_at += 1;
+        cut = looked_at == asked.limit;
+        if wanted.has(&topic, &r#type) {
+            let event = decoder.rest(row, position, topic, r#type)?;
+            let size = event.payload.len();
+            scan.events.push(Arc::new(event));
+            cut |= size >= *room;
+            *room = room.saturating_sub(size);
+        }
+        if cut {
+            break;
+        }
+    }
+    if !cut {
+        scan.covered_to = asked.to.min(horizon.max(scan.covered_to)).max(asked.after);
+    }
+    Ok(scan)
+}
+
+/// Decides whether anybody wants an event, remembering the last answer.
+struct Wanted<'a> {
+    filters: &'a [Filter],
+    all: bool,
+    last: Option<(Arc<str>, Arc<str>, bool)>,
+}
+
+impl<'a> Wanted<'a> {
+    fn new(filters: &'a [Filter]) -> Self {
+        Wanted { filters, all: filters.iter().any(Filter::is_all), last: None }
+    }
+
+    fn has(&mut self, topic: &Arc<str>, r#type: &Arc<str>) -> bool {
+        if self.all {
+            return true;
+        }
+        match &self.last {
+            Some((last_topic, last_type, answer))
+                if Arc::ptr_eq(last_topic, topic) && Arc::ptr_eq(last_type, r#type) =>
+            {
+                *answer
+            }
+            _ => {
+                let answer = self.filters.iter().any(|filter| filter.matches(topic, r#type));
+                self.last = Some((topic.clone(), r#type.clone(), answer));
+                answer
+            }
+        }
+    }
+}
+
+/// Turns rows into events, sharing the names that come again and again.
+#[derive(Default)]
+pub(crate) struct Decoder {
+    topics: Names,
+    types: Names,
+    content_types: Names,
+}
+
+impl Decoder {
+    /// The event of a row with the columns of `sql/scan.sql`.
+    pub(crate) fn event(&mut self, row: &Row<'_>) -> Db<Event> {
+        let position = row.get(0)?;
+        let topic = self.topics.share(bytes(row.get_ref(1)?));
+        let r#type = self.types.share(bytes(row.get_ref(2)?));
+        self.rest(row, position, topic, r#type)
+    }
+
+    fn rest(&mut self, row: &Row<'_>, position: Position, topic: Arc<str>, r#type: Arc<str>) -> Db<Event> {
+        let key = match row.get_ref(4)? {
+            ValueRef::Null => None,
+            value => Some(String::from_utf8_lossy(bytes(value)).into()),
+        };
+        let content_type = match row.get_ref(6)? {
+            ValueRef::Null => None,
+            value => Some(self.content_types.share(bytes(value))),
+        };
+        Ok(Event {
+            position,
+            id: id_of(bytes(row.get_ref(3)?)),
+            topic,
+            key,
+            r#type,
+            payload: payload_of(row.get_ref(5)?),
+            content_type,
+            headers: headers_of(bytes(row.get_ref(7)?)),
+            stream_version: row.get(8)?,
+            deliver_at: row.get::<_, Option<i64>>(9)?.map(Timestamp),
+            created_at: Timestamp(row.get(10)?),
+        })
+    }
+}
+
+/// Text or bytes as they are stored; nothing for anything else.
+fn bytes(value: ValueRef<'_>) -> &[u8] {
+    match value {
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes,
+        _ => b"",
+    }
+}
+
+/// The id as it was published; one derived from its bytes if it is no uuid, the same on every redelivery.
+pub(crate) fn id_of(text: &[u8]) -> Uuid {
+    Uuid::try_parse_ascii(text)
+        .unwrap_or_else(|_| uuid::Builder::from_custom_bytes(xxh3_128(text).to_be_bytes()).into_uuid())
+}
+
+/// A text that is not UTF-8 cannot be JSON; its exact bytes arrive.
+fn payload_of(value: ValueRef<'_>) -> Payload {
+    match value {
+        ValueRef::Text(text) => match std::str::from_utf8(text) {
+            Ok(text) => Payload::Json(text.into()),
+            Err(_) => Payload::Bytes(text.into()),
+        },
+        ValueRef::Blob(bytes) => Payload::Bytes(bytes.into()),
+        _ => Payload::None,
+    }
+}
+
+fn headers_of(text: &[u8]) -> Headers {
+    if text == b"{}" { Headers::default() } else { Headers::from_json(&String::from_utf8_lossy(text)) }
+}
+
+/// Shares equal names, so that a million events of one topic hold one allocation of it.
+#[derive(Default)]
+struct Names {
+    last: Option<Arc<str>>,
+    known: HashSet<Arc<str>>,
+}
+
+impl Names {
+    fn share(&mut self, text: &[u8]) -> Arc<str> {
+        if let Some(last) = &self.last
+            && last.as_bytes() == text
+        {
+            return last.clone();
+        }
+        let text = String::from_utf8_lossy(text);
+        let name = match self.known.get(&*text) {
+            Some(known) => known.clone(),
+            None => {
+                if self.known.len() >= NAMES_MAX {
+                    self.known.clear();
+                }
+                let name: Arc<str> = text.into();
+                self.known.insert(name.clone());
+                name
+            }
+        };
+        self.last = Some(name.clone());
+        name
+    }
+}
+
+/// Makes what was read durable before it is delivered, whatever `synchronous` its publisher used.
+///
+/// A commit lives in the write-ahead log, so one fsync of that file covers all that a snapshot shows. A publisher with
+/// `synchronous = off` may also have copied commits into the database file without an fsync before it started the
+/// write-ahead log anew; that shows in the log's header, and then the database file is synced too.
+struct Barrier {
+    database: PathBuf,
+    wal_path: PathBuf,
+    wal: Option<(File, u64)>,
+    header: Option<WalHeader>,
+    durable_through: Position,
+    count: Arc<AtomicU64>,
+}
+
+type WalHeader = [u8; 32];
+
+impl Barrier {
+    fn new(database: &Path, count: Arc<AtomicU64>) -> Self {
+        let mut wal_path = database.as_os_str().to_owned();
+        wal_path.push("-wal");
+        let database = database.to_owned();
+        Barrier { database, wal_path: wal_path.into(), wal: None, header: None, durable_through: 0, count }
+    }
+
+    /// Returns once everything up to `highest` is durable. `horizon` is that of the snapshot which showed it.
+    fn pass(&mut self, highest: Option<&Event>, horizon: Position, bell: &Bell) -> Db<()> {
+        let Some(highest) = highest.filter(|highest| highest.position > self.durable_through) else { return Ok(()) };
+        let failed = |source| DbError::io("the events that were read could not be made durable", source);
+        // Its own commit was a barrier already, unless the log was started anew since the last one.
+        if bell.is_synced(highest.position, highest.id)
+            && self.header.is_some()
+            && self.read_header().map_err(failed)? == self.header
+        {
+            self.durable_through = highest.position;
+            return Ok(());
+        }
+        self.sync().map_err(failed)?;
+        self.durable_through = horizon;
+        self.count.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> std::io::Result<()> {
+        if let Some(wal) = self.wal()? {
+            wal.sync_data()?;
+        }
+        // Read after the sync: if the log was started anew in between, its commits were copied already.
+        let header = self.read_header()?;
+        if header.is_none() || header != self.header {
+            database_file(&self.database)?.sync_data()?;
+            self.header = header;
+        }
+        Ok(())
+    }
+
+    /// The header, which changes with every new start of the log; None if there is none.
+    fn read_header(&mut self) -> std::io::Result<Option<WalHeader>> {
+        let mut header = WalHeader::default();
+        Ok(self.wal()?.and_then(|wal| wal.read_exact_at(&mut header, 0).ok()).map(|()| header))
+    }
+
+    /// This reader's own handle of the write-ahead log, opened again if the file was replaced.
+    fn wal(&mut self) -> std::io::Result<Option<&File>> {
+        let inode = match std::fs::metadata(&self.wal_path) {
+            Ok(metadata) => metadata.ino(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if self.wal.as_ref().is_none_or(|(_, known)| *known != inode) {
+            self.wal = Some((File::open(&self.wal_path)?, inode));
+        }
+        Ok(self.wal.as_ref().map(|(file, _)| file))
+    }
+}
+
+/// A handle of a database file that is never closed again: closing any descriptor of it would drop the POSIX locks
+/// of every SQLite connection in this process. There is at most one a database.
+fn database_file(path: &Path) -> std::io::Result<Arc<File>> {
+    type Files = HashMap<(u64, u64), Arc<File>>;
+    static FILES: Mutex<Option<Files>> = Mutex::new(None);
+    let metadata = std::fs::metadata(path)?;
+    let mut files = FILES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let files = files.get_or_insert_default();
+    let identity = (metadata.dev(), metadata.ino());
+    if let Some(file) = files.get(&identity) {
+        return Ok(file.clone());
+    }
+    let file = Arc::new(File::open(path)?);
+    files.insert(identity, file.clone());
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_that_is_no_uuid_gets_the_same_one_each_time() {
+        assert_eq!(id_of(b"not a uuid"), id_of(b"not a uuid"));
+        assert_ne!(id_of(b"not a uuid"), id_of(b"nor is this"));
+        let uuid = Uuid::now_v7();
+        assert_eq!(id_of(uuid.to_string().as_bytes()), uuid);
+    }
+
+    #[test]
+    fn names_are_shared_and_bounded() {
+        let mut names = Names::default();
+        let (a, b) = (names.share(b"a"), names.share(b"b"));
+        assert!(Arc::ptr_eq(&a, &names.share(b"a")) && Arc::ptr_eq(&b, &names.share(b"b")));
+        for number in 0..3 * NAMES_MAX {
+            names.share(number.to_string().as_bytes());
+        }
+        assert!(names.known.len() <= NAMES_MAX);
+    }
+}

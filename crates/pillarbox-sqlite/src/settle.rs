@@ -1,0 +1,131 @@
+use pillarbox::{
+    AttemptError, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, Position, RangeSet, Settlement,
+    Timestamp,
+};
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
+
+use crate::connection::{raise_revision, write};
+use crate::error::Db;
+use crate::ownership::record_progress;
+
+/// A record of progress is extended by later settlements until it is this old.
+const PROGRESS_SPAN_MS: i64 = 10_000;
+
+/// Writes what became of events; false for a lane whose epoch has moved on. Also the new revision, if a lane was released.
+pub(crate) fn settle(connection: &Connection, settlement: &Settlement) -> Db<(Vec<bool>, Option<i64>)> {
+    write(connection, |tx| {
+        let mut answers = Vec::with_capacity(settlement.lanes.len());
+        for lane in &settlement.lanes {
+            answers.push(settle_lane(tx, lane)?);
+        }
+        close_dead(tx, &settlement.dead)?;
+        let released = settlement.lanes.iter().zip(&answers).any(|(lane, written)| lane.release && *written);
+        let revision = released.then(|| raise_revision(tx)).transpose()?;
+        Ok((answers, revision))
+    })
+}
+
+fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite) -> Db<bool> {
+    let LaneRef { subscription, lane } = write.lane;
+    // The transaction holds the write lock already, so the epoch cannot move between this read and the writes.
+    let sql = "select floor from pillarbox_cursor where subscription = ?1 and lane = ?2 and epoch = ?3";
+    let fence = params![subscription.0, lane, write.epoch];
+    let floor: Option<Position> = tx.prepare_cached(sql)?.query_row(fence, |row| row.get(0)).optional()?;
+    let Some(floor) = floor else { return Ok(false) };
+    let cursor = &write.cursor;
+    let (anchor_position, anchor_id) = cursor.anchor.map(|(position, id)| (position, id.to_string())).unzip();
+    tx.prepare_cached(include_str!("sql/settle_cursor.sql"))?.execute(params![
+        subscription.0,
+        lane,
+        write.epoch,
+        cursor.floor,
+        cursor.settled.to_string(),
+        anchor_position,
+        anchor_id,
+        write.release,
+    ])?;
+    if cursor.floor > floor {
+        advance(tx, write, floor)?;
+    }
+    write.put.iter().try_for_each(|delivery| put(tx, write.lane, delivery))?;
+    write.change.iter().try_for_each(|(delivery, error)| change(tx, write.lane, delivery, error.as_ref()))?;
+    let mut finish = tx.prepare_cached("delete from pillarbox_delivery where subscription = ?1 and position = ?2")?;
+    for position in &write.finish {
+        finish.execute(params![subscription.0, position])?;
+    }
+    Ok(true)
+}
+
+/// Records what the floor passed, from the floor as it was stored: one that was moved by hand leaves a gap that the
+/// books show.
+fn advance(tx: &Transaction<'_>, write: &LaneWrite, floor: Position) -> Db<()> {
+    let LaneRef { subscription, lane } = write.lane;
+    let now = Timestamp::now().0;
+    let mut extend = tx.prepare_cached(include_str!("sql/progress_extend.sql"))?;
+    let values = params![subscription.0, lane, write.epoch, floor, write.cursor.floor, now, PROGRESS_SPAN_MS];
+    if extend.execute(values)? == 0 {
+        record_progress(tx, subscription, lane, write.epoch, (floor, write.cursor.floor))?;
+    }
+    Ok(())
+}
+
+/// Inserts or replaces a delivery.
+fn put(tx: &Transaction<'_>, lane: LaneRef, delivery: &Delivery) -> Db<()> {
+    tx.prepare_cached(include_str!("sql/delivery_put.sql"))?.execute(params![
+        lane.subscription.0,
+        delivery.position,
+        lane.lane,
+        delivery.arrival,
+        delivery.key,
+        delivery.state.name(),
+        delivery.attempts,
+        delivery.due_at.0,
+        delivery.since.0,
+    ])?;
+    Ok(())
+}
+
+/// Changes a delivery that is still there: an operator may have skipped it in the meantime.
+fn change(tx: &Transaction<'_>, lane: LaneRef, delivery: &Delivery, error: Option<&AttemptError>) -> Db<()> {
+    let changed = tx.prepare_cached(include_str!("sql/delivery_change.sql"))?.execute(params![
+        lane.subscription.0,
+        delivery.position,
+        delivery.arrival,
+        delivery.state.name(),
+        delivery.attempts,
+        delivery.due_at.0,
+        delivery.since.0,
+    ])?;
+    match error {
+        Some(error) if changed > 0 => add_error(tx, lane, delivery.position, error),
+        _ => Ok(()),
+    }
+}
+
+fn add_error(tx: &Transaction<'_>, lane: LaneRef, position: Position, error: &AttemptError) -> Db<()> {
+    let sql = "select errors from pillarbox_delivery where subscription = ?1 and position = ?2";
+    let kept: String = tx.prepare_cached(sql)?.query_row(params![lane.subscription.0, position], |row| row.get(0))?;
+    let mut errors = parse_errors(&kept);
+    let mut error = error.clone();
+    error.message.truncate(error.message.floor_char_boundary(ERROR_BYTES_MAX));
+    errors.push(error);
+    errors.drain(..errors.len().saturating_sub(ERRORS_KEPT_MAX));
+    let errors = serde_json::to_string(&errors).expect("errors are JSON");
+    let sql = "update pillarbox_delivery set errors = ?3 where subscription = ?1 and position = ?2";
+    tx.prepare_cached(sql)?.execute(params![lane.subscription.0, position, errors])?;
+    Ok(())
+}
+
+/// The stored errors of a delivery, oldest first.
+pub(crate) fn parse_errors(text: &str) -> Vec<AttemptError> {
+    serde_json::from_str(text).unwrap_or_default()
+}
+
+fn close_dead(tx: &Transaction<'_>, dead: &RangeSet) -> Db<()> {
+    let sql = "insert into pillarbox_dead_range (low, high, closed_at) values (?1, ?2, ?3) \
+               on conflict (low) do update set high = max(high, excluded.high)";
+    for range in dead.iter() {
+        tx.prepare_cached(sql)?.execute(params![range.start(), range.end(), Timestamp::now().0])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,2 @@
+delete from pillarbox_instance
+where id = ?1 and not exists (select 1 from pillarbox_cursor where owner = ?1)

@@ -1,0 +1,3 @@
+select subscription, state, count(*)
+from pillarbox_delivery_state
+group by subscription, state

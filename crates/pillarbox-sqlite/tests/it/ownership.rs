@@ -1,0 +1,171 @@
+use pillarbox::{
+    AttemptError, Cursor, ERRORS_KEPT_MAX, ErrorKind, Lock, Operator, RangeSet, Settlement, Start, State, Store,
+    Subscription, Take, TakeCause, Timestamp,
+};
+
+use crate::fixture::{Database, delivery, hello, join, lane, one_lane, own, settle, take, write};
+
+#[tokio::test]
+async fn joining_creates_subscriptions_where_they_start() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 5]);
+    database.execute(
+        "drop trigger pillarbox_event_is_never_changed; update pillarbox_event set created_at = position * 1000",
+    );
+    let store = database.store();
+    let starts = [
+        (Start::Beginning, 0),
+        (Start::Now, 5),
+        (Start::Position(3), 3),
+        (Start::Position(99), 5),
+        (Start::Time(Timestamp(2500)), 2),
+        (Start::Time(Timestamp(9000)), 5),
+    ];
+    let named = |(index, (start, _)): (usize, &(Start, i64))| Subscription {
+        start: *start,
+        lanes: 2,
+        ..Subscription::new(format!("s{index}"))
+    };
+    let joined = join(&store, starts.iter().enumerate().map(named)).await;
+    for (view, (start, floor)) in joined.subscriptions.iter().zip(starts) {
+        assert!(view.created && view.lanes == 2);
+        let state = store.load(&[(lane(view.id), 0)]).await.unwrap().remove(0).unwrap();
+        assert_eq!(state.cursor, Cursor { floor, ..Cursor::default() }, "{start:?}");
+    }
+    let again = database.store();
+    let joined = join(&again, [Subscription { lanes: 7, ..Subscription::new("s1").topics(["x"]) }]).await;
+    assert!(!joined.subscriptions[0].created);
+    assert_eq!((joined.subscriptions[0].lanes, &*joined.subscriptions[0].filter.topics[0]), (2, "x"));
+    let error = again.join(hello([Subscription::new("")])).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test]
+async fn only_one_of_two_takes_a_lane_and_the_other_is_fenced() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 4]);
+    let (a, b) = (database.store(), database.store());
+    let (lane, epoch) = own(&a, "s").await;
+    join(&b, [one_lane("s")]).await;
+    let stale = Take { lane, expected: epoch - 1, cause: TakeCause::Free };
+    assert_eq!(b.take(&[stale]).await.unwrap(), [None]);
+    assert!(settle(&a, write(lane, epoch, 1)).await);
+
+    let seized = take(&b, lane, TakeCause::Lease).await.unwrap();
+    assert_eq!(seized, epoch + 1);
+    let mut late = write(lane, epoch, 4);
+    late.put.push(delivery(2, "a", State::Dead));
+    assert!(!settle(&a, late).await, "the old owner is fenced");
+    assert!(a.load(&[(lane, epoch)]).await.unwrap()[0].is_none());
+    let state = b.load(&[(lane, seized)]).await.unwrap().remove(0).unwrap();
+    assert_eq!((state.cursor.floor, state.deliveries.len(), state.takeovers), (1, 0, 1));
+    assert!(settle(&b, write(lane, seized, 2)).await);
+    let state = b.load(&[(lane, seized)]).await.unwrap().remove(0).unwrap();
+    assert_eq!(state.takeovers, 0, "the floor rose");
+}
+
+#[tokio::test]
+async fn a_store_that_is_dropped_is_seen_as_ended_and_one_that_leaves_is_gone() {
+    let database = Database::new();
+    let (a, b, c) = (database.store(), database.store(), database.store());
+    let (lane, _) = own(&a, "s").await;
+    let b_id = join(&b, [one_lane("s")]).await.instance;
+    let c_id = join(&c, [one_lane("s")]).await.instance;
+    let locks = async |store: &pillarbox_sqlite::SqliteStore| -> Vec<Lock> {
+        let fleet = store.observe(&Default::default()).await.unwrap();
+        fleet.instances.iter().map(|instance| instance.lock).collect()
+    };
+    assert_eq!(locks(&b).await, [Lock::Held; 3]);
+    drop(a);
+    assert_eq!(locks(&b).await, [Lock::Free, Lock::Held, Lock::Held]);
+    assert_eq!(locks(&b).await.len(), 3, "it still owns a lane");
+    take(&b, lane, TakeCause::Lock).await.unwrap();
+    locks(&b).await;
+    assert_eq!(locks(&b).await, [Lock::Held, Lock::Held], "buried");
+
+    b.leave().await.unwrap();
+    let fleet = c.observe(&Default::default()).await.unwrap();
+    assert_eq!(fleet.instances.iter().map(|instance| instance.id).collect::<Vec<_>>(), [c_id]);
+    assert_eq!((fleet.lanes[0].owner, b_id < c_id), (None, true));
+    assert_eq!(b.observe(&Default::default()).await.unwrap_err().kind(), ErrorKind::Fatal);
+    let files = std::fs::read_dir(database.path.with_file_name("app.db-pillarbox")).unwrap().count();
+    assert_eq!(files, 1);
+}
+
+#[tokio::test]
+async fn a_buried_instance_is_told() {
+    let database = Database::new();
+    let store = database.store();
+    let (lane, epoch) = own(&store, "s").await;
+    database.execute("delete from pillarbox_instance");
+    assert_eq!(store.observe(&Default::default()).await.unwrap_err().kind(), ErrorKind::Fatal);
+    let take = Take { lane, expected: epoch, cause: TakeCause::Free };
+    assert_eq!(store.take(&[take]).await.unwrap_err().kind(), ErrorKind::Fatal);
+}
+
+#[tokio::test]
+async fn a_settlement_writes_cursor_and_deliveries_together() {
+    let database = Database::new();
+    let ids = database.publish_keys(&["a"; 6]);
+    let store = database.store();
+    let (lane, epoch) = own(&store, "s").await;
+    let mut first = write(lane, epoch, 2);
+    first.cursor.settled = [4..=5].into_iter().collect();
+    first.cursor.anchor = Some((5, ids[4]));
+    first.put = vec![delivery(1, "a", State::Retrying), delivery(4, "a", State::Pending)];
+    assert!(settle(&store, first.clone()).await);
+    let load = async || store.load(&[(lane, epoch)]).await.unwrap().remove(0).unwrap();
+    assert_eq!((load().await.cursor, load().await.deliveries), (first.cursor.clone(), first.put.clone()));
+
+    for attempt in 1..=ERRORS_KEPT_MAX as u32 + 2 {
+        let error = AttemptError { at: Timestamp(0), attempt, kind: "k".into(), message: format!("no {attempt}") };
+        let mut next = write(lane, epoch, 2);
+        next.cursor = first.cursor.clone();
+        let changed = pillarbox::Delivery { attempts: attempt, ..delivery(1, "a", State::Retrying) };
+        next.change = vec![(changed, Some(error.clone())), (delivery(3, "a", State::Dead), Some(error))];
+        assert!(settle(&store, next).await);
+    }
+    let deliveries = load().await.deliveries;
+    assert_eq!(deliveries.len(), 2, "what is not there is not changed into being");
+    assert_eq!(deliveries[0].attempts, ERRORS_KEPT_MAX as u32 + 2);
+    let shown = store.show(ids[0]).await.unwrap().unwrap();
+    let errors = &shown.subscriptions[0].delivery.as_ref().unwrap().errors;
+    assert_eq!(errors.iter().map(|error| error.attempt).collect::<Vec<_>>(), [3, 4, 5, 6, 7]);
+
+    let mut last = write(lane, epoch, 6);
+    last.finish = vec![1, 4];
+    last.release = true;
+    assert!(settle(&store, last).await);
+    assert!(load().await.deliveries.is_empty());
+    assert_eq!(store.observe(&Default::default()).await.unwrap().lanes[0].owner, None);
+}
+
+#[tokio::test]
+async fn the_books_show_what_settlements_covered_and_not_what_was_moved_by_hand() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 30]);
+    let store = database.store();
+    let (lane, epoch) = own(&store, "s").await;
+    assert!(settle(&store, write(lane, epoch, 5)).await);
+    assert!(settle(&store, write(lane, epoch, 10)).await);
+    assert_eq!(database.number("select count(*) from pillarbox_progress where epoch > 0"), 1, "one record a while");
+    database.execute("update pillarbox_cursor set floor = 20");
+    let mut after = write(lane, epoch, 25);
+    after.cursor.settled.insert(28);
+    assert!(settle(&store, after).await);
+    let mut dead = RangeSet::new();
+    dead.insert_range(40, 42);
+    store.settle(&Settlement { dead, ..Settlement::default() }).await.unwrap();
+    let books = store.books().await.unwrap();
+    assert_eq!((books.horizon, books.dead.to_string().as_str()), (30, "40-42"));
+    assert_eq!((books.lanes[0].floor, books.lanes[0].covered.to_string().as_str()), (25, "1-10,21-25,28"));
+}
+
+#[tokio::test]
+async fn what_lies_before_the_start_is_covered() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 3]);
+    let store = database.store();
+    join(&store, [Subscription { start: Start::Now, ..one_lane("s") }]).await;
+    assert_eq!(store.books().await.unwrap().lanes[0].covered.to_string(), "1-3");
+}

@@ -1,0 +1,230 @@
+use std::time::Duration;
+
+use pillarbox::{ErrorKind, NewEvent, Operator, PAYLOAD_BYTES_MAX, Payload, Timestamp};
+use pillarbox_sqlite::{Limits, PAYLOAD_BYTES_MAX_HIGHEST, migrate_connection, publish, testing::published};
+use rusqlite::Connection;
+use uuid::Uuid;
+
+use crate::fixture::{Database, events};
+
+#[tokio::test]
+async fn an_event_is_there_if_and_only_if_the_transaction_commits() {
+    let database = Database::new();
+    let store = database.store();
+    let mut connection = database.connect();
+
+    let tx = connection.transaction().unwrap();
+    publish(&tx, &NewEvent::new("t", "gone")).unwrap();
+    drop(tx);
+    let tx = connection.transaction().unwrap();
+    let id = publish(&tx, &NewEvent::new("t", "stays").key("k").header("a", "b")).unwrap();
+    assert!(events(&store).await.is_empty(), "not committed yet");
+    tx.commit().unwrap();
+
+    let events = events(&store).await;
+    assert_eq!(events.len(), 1);
+    assert_eq!((events[0].id, &*events[0].r#type), (id, "stays"));
+    assert_eq!(events[0].headers.get("a").as_deref(), Some("b"));
+    assert!(Timestamp::now().since(events[0].created_at) < Duration::from_secs(60));
+}
+
+#[tokio::test]
+async fn a_plain_insert_gets_every_default() {
+    let database = Database::new();
+    database.execute(r#"insert into pillarbox_event (topic, key, type, payload) values ('t', 'k', 'y', '{"a":1}')"#);
+    let event = events(&database.store()).await.remove(0);
+    assert_eq!(event.payload, Payload::Json(r#"{"a":1}"#.into()));
+    assert_eq!((event.id.get_version_num(), event.id.get_variant()), (7, uuid::Variant::RFC4122));
+    let (seconds, nanos) = event.id.get_timestamp().unwrap().to_unix();
+    let from_id = Timestamp(seconds as i64 * 1000 + i64::from(nanos) / 1_000_000);
+    assert_eq!(from_id, event.created_at);
+    assert!(Timestamp::now().0 - event.created_at.0 < 60_000 && event.created_at.0 <= Timestamp::now().0 + 1);
+    assert!(event.headers.is_empty() && event.deliver_at.is_none());
+}
+
+#[tokio::test]
+async fn payloads_arrive_as_they_were_sent_by_both_paths() {
+    let texts = [
+        r#"{"quote":"\"'","back":"\\ \\\\","line":"a\nb\r\n\tc"}"#,
+        "{\"emoji\":\"\u{1F4EE}\u{1F468}\u{200D}\u{1F469}\"}",
+        r#""a\u0000b""#,
+        "123456789012345678901234567890.000000000000000000000000001e400",
+        " [ 1 ,\n 2 ] ",
+        "null",
+        "\"\"",
+    ];
+    let database = Database::new();
+    database.publish(&texts.map(|text| NewEvent::new("t", "y").json_text(text)));
+    let connection = database.connect();
+    for text in texts {
+        let sql = "insert into pillarbox_event (topic, type, payload) values ('t', 'y', ?1)";
+        connection.execute(sql, [text]).unwrap();
+    }
+    let events = events(&database.store()).await;
+    let expected = texts.iter().chain(&texts).map(|text| Payload::Json((*text).into()));
+    assert_eq!(events.iter().map(|event| event.payload.clone()).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn bytes_and_text_that_is_not_utf8_arrive_byte_for_byte() {
+    let database = Database::new();
+    let all: Vec<u8> = (0..=255).collect();
+    database.publish(&[NewEvent::new("t", "y").bytes(all.clone(), "application/x"), NewEvent::new("t", "none")]);
+    database.execute(
+        "insert into pillarbox_event (topic, type, payload, headers, key) values
+            ('t', 'y', cast(x'22ff22' as text), cast(x'7b2261223a22ff227d' as text), cast(x'6bff' as text))",
+    );
+    let events = events(&database.store()).await;
+    assert_eq!(events[0].payload, Payload::Bytes(all.into()));
+    assert_eq!(events[0].content_type.as_deref(), Some("application/x"));
+    assert_eq!(events[1].payload, Payload::None);
+    assert_eq!(events[2].payload, Payload::Bytes([0x22, 0xff, 0x22].into()));
+    assert_eq!(events[2].headers.get("a").as_deref(), Some("\u{FFFD}"));
+    assert_eq!(events[2].key.as_deref(), Some("k\u{FFFD}"));
+}
+
+#[tokio::test]
+async fn the_payload_limit_holds_at_its_edge_for_both_paths() {
+    let database = Database::new();
+    let edge = |bytes: usize| format!("\"{}\"", "\u{e9}".repeat((bytes - 2) / 2));
+    assert_eq!(edge(PAYLOAD_BYTES_MAX).len(), PAYLOAD_BYTES_MAX);
+    database.publish(&[NewEvent::new("t", "y").json_text(edge(PAYLOAD_BYTES_MAX))]);
+
+    let connection = database.connect();
+    let error = publish(&connection, &NewEvent::new("t", "y").json_text(edge(PAYLOAD_BYTES_MAX + 2))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("payload_bytes_max"), "{error}");
+    let sql = "insert into pillarbox_event (topic, type, payload) values ('t', 'y', zeroblob(?1))";
+    let error = connection.execute(sql, [PAYLOAD_BYTES_MAX as i64 + 1]).unwrap_err();
+    assert!(error.to_string().contains("payload_bytes_max"), "{error}");
+    connection.execute(sql, [PAYLOAD_BYTES_MAX as i64]).unwrap();
+    assert_eq!(events(&database.store()).await.len(), 2);
+}
+
+#[tokio::test]
+async fn the_payload_limit_can_be_set_for_everybody() {
+    let database = Database::new();
+    let store = database.store();
+    let before = database.connect();
+    let insert = |bytes: usize| {
+        before.execute(
+            "insert into pillarbox_event (topic, type, payload) values ('t', 'y', zeroblob(?1))",
+            [bytes as i64],
+        )
+    };
+    let limit = |bytes| store.set_limits(Limits { payload_bytes_max: Some(bytes), ..Limits::default() });
+    insert(2000).unwrap();
+    for bytes in [1000, 2 * PAYLOAD_BYTES_MAX, 10] {
+        limit(bytes).await.unwrap();
+        let event = |length| NewEvent::new("t", "y").bytes(vec![0; length], "x");
+        store.publish(&[event(bytes)]).await.unwrap();
+        assert_eq!(store.publish(&[event(bytes + 1)]).await.unwrap_err().kind(), ErrorKind::Invalid);
+        insert(bytes).unwrap();
+        insert(bytes + 1).unwrap_err();
+    }
+    for bytes in [0, PAYLOAD_BYTES_MAX_HIGHEST + 1] {
+        assert_eq!(limit(bytes).await.unwrap_err().kind(), ErrorKind::Invalid);
+    }
+    let sound: String = before.query_row("pragma integrity_check", [], |row| row.get(0)).unwrap();
+    assert!(!sound.contains("malformed"), "{sound}");
+    assert_eq!(events(&store).await.len(), 7);
+}
+
+#[test]
+fn what_no_event_may_be_is_refused_with_its_reason() {
+    let database = Database::new();
+    let connection = database.connect();
+    let check = |event: NewEvent, reason: &str| {
+        let error = publish(&connection, &event).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(reason), "{error} should speak of {reason}");
+    };
+    check(NewEvent::new("", "y"), "topic");
+    check(NewEvent::new("t", ""), "type");
+    check(NewEvent::new("t", "y").key(""), "key");
+    check(NewEvent::new("t".repeat(1025), "y"), "name_bytes_max");
+    check(NewEvent::new("t", "y").json_text("{not json"), "JSON");
+    check(NewEvent::new("t", "y").dedup_key("d"), "transaction");
+    publish(&connection, &NewEvent::new("t".repeat(1024), "y")).unwrap();
+    let insert = |columns: &str, values: &str, reason: &str| {
+        let sql = format!("insert into pillarbox_event (topic, type, {columns}) values ('t', 'y', {values})");
+        let error = connection.execute(&sql, []).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error} should speak of {reason}");
+    };
+    insert("deliver_at", "'2026-01-01T00:00:00Z'", "deliver_at_is_integer_milliseconds_since_1970");
+    insert("headers", "'[]'", "headers_is_a_json_object");
+    insert("headers", "'{'", "headers_is_a_json_object");
+    insert("payload", "5", "payload_is_json_text_or_a_blob");
+    insert("key", "''", "key_has_1_to_1024_bytes");
+    insert("id", "'short'", "id_has_36_characters");
+    assert_eq!(database.number("select count(*) from pillarbox_event"), 1);
+    let error = connection.execute("update pillarbox_event set topic = 'other'", []).unwrap_err();
+    assert!(error.to_string().contains("never changed"), "{error}");
+}
+
+#[tokio::test]
+async fn a_dedup_key_publishes_once_inside_its_window() {
+    let database = Database::new();
+    let event = || NewEvent::new("t", "y").key("k").dedup_key("d");
+    let first = database.publish(&[event(), event()]);
+    assert_eq!(first[0], first[1]);
+    let others = [
+        NewEvent::new("u", "y").key("k").dedup_key("d"),
+        NewEvent::new("t", "y").key("l").dedup_key("d"),
+        NewEvent::new("t", "y").dedup_key("d"),
+        NewEvent::new("t", "y").key("k").dedup_key("e"),
+    ];
+    assert_eq!(database.publish(&others).iter().filter(|id| **id != first[0]).count(), 4);
+
+    let window = 86_400_000;
+    let age = |age: i64| {
+        let at = Timestamp::now().0 - age;
+        database.execute(&format!("update pillarbox_dedup set created_at = {at} where topic = 't'"));
+    };
+    age(window - 60_000);
+    assert_eq!(database.publish(&[event()])[0], first[0], "still inside");
+    age(window + 1);
+    let second = database.publish(&[event()])[0];
+    assert_ne!(second, first[0], "outside: a new event");
+    assert_eq!(database.publish(&[event()])[0], second, "which is now the first of its window");
+    assert_eq!(events(&database.store()).await.len(), 6);
+}
+
+#[test]
+fn a_refused_event_does_not_use_up_its_dedup_key() {
+    let database = Database::new();
+    let mut connection = database.connect();
+    let tx = connection.transaction().unwrap();
+    publish(&tx, &NewEvent::new("t", "y").dedup_key("d").json_text("{")).unwrap_err();
+    publish(&tx, &NewEvent::new("t", "y").dedup_key("d").json_text("{}")).unwrap();
+    tx.commit().unwrap();
+    assert_eq!(database.number("select count(*) from pillarbox_event"), 1);
+}
+
+#[test]
+fn a_test_sees_what_its_open_transaction_has_published() {
+    let database = Database::new();
+    database.publish_keys(&["committed"]);
+    let mut connection = database.connect();
+    let tx = connection.transaction().unwrap();
+    assert!(published(&tx).unwrap().is_empty());
+    let id = publish(&tx, &NewEvent::new("t", "y").key("open")).unwrap();
+    let events = published(&tx).unwrap();
+    assert_eq!(events.iter().map(|event| event.id).collect::<Vec<_>>(), [id]);
+    drop(tx);
+    assert!(published(&connection).unwrap().is_empty());
+
+    let memory = Connection::open_in_memory().unwrap();
+    migrate_connection(&memory).unwrap();
+    let own = Uuid::new_v4();
+    publish(&memory, &NewEvent::new("t", "y").id(own)).unwrap();
+    assert_eq!(published(&memory).unwrap()[0].id, own);
+}
+
+#[test]
+fn publishing_without_a_schema_names_the_command() {
+    let memory = Connection::open_in_memory().unwrap();
+    let error = publish(&memory, &NewEvent::new("t", "y")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema);
+    assert!(error.to_string().contains("pillarbox migrate"), "{error}");
+}

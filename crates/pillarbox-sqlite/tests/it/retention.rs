@@ -1,0 +1,165 @@
+use std::time::Duration;
+
+use pillarbox::{NewEvent, Operator, PrunePolicy, Pruned, Start, State, Store, Subscription, Timestamp};
+use pillarbox_sqlite::SqliteStore;
+
+use crate::fixture::{Database, delivery, events, join, one_lane, own, poll_tail, settle, write};
+
+const DAY_MS: i64 = 86_400_000;
+
+fn policy() -> PrunePolicy {
+    PrunePolicy { keep: Some(Duration::from_secs(7 * 86_400)), ..PrunePolicy::default() }
+}
+
+/// Makes the events up to `position` ten days old.
+fn age(database: &Database, position: i64) {
+    let at = Timestamp::now().0 - 10 * DAY_MS;
+    database.execute(&format!(
+        "drop trigger if exists pillarbox_event_is_never_changed;
+         update pillarbox_event set created_at = {at} where position <= {position}"
+    ));
+}
+
+async fn prune_all(store: &SqliteStore, policy: &PrunePolicy) -> Pruned {
+    let mut all = Pruned::default();
+    loop {
+        let pruned = store.prune(policy).await.unwrap();
+        all.events += pruned.events;
+        all.kept += pruned.kept;
+        all.dead += pruned.dead;
+        all.dedup += pruned.dedup;
+        if !pruned.more {
+            return Pruned { held_by: pruned.held_by, ..all };
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_what_is_old_and_passed_by_all_is_removed() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 20]);
+    age(&database, 15);
+    let store = database.store();
+    let (lane, epoch) = own(&store, "fast").await;
+    assert!(settle(&store, write(lane, epoch, 20)).await);
+    let slow = Subscription { start: Start::Position(8), ..one_lane("slow") };
+    let other = database.store();
+    join(&other, [slow]).await;
+    drop(other);
+
+    let small = PrunePolicy { slice: 3, ..policy() };
+    let pruned = prune_all(&store, &small).await;
+    assert_eq!((pruned.events, pruned.held_by.as_deref()), (8, Some("slow")), "an orphaned subscription holds it");
+    let page = store.poll(&crate::fixture::tail(0, 100)).await.unwrap();
+    assert_eq!((page.log_start, page.horizon), (9, 20));
+    store.change(&pillarbox::Change::Delete("slow".into()), false).await.unwrap();
+    let pruned = prune_all(&store, &small).await;
+    assert_eq!((pruned.events, pruned.held_by), (7, None), "the rest is too young");
+    assert_eq!(events(&store).await.iter().map(|event| event.position).collect::<Vec<_>>(), [16, 17, 18, 19, 20]);
+    assert_eq!(prune_all(&store, &PrunePolicy { keep: None, ..policy() }).await.events, 0);
+}
+
+#[tokio::test]
+async fn what_a_delivery_needs_is_kept_aside_as_long_as_it_needs_it() {
+    let database = Database::new();
+    let ids = database.publish_keys(&["a", "b", "c"]);
+    age(&database, 3);
+    let store = database.store();
+    let (lane, epoch) = own(&store, "s").await;
+    let mut parked = write(lane, epoch, 3);
+    parked.put.push(delivery(2, "b", State::Dead));
+    assert!(settle(&store, parked).await);
+    let pruned = prune_all(&store, &policy()).await;
+    assert_eq!((pruned.events, pruned.kept), (3, 1));
+    assert!(poll_tail(&store, 0).await.visible.is_empty());
+    assert_eq!(store.fetch(&[1, 2, 3]).await.unwrap()[0].id, ids[1]);
+    assert!(store.show(ids[1]).await.unwrap().unwrap().subscriptions[0].delivery.is_some());
+    assert!(store.show(ids[0]).await.unwrap().is_none());
+    assert_eq!(store.status().await.unwrap().log.kept, 1);
+    assert!(store.load(&[(lane, epoch)]).await.unwrap()[0].is_some());
+
+    let mut done = write(lane, epoch, 3);
+    done.finish.push(2);
+    assert!(settle(&store, done).await);
+    prune_all(&store, &policy()).await;
+    assert_eq!(store.status().await.unwrap().log.kept, 0);
+    let joined = join(&database.store(), [one_lane("new")]).await;
+    let state = store.load(&[(crate::fixture::lane(joined.subscriptions[0].id), 0)]).await.unwrap().remove(0).unwrap();
+    assert_eq!(state.cursor.floor, 3, "a new subscription begins where the log does");
+}
+
+#[tokio::test]
+async fn a_hold_that_is_over_gives_way_and_is_recorded() {
+    let database = Database::new();
+    let ids = database.publish_keys(&["a"; 4]);
+    age(&database, 3);
+    let store = database.store();
+    let held = |days: u64| Subscription { hold: Some(Duration::from_secs(days * 86_400)), ..one_lane("s") };
+    let joined = join(&store, [held(11)]).await;
+    assert_eq!(prune_all(&store, &policy()).await.held_by.as_deref(), Some("s"));
+    join(&store, [held(9)]).await;
+    assert_eq!(prune_all(&store, &policy()).await.events, 3);
+    let lane = crate::fixture::lane(joined.subscriptions[0].id);
+    assert!(store.load(&[(lane, 0)]).await.unwrap()[0].is_none(), "the owner is made to load again");
+    let books = store.books().await.unwrap();
+    assert_eq!((books.lanes[0].floor, books.lanes[0].skipped.to_string().as_str()), (3, "1-3"));
+    assert!(store.show(ids[3]).await.unwrap().unwrap().subscriptions[0].skipped.is_none());
+}
+
+#[tokio::test]
+async fn journal_events_stay() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 4]);
+    database.execute("drop trigger pillarbox_event_is_never_changed");
+    database.execute("update pillarbox_event set stream_version = 1 where position = 2");
+    age(&database, 4);
+    let store = database.store();
+    assert_eq!(prune_all(&store, &policy()).await.events, 3);
+    let page = store.poll(&crate::fixture::tail(0, 10)).await.unwrap();
+    assert_eq!((page.log_start, page.scans[0].visible.to_string().as_str()), (2, "2"));
+}
+
+#[tokio::test]
+async fn old_dead_deliveries_and_dedup_keys_go() {
+    let database = Database::new();
+    let event = NewEvent::new("t", "y").key("a").dedup_key("d");
+    let ids = database.publish(&[event.clone(), NewEvent::new("t", "y").key("a")]);
+    let store = database.store();
+    let (lane, epoch) = own(&store, "s").await;
+    let mut parked = write(lane, epoch, 2);
+    let old = Timestamp(Timestamp::now().0 - 3 * DAY_MS);
+    parked.put = vec![
+        pillarbox::Delivery { since: old, ..delivery(1, "a", State::Dead) },
+        pillarbox::Delivery { since: old, ..delivery(2, "a", State::Retrying) },
+    ];
+    assert!(settle(&store, parked).await);
+    assert_eq!(prune_all(&store, &policy()).await.dead, 0, "for ever by default");
+    let dead = PrunePolicy { dead: Some(Duration::from_secs(2 * 86_400)), ..policy() };
+    assert_eq!(prune_all(&store, &dead).await.dead, 1);
+    let shown = store.show(ids[0]).await.unwrap().unwrap();
+    assert!(shown.subscriptions[0].skipped.as_ref().unwrap().0.contains("retention"));
+
+    assert_eq!(prune_all(&store, &policy()).await.dedup, 0);
+    database.execute(&format!("update pillarbox_dedup set created_at = {}", Timestamp::now().0 - DAY_MS - 1000));
+    let short = PrunePolicy { dedup_window: Duration::ZERO, ..policy() };
+    assert_eq!(prune_all(&store, &short).await.dedup, 1);
+}
+
+#[tokio::test]
+async fn records_of_progress_are_merged_without_a_gap() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 30]);
+    let store = database.store();
+    let (lane, epoch) = own(&store, "s").await;
+    for floor in [5, 10, 12] {
+        assert!(settle(&store, write(lane, epoch, floor)).await);
+        database.execute("update pillarbox_progress set started_at = 1000 * id, ended_at = 1000 * id");
+    }
+    database.execute("update pillarbox_cursor set floor = 20");
+    assert!(settle(&store, write(lane, epoch, 30)).await);
+    let covered = store.books().await.unwrap().lanes[0].covered.clone();
+    let before = database.number("select count(*) from pillarbox_progress");
+    prune_all(&store, &policy()).await;
+    assert_eq!(store.books().await.unwrap().lanes[0].covered, covered);
+    assert!(database.number("select count(*) from pillarbox_progress") < before);
+}

@@ -1,0 +1,91 @@
+use std::time::{Duration, Instant};
+
+use pillarbox::{NewEvent, Store, Wake};
+use pillarbox_sqlite::publish;
+
+use crate::fixture::{Database, join, one_lane, own, poll_tail, settle, write};
+
+/// Far longer than any of these tests; reached only if a wake-up is lost.
+const LONG: Duration = Duration::from_secs(20);
+
+/// Long enough for a false wake-up to show.
+const SHORT: Duration = Duration::from_millis(150);
+
+#[tokio::test]
+async fn a_commit_before_the_wait_counts_until_a_poll_has_seen_it() {
+    let database = Database::new();
+    let store = database.store();
+    database.publish_keys(&["a"]);
+    assert_eq!(store.wait(Duration::ZERO).await.unwrap(), Wake::Rang);
+    assert_eq!(store.wait(LONG).await.unwrap(), Wake::Rang, "nobody has polled");
+    poll_tail(&store, 0).await;
+    assert_eq!(store.wait(SHORT).await.unwrap(), Wake::Timeout);
+    assert_eq!(store.wait(Duration::ZERO).await.unwrap(), Wake::Timeout);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_during_the_wait_rings() {
+    let database = Database::new();
+    let store = database.store();
+    for round in 0..20 {
+        let publisher = async {
+            tokio::task::yield_now().await;
+            let mut connection = database.connect();
+            let tx = connection.transaction().unwrap();
+            match round % 2 {
+                0 => drop(publish(&tx, &NewEvent::new("t", "y")).unwrap()),
+                _ => drop(tx.execute("insert into pillarbox_event (topic, type) values ('t', 'y')", []).unwrap()),
+            }
+            tx.commit().unwrap();
+        };
+        let (wake, ()) = tokio::join!(store.wait(LONG), publisher);
+        assert_eq!(wake.unwrap(), Wake::Rang);
+        poll_tail(&store, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_store_does_not_wake_itself() {
+    let database = Database::new();
+    let store = database.store();
+    database.publish_keys(&["a", "b"]);
+    let (lane, epoch) = own(&store, "s").await;
+    poll_tail(&store, 0).await;
+    assert_eq!(store.wait(SHORT).await.unwrap(), Wake::Timeout, "joining and taking were its own doing");
+    assert!(settle(&store, write(lane, epoch, 2)).await);
+    store.observe(&Default::default()).await.unwrap();
+    database.execute("create table business (x); insert into business values (1)");
+    assert_eq!(store.wait(SHORT).await.unwrap(), Wake::Timeout);
+}
+
+#[tokio::test]
+async fn an_operators_change_rings_until_it_was_observed() {
+    use pillarbox::{Change, Operator};
+    let database = Database::new();
+    let store = database.store();
+    join(&store, [one_lane("s")]).await;
+    store.observe(&Default::default()).await.unwrap();
+    database.store().change(&Change::Pause("s".into()), false).await.unwrap();
+    assert_eq!(store.wait(LONG).await.unwrap(), Wake::Rang);
+    let fleet = store.observe(&Default::default()).await.unwrap();
+    assert!(fleet.subscriptions[0].paused);
+    assert_eq!(store.wait(SHORT).await.unwrap(), Wake::Timeout);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_another_instance_rings() {
+    let database = Database::new();
+    let (store, other) = (database.store(), database.store());
+    join(&store, [one_lane("s")]).await;
+    own(&other, "s").await;
+    store.observe(&Default::default()).await.unwrap();
+    assert_eq!(store.wait(SHORT).await.unwrap(), Wake::Timeout);
+    let end = async {
+        tokio::task::yield_now().await;
+        drop(other);
+        Instant::now()
+    };
+    let (wake, ended) = tokio::join!(store.wait(LONG), end);
+    assert_eq!(wake.unwrap(), Wake::Rang);
+    assert!(ended.elapsed() < Duration::from_secs(2), "{:?}", ended.elapsed());
+}

@@ -1,0 +1,56 @@
+/// A way in which a [`MemoryLog`](crate::MemoryLog) can be deliberately wrong. The conformance suite must notice
+/// each of them; a suite that does not is the thing that is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Broken {
+    /// A poll reads the writers before the horizon: a writer that comes between is in neither.
+    WritersBeforeHorizon,
+    /// A poll reads the rows before the horizon: a commit between looks like a hole that nobody can fill.
+    RowsBeforeHorizon,
+    /// A transaction stops being a writer before its rows are visible.
+    WriterGoneBeforeVisible,
+    /// An event that nobody wants is not even reported as visible.
+    FilterLooksLikeHole,
+    /// A full page claims to have covered its whole stretch.
+    FullPageCoversAll,
+    /// What a poll returns may still be lost by a crash of the database.
+    NoBarrier,
+    /// A settlement does not look at the epoch.
+    FenceIgnored,
+    /// A take does not look at the epoch.
+    TakeWithoutCompare,
+    /// A load shows the lane as it was when the fleet was last observed, before the take was committed.
+    StaleLoad,
+    /// A settlement that fails has written the cursor but not the deliveries.
+    SettleNotAtomic,
+    /// A change of a delivery that is finished puts it back.
+    ChangeResurrects,
+    /// A delivery that is there already cannot be put again.
+    PutFailsOnExisting,
+    /// A subscription that starts now takes the horizon as its floor, with the holes below it.
+    StartNowSkipsHoles,
+    /// The anchor of a cursor is not compared with the log.
+    AnchorIgnored,
+    /// What was committed before the wait began is not noticed by it.
+    WaitForgetsThePast,
+}
+
+impl Broken {
+    /// All of them.
+    pub const ALL: [Broken; 15] = [
+        Broken::WritersBeforeHorizon,
+        Broken::RowsBeforeHorizon,
+        Broken::WriterGoneBeforeVisible,
+        Broken::FilterLooksLikeHole,
+        Broken::FullPageCoversAll,
+        Broken::NoBarrier,
+        Broken::FenceIgnored,
+        Broken::TakeWithoutCompare,
+        Broken::StaleLoad,
+        Broken::SettleNotAtomic,
+        Broken::ChangeResurrects,
+        Broken::PutFailsOnExisting,
+        Broken::StartNowSkipsHoles,
+        Broken::AnchorIgnored,
+        Broken::WaitForgetsThePast,
+    ];
+}

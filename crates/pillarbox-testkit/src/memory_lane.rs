@@ -1,0 +1,140 @@
+use std::collections::BTreeMap;
+
+use pillarbox::{
+    AttemptError, Cursor, Delivery, ERRORS_KEPT_MAX, Epoch, InstanceId, LaneState, LaneWrite, Position, RangeSet,
+    Timestamp,
+};
+
+use crate::Broken;
+
+/// The row of one lane, with its deliveries and its books.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Lane {
+    pub(crate) cursor: Cursor,
+    pub(crate) owner: Option<InstanceId>,
+    pub(crate) epoch: Epoch,
+    pub(crate) takeovers: u32,
+    pub(crate) revision: i64,
+    pub(crate) deliveries: BTreeMap<Position, Row>,
+    pub(crate) skipped: BTreeMap<Position, (String, Timestamp)>,
+    /// What lay before the subscription's start.
+    pub(crate) before_start: RangeSet,
+    /// One entry a settlement that moved the cursor.
+    pub(crate) entries: Vec<Entry>,
+    /// When the lane was last written.
+    pub(crate) wrote_at: Timestamp,
+}
+
+/// A delivery with its last errors.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    pub(crate) delivery: Delivery,
+    pub(crate) errors: Vec<AttemptError>,
+}
+
+/// What one settlement covered.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub(crate) covered: RangeSet,
+    pub(crate) epoch: Epoch,
+    pub(crate) after: Timestamp,
+    pub(crate) before: Timestamp,
+}
+
+impl Lane {
+    pub(crate) fn starting_at(cursor: Cursor, now: Timestamp) -> Self {
+        let before_start = positions_of(&cursor);
+        Lane { cursor, before_start, wrote_at: now, ..Lane::default() }
+    }
+
+    pub(crate) fn state(&self) -> LaneState {
+        let mut deliveries: Vec<Delivery> = self.deliveries.values().map(|row| row.delivery.clone()).collect();
+        deliveries.sort_by_key(|delivery| (delivery.arrival, delivery.position));
+        LaneState { cursor: self.cursor.clone(), deliveries, takeovers: self.takeovers, revision: self.revision }
+    }
+
+    /// Makes `instance` the owner. Only a lane that another instance still owned counts as seized.
+    pub(crate) fn take(&mut self, instance: InstanceId) -> Epoch {
+        if self.owner.is_some_and(|owner| owner != instance) {
+            self.takeovers += 1;
+        }
+        self.owner = Some(instance);
+        self.epoch += 1;
+        self.epoch
+    }
+
+    pub(crate) fn release(&mut self) {
+        self.owner = None;
+        self.epoch += 1;
+    }
+
+    pub(crate) fn write_cursor(&mut self, write: &LaneWrite, now: Timestamp) {
+        let mut covered = positions_of(&write.cursor);
+        covered.subtract(&positions_of(&self.cursor));
+        if !covered.is_empty() {
+            self.entries.push(Entry { covered, epoch: write.epoch, after: self.wrote_at, before: now });
+        }
+        if write.cursor.floor > self.cursor.floor {
+            self.takeovers = 0;
+        }
+        self.cursor = write.cursor.clone();
+        self.wrote_at = now;
+    }
+
+    /// Puts, then changes, then finishes, so that one settlement can put a delivery and record its first error.
+    pub(crate) fn write_deliveries(&mut self, write: &LaneWrite, broken: Option<Broken>) {
+        for delivery in &write.put {
+            let errors = self.deliveries.remove(&delivery.position).map(|row| row.errors).unwrap_or_default();
+            self.deliveries.insert(delivery.position, Row { delivery: delivery.clone(), errors });
+        }
+        for (delivery, error) in &write.change {
+            if broken == Some(Broken::ChangeResurrects) {
+                let row = Row { delivery: delivery.clone(), errors: Vec::new() };
+                self.deliveries.entry(delivery.position).or_insert(row);
+            }
+            let Some(row) = self.deliveries.get_mut(&delivery.position) else { continue };
+            row.delivery = delivery.clone();
+            row.errors.extend(error.clone());
+            let surplus = row.errors.len().saturating_sub(ERRORS_KEPT_MAX);
+            row.errors.drain(..surplus);
+        }
+        for position in &write.finish {
+            self.deliveries.remove(position);
+        }
+    }
+
+    /// What the settlements say they covered, and what lay before the start.
+    pub(crate) fn covered(&self) -> RangeSet {
+        let mut covered = self.before_start.clone();
+        self.entries.iter().for_each(|entry| covered.union(&entry.covered));
+        covered
+    }
+
+    pub(crate) fn settled(&self, position: Position) -> bool {
+        position <= self.cursor.floor || self.cursor.settled.contains(position)
+    }
+
+    /// Forgets everything above `to`, so that it is read again.
+    pub(crate) fn rewind(&mut self, to: Position) {
+        let above = |set: &mut RangeSet| set.remove_range(to.saturating_add(1), Position::MAX);
+        self.epoch += 1;
+        self.cursor.floor = self.cursor.floor.min(to);
+        above(&mut self.cursor.settled);
+        above(&mut self.before_start);
+        self.entries.iter_mut().for_each(|entry| above(&mut entry.covered));
+        self.entries.retain(|entry| !entry.covered.is_empty());
+        self.deliveries.retain(|position, _| *position <= to);
+        self.skipped.retain(|position, _| *position <= to);
+    }
+
+    pub(crate) fn next_arrival(&self) -> i64 {
+        self.deliveries.values().map(|row| row.delivery.arrival + 1).max().unwrap_or(0)
+    }
+}
+
+/// All positions that a cursor counts as settled.
+pub(crate) fn positions_of(cursor: &Cursor) -> RangeSet {
+    let mut positions = cursor.settled.clone();
+    positions.insert_range(1, cursor.floor);
+    positions
+}

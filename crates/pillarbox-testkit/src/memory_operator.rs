@@ -1,0 +1,597 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pillarbox::{
+    Books, Change, Changed, Check, Delivery, DeliveryRecord, Error, ErrorKind, Event, EventRecord, Fate, Filter,
+    InstanceStatus, LaneBook, Level, ListQuery, ListRow, LogStatus, NewEvent, OnDead, Operator, Position, PrunePolicy,
+    Pruned, RangeSet, Result, Selection, SettledBy, Start, State, Status, SubscriptionReport, SubscriptionStatus,
+    Timestamp, lane_of,
+};
+use uuid::Uuid;
+
+use crate::memory_lane::{Lane, Row, positions_of};
+use crate::memory_log::{Inner, SubscriptionRow};
+use crate::{MemoryLog, MemoryStore};
+
+/// Operators. What is named like a function of [`Operator`] keeps its contract.
+impl MemoryLog {
+    /// See [`Operator::change`]. Relane is refused.
+    pub fn change(&self, change: &Change, dry_run: bool) -> Result<Changed> {
+        let changed = self.inner().change(change, dry_run)?;
+        self.ring();
+        Ok(changed)
+    }
+
+    /// See [`Operator::books`].
+    pub fn books(&self) -> Books {
+        let inner = self.inner();
+        Books {
+            incarnation: inner.incarnation,
+            log_start: inner.log_start,
+            horizon: inner.next - 1,
+            dead: inner.dead.clone(),
+            lanes: inner.subscriptions.iter().flat_map(SubscriptionRow::books).collect(),
+        }
+    }
+
+    /// See [`Operator::show`].
+    pub fn show_event(&self, id: Uuid) -> Option<EventRecord> {
+        let inner = self.inner();
+        let event = inner.event_of(id)?;
+        let subscriptions = inner.subscriptions.iter().map(|row| inner.fate(row, &event)).collect();
+        Some(EventRecord { event: (*event).clone(), subscriptions })
+    }
+
+    /// See [`Operator::status`].
+    pub fn status(&self) -> Status {
+        let inner = self.inner();
+        let mut subscriptions: Vec<_> = inner.subscriptions.iter().map(|row| inner.subscription_status(row)).collect();
+        subscriptions.sort_by(|left, right| left.name.cmp(&right.name));
+        Status { at: inner.now, log: inner.log_status(), subscriptions, instances: inner.instance_status() }
+    }
+
+    /// See [`Operator::prune`].
+    pub fn prune(&self, policy: &PrunePolicy) -> Pruned {
+        self.inner().prune(policy)
+    }
+
+    /// See [`Operator::reset`].
+    pub fn reset(&self) {
+        self.inner().reset();
+        self.ring_end();
+    }
+
+    /// Moves a cursor by hand, past the books and the fence: what an audit must notice.
+    pub fn tamper_cursor(&self, subscription: &str, lane: u32, floor: Position) {
+        let mut inner = self.inner();
+        let row = inner.subscriptions.iter_mut().find(|row| row.name == subscription);
+        if let Some(lane) = row.and_then(|row| row.lanes.get_mut(lane as usize)) {
+            lane.cursor.floor = floor;
+            lane.cursor.settled.remove_range(1, floor);
+        }
+    }
+
+    /// Replaces the identity of the event at `position`, as a restored backup would: what an anchor must notice.
+    pub fn tamper_event(&self, position: Position, id: Uuid) {
+        let mut inner = self.inner();
+        if let Some(event) = inner.rows.get_mut(&position) {
+            *event = Arc::new(Event { id, ..(**event).clone() });
+        }
+    }
+}
+
+impl Operator for MemoryStore {
+    async fn status(&self) -> Result<Status> {
+        Ok(self.log().status())
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<ListRow>> {
+        Ok(self.log().inner().list(query))
+    }
+
+    async fn show(&self, id: Uuid) -> Result<Option<EventRecord>> {
+        Ok(self.log().show_event(id))
+    }
+
+    async fn change(&self, change: &Change, dry_run: bool) -> Result<Changed> {
+        self.log().change(change, dry_run)
+    }
+
+    async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Uuid>> {
+        events.iter().try_for_each(|event| event.validate(pillarbox::PAYLOAD_BYTES_MAX))?;
+        let positions = self.log().publish(events.iter().cloned());
+        Ok(self.log().fetch(&positions)?.iter().map(|event| event.id).collect())
+    }
+
+    async fn books(&self) -> Result<Books> {
+        Ok(self.log().books())
+    }
+
+    async fn prune(&self, policy: &PrunePolicy) -> Result<Pruned> {
+        Ok(self.log().prune(policy))
+    }
+
+    async fn doctor(&self) -> Result<Vec<Check>> {
+        let finding = "the log is in memory and ends with the process".to_owned();
+        Ok(vec![Check { name: "durability".to_owned(), level: Level::Warning, finding, fix: None }])
+    }
+
+    async fn reset(&self) -> Result<()> {
+        self.log().reset();
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn change(&mut self, change: &Change, dry_run: bool) -> Result<Changed> {
+        match change {
+            Change::Requeue { subscription, which, limit } => self.requeue(subscription, which, *limit, dry_run),
+            Change::Skip { subscription, event, reason } => self.skip(subscription, *event, reason, dry_run),
+            Change::Pause(name) => self.set_paused(name, true, dry_run),
+            Change::Resume(name) => self.set_paused(name, false, dry_run),
+            Change::Rewind { subscription, to, key: None } => self.rewind(subscription, *to, dry_run),
+            Change::Rewind { subscription, to, key: Some(key) } => self.rewind_key(subscription, *to, key, dry_run),
+            Change::Delete(name) => {
+                let index = self.unused(name)?;
+                if !dry_run {
+                    self.subscriptions.remove(index);
+                }
+                Ok(changed(1, Vec::new(), format!("subscription '{name}' is deleted")))
+            }
+            Change::Rename { from, to } => {
+                let index = self.unused(from)?;
+                if self.subscriptions.iter().any(|row| row.name == *to) {
+                    return invalid(format!("a subscription '{to}' exists already; choose another name"));
+                }
+                if !dry_run {
+                    self.subscriptions[index].name.clone_from(to);
+                }
+                Ok(changed(1, Vec::new(), format!("subscription '{from}' is now '{to}'")))
+            }
+            Change::Relane { .. } => invalid("the log in memory cannot change lanes; use a database".to_owned()),
+        }
+    }
+
+    fn subscription(&mut self, name: &str) -> Result<&mut SubscriptionRow> {
+        self.subscriptions.iter_mut().find(|row| row.name == name).ok_or_else(|| unknown(name))
+    }
+
+    fn unused(&self, name: &str) -> Result<usize> {
+        let index = self.subscriptions.iter().position(|row| row.name == name).ok_or_else(|| unknown(name))?;
+        let id = self.subscriptions[index].id;
+        if self.instances.values().any(|row| !row.killed && row.subscriptions.contains(&id)) {
+            return invalid(format!("a living instance runs subscription '{name}'; stop it first"));
+        }
+        Ok(index)
+    }
+
+    fn set_paused(&mut self, name: &str, paused: bool, dry_run: bool) -> Result<Changed> {
+        let row = self.subscription(name)?;
+        let count = u64::from(row.paused != paused);
+        if !dry_run {
+            row.paused = paused;
+        }
+        let what = if paused { "paused" } else { "running" };
+        Ok(changed(count, Vec::new(), format!("subscription '{name}' is {what}")))
+    }
+
+    fn requeue(&mut self, name: &str, which: &Selection, limit: usize, dry_run: bool) -> Result<Changed> {
+        let now = self.now;
+        let events = self.events();
+        let row = self.subscription(name)?;
+        let chosen = |row: &Row| {
+            let event = events.get(&row.delivery.position);
+            let dead = row.delivery.state == State::Dead;
+            match which {
+                Selection::Event(id) => event.is_some_and(|event| event.id == *id),
+                Selection::Version(stream, version) => event.is_some_and(|event| {
+                    event.key.as_deref() == Some(stream) && event.stream_version == Some(*version)
+                }),
+                Selection::Key(key) => dead && row.delivery.key.as_deref() == Some(key),
+                Selection::All => dead,
+            }
+        };
+        let lanes = row.lanes.iter().enumerate();
+        let rows = lanes.flat_map(|(lane, state)| state.deliveries.values().map(move |row| (lane, row)));
+        let mut positions: Vec<(Position, usize)> =
+            rows.filter(|(_, row)| chosen(row)).map(|(lane, row)| (row.delivery.position, lane)).collect();
+        positions.sort_unstable();
+        positions.truncate(limit);
+        for (position, lane) in positions.iter().filter(|_| !dry_run) {
+            let lane = &mut row.lanes[*lane];
+            lane.revision += 1;
+            let delivery = &mut lane.deliveries.get_mut(position).expect("it was just found").delivery;
+            (delivery.state, delivery.attempts, delivery.due_at) = (State::Pending, 0, now);
+        }
+        let ids: Vec<Uuid> = positions.iter().filter_map(|(position, _)| Some(events.get(position)?.id)).collect();
+        Ok(changed(positions.len() as u64, ids, format!("{} deliveries are due now", positions.len())))
+    }
+
+    fn skip(&mut self, name: &str, id: Uuid, reason: &str, dry_run: bool) -> Result<Changed> {
+        let now = self.now;
+        let position = self.event_of(id).map(|event| event.position);
+        let row = self.subscription(name)?;
+        let has = |lane: &&mut Lane| position.is_some_and(|position| lane.deliveries.contains_key(&position));
+        let (Some(position), Some(lane)) = (position, row.lanes.iter_mut().find(has)) else {
+            let message = format!("event {id} has no delivery in subscription '{name}'; see `pillarbox why {id}`");
+            return Err(Error::new(ErrorKind::NotFound, message));
+        };
+        if !dry_run {
+            lane.deliveries.remove(&position);
+            lane.skipped.insert(position, (reason.to_owned(), now));
+            lane.revision += 1;
+        }
+        Ok(changed(1, vec![id], format!("event {id} is given up")))
+    }
+
+    fn rewind(&mut self, name: &str, to: Start, dry_run: bool) -> Result<Changed> {
+        let target = self.target(to)?;
+        let count = self.subscription(name)?.lanes.len();
+        for index in (0..count).filter(|_| !dry_run) {
+            let lane = &mut self.subscription(name)?.lanes[index];
+            lane.rewind(target);
+            let cursor = lane.cursor.clone();
+            let anchor = self.anchor(&cursor);
+            self.subscription(name)?.lanes[index].cursor.anchor = anchor;
+        }
+        Ok(changed(
+            count as u64,
+            Vec::new(),
+            format!("subscription '{name}' replays the events above position {target}"),
+        ))
+    }
+
+    /// The settled events of one key become deliveries again, before or between those that it has.
+    fn rewind_key(&mut self, name: &str, to: Start, key: &str, dry_run: bool) -> Result<Changed> {
+        let (now, target) = (self.now, self.target(to)?);
+        let of_key = |event: &&Arc<Event>| event.key.as_deref() == Some(key);
+        let events: Vec<Arc<Event>> =
+            self.rows.range(target + 1..).map(|(_, event)| event).filter(of_key).cloned().collect();
+        let row = self.subscription(name)?;
+        let lanes = row.lanes.len() as u32;
+        let filter = row.filter.clone();
+        let lane = &mut row.lanes[lane_of(Some(pillarbox::KeyHash::of(key)), 0, lanes) as usize];
+        let replayed = |event: &&Arc<Event>| filter.wants(event) && lane.settled(event.position);
+        let replayed: Vec<Arc<Event>> = events.iter().filter(replayed).cloned().collect();
+        if !dry_run {
+            lane.epoch += 1;
+            lane.revision += 1;
+            for event in &replayed {
+                lane.skipped.remove(&event.position);
+                let delivery = pending(event, now);
+                lane.deliveries.entry(event.position).or_insert(Row { delivery, errors: Vec::new() });
+            }
+            let arrivals = lane.next_arrival()..;
+            let of_key = lane.deliveries.values_mut().filter(|row| row.delivery.key.as_deref() == Some(key));
+            arrivals.zip(of_key).for_each(|(arrival, row)| row.delivery.arrival = arrival);
+        }
+        let ids: Vec<Uuid> = replayed.iter().map(|event| event.id).collect();
+        Ok(changed(ids.len() as u64, ids, format!("key '{key}' replays the events above position {target}")))
+    }
+
+    fn target(&self, to: Start) -> Result<Position> {
+        let lowest = self.log_start - 1;
+        match to {
+            Start::Beginning => Ok(lowest),
+            Start::Position(position) => Ok(position.max(lowest)),
+            Start::Time(time) => {
+                let first = self.rows.values().find(|event| event.created_at >= time);
+                Ok(first.map_or(self.next, |event| event.position) - 1)
+            }
+            Start::Now => invalid("a rewind goes back; give a position, a time or the start".to_owned()),
+        }
+    }
+
+    fn anchor(&self, cursor: &pillarbox::Cursor) -> Option<(Position, Uuid)> {
+        let settled = positions_of(cursor);
+        let visible = self.rows.values().rev().find(|event| settled.contains(event.position))?;
+        Some((visible.position, visible.id))
+    }
+
+    fn lives(&self, id: pillarbox::InstanceId) -> bool {
+        self.instances.get(&id).is_some_and(|instance| !instance.killed)
+    }
+
+    fn event_of(&self, id: Uuid) -> Option<Arc<Event>> {
+        self.rows.values().chain(self.kept.values()).find(|event| event.id == id).cloned()
+    }
+
+    fn events(&self) -> BTreeMap<Position, Arc<Event>> {
+        self.kept.iter().chain(&self.rows).map(|(position, event)| (*position, event.clone())).collect()
+    }
+
+    fn fate(&self, row: &SubscriptionRow, event: &Event) -> Fate {
+        let lane_number = lane_of(event.key_hash(), event.position, row.lanes.len() as u32);
+        let lane = &row.lanes[lane_number as usize];
+        let entry = lane.entries.iter().find(|entry| entry.covered.contains(event.position));
+        let by = |entry: &crate::memory_lane::Entry| SettledBy {
+            epoch: entry.epoch,
+            after: entry.after,
+            before: entry.before,
+        };
+        Fate {
+            subscription: row.name.clone(),
+            wanted: row.filter.wants(event),
+            lane: lane_number,
+            owner: lane.owner.map(|owner| (owner, self.lives(owner))),
+            floor: lane.cursor.floor,
+            settled: lane.settled(event.position),
+            settled_by: entry.map(by),
+            before_start: lane.before_start.contains(event.position),
+            in_dead_range: self.dead.contains(event.position),
+            delivery: lane.deliveries.get(&event.position).map(|found| self.delivery_record(row, lane, found)),
+            skipped: lane.skipped.get(&event.position).cloned(),
+        }
+    }
+
+    fn delivery_record(&self, subscription: &SubscriptionRow, lane: &Lane, row: &Row) -> DeliveryRecord {
+        let head = head_of(subscription, lane, &row.delivery);
+        let id_of = |position| self.rows.get(&position).or_else(|| self.kept.get(&position)).map(|event| event.id);
+        let head = head.and_then(|head| Some((id_of(head.position)?, head.position, head.state)));
+        DeliveryRecord {
+            state: if head.is_some() { State::Blocked } else { row.delivery.state },
+            attempts: row.delivery.attempts,
+            due_at: row.delivery.due_at,
+            since: row.delivery.since,
+            errors: row.errors.clone(),
+            head,
+        }
+    }
+
+    /// The states of all unfinished events of a subscription, in log order.
+    fn unfinished(&self, row: &SubscriptionRow) -> Vec<(Arc<Event>, Option<DeliveryRecord>)> {
+        let lanes = row.lanes.len() as u32;
+        let lane = |event: &Event| &row.lanes[lane_of(event.key_hash(), event.position, lanes) as usize];
+        let unfinished = |event: Arc<Event>| {
+            let lane = lane(&event);
+            let delivery = lane.deliveries.get(&event.position);
+            let record = delivery.map(|found| self.delivery_record(row, lane, found));
+            let waiting = record.is_some() || (row.filter.wants(&event) && !lane.settled(event.position));
+            waiting.then_some((event, record))
+        };
+        self.events().into_values().filter_map(unfinished).collect()
+    }
+
+    fn subscription_status(&self, row: &SubscriptionRow) -> SubscriptionStatus {
+        let unfinished = self.unfinished(row);
+        let state = |record: &Option<DeliveryRecord>| record.as_ref().map_or(State::Pending, |record| record.state);
+        let count = |wanted: State| unfinished.iter().filter(|(_, record)| state(record) == wanted).count() as u64;
+        let mut owners: Vec<_> =
+            row.lanes.iter().filter_map(|lane| lane.owner).filter(|owner| self.lives(*owner)).collect();
+        let lanes_owned = owners.len() as u32;
+        owners.sort_unstable();
+        owners.dedup();
+        let moving = |record: &Option<DeliveryRecord>| !matches!(state(record), State::Delayed | State::Dead);
+        let oldest = unfinished.iter().filter(|(_, record)| moving(record)).map(|(event, _)| event.created_at).min();
+        let retrying = unfinished.iter().filter_map(|(_, record)| record.as_ref());
+        let floor = row.lanes.iter().map(|lane| lane.cursor.floor).min().unwrap_or(0);
+        SubscriptionStatus {
+            id: row.id,
+            name: row.name.clone(),
+            mode: row.mode,
+            filter: row.filter.clone(),
+            lanes: row.lanes.len() as u32,
+            on_dead: row.on_dead,
+            paused: row.paused,
+            orphaned: !self.instances.values().any(|living| !living.killed && living.subscriptions.contains(&row.id)),
+            pending: count(State::Pending),
+            delayed: count(State::Delayed),
+            processing: count(State::Processing),
+            retrying: count(State::Retrying),
+            blocked: count(State::Blocked),
+            dead: count(State::Dead),
+            oldest_age_seconds: oldest.map(|oldest| self.now.since(oldest).as_secs_f64()),
+            oldest_due: retrying.filter(|record| record.state == State::Retrying).map(|record| record.due_at).min(),
+            lag: (self.next - 1 - floor).max(0),
+            lanes_owned,
+            owners,
+            floor,
+            holds_bytes: self.rows.range(floor + 1..).map(|(_, event)| event.size() as i64).sum(),
+            report: self.subscription_report(&row.name),
+        }
+    }
+
+    fn subscription_report(&self, name: &str) -> SubscriptionReport {
+        let mut whole = SubscriptionReport::default();
+        let living = self.instances.values().filter(|instance| !instance.killed);
+        for part in living.filter_map(|instance| instance.report.subscriptions.get(name)) {
+            whole.in_flight += part.in_flight;
+            whole.delivered += part.delivered;
+            whole.delivered_at = whole.delivered_at.max(part.delivered_at);
+            whole.breaker = whole.breaker.or_else(|| part.breaker.clone());
+            whole.flood_guard |= part.flood_guard;
+            whole.stopped = whole.stopped.or_else(|| part.stopped.clone());
+        }
+        whole
+    }
+
+    fn log_status(&self) -> LogStatus {
+        LogStatus {
+            log_id: self.options.log_id,
+            incarnation: self.incarnation,
+            schema_version: 1,
+            log_start: self.log_start,
+            horizon: self.next - 1,
+            events: self.rows.len() as i64,
+            bytes: self.rows.values().map(|event| event.size() as i64).sum(),
+            kept: self.kept.len() as i64,
+            holders: Vec::new(),
+        }
+    }
+
+    fn instance_status(&self) -> Vec<InstanceStatus> {
+        let owned = |id| self.lanes().filter(|(_, lane)| lane.owner == Some(id)).count() as u32;
+        let status = |(id, row): (&pillarbox::InstanceId, &crate::memory_log::Instance)| InstanceStatus {
+            id: *id,
+            host: row.hello.host.clone(),
+            pid: row.hello.pid,
+            version: row.hello.version.clone(),
+            started_at: row.started_at,
+            beat_at: row.beat_at,
+            alive: !row.killed,
+            lanes: owned(*id),
+            report: row.report.clone(),
+        };
+        self.instances.iter().map(status).collect()
+    }
+
+    fn list(&self, query: &ListQuery) -> Vec<ListRow> {
+        let mut rows: Vec<ListRow> = Vec::new();
+        if query.subscription.is_none() && query.state.is_none() {
+            rows.extend(self.rows.values().map(|event| list_row(event, None, None)));
+        }
+        for subscription in &self.subscriptions {
+            let named = query.subscription.as_ref().is_some_and(|name| *name == subscription.name);
+            if named || (query.subscription.is_none() && query.state.is_some()) {
+                let unfinished = self.unfinished(subscription).into_iter();
+                rows.extend(unfinished.map(|(event, record)| list_row(&event, Some(&subscription.name), record)));
+            }
+        }
+        let topics = Filter { topics: query.topic.iter().cloned().collect(), types: Vec::new() };
+        let correlated = |row: &ListRow| {
+            query.correlation_id.is_none()
+                || self.rows.get(&row.position).is_some_and(|event| event.correlation_id() == query.correlation_id)
+        };
+        rows.retain(|row| {
+            query.state.is_none_or(|state| row.state == Some(state))
+                && query.key.as_ref().is_none_or(|key| row.key.as_ref() == Some(key))
+                && topics.matches(&row.topic, &row.r#type)
+                && correlated(row)
+        });
+        rows.sort_by_key(|row| row.position);
+        rows.truncate(query.limit);
+        rows
+    }
+
+    fn prune(&mut self, policy: &PrunePolicy) -> Pruned {
+        let mut pruned = Pruned::default();
+        if let Some(dead) = policy.dead {
+            let old =
+                |row: &Row, now: Timestamp| row.delivery.state == State::Dead && now.since(row.delivery.since) > dead;
+            let now = self.now;
+            for lane in self.subscriptions.iter_mut().flat_map(|row| &mut row.lanes) {
+                let before = lane.deliveries.len();
+                lane.deliveries.retain(|_, row| !old(row, now));
+                pruned.dead += (before - lane.deliveries.len()) as u64;
+            }
+        }
+        if let Some(keep) = policy.keep {
+            self.prune_events(keep, policy.slice, &mut pruned);
+        }
+        let needed = self.needed();
+        self.kept.retain(|position, _| needed.contains(*position));
+        pruned
+    }
+
+    fn prune_events(&mut self, keep: std::time::Duration, slice: usize, pruned: &mut Pruned) {
+        let slowest = self.subscriptions.iter().map(|row| (row.floor(), &row.name)).min();
+        let floor = slowest.as_ref().map_or(self.next - 1, |(floor, _)| *floor);
+        let needed = self.needed();
+        while let Some((position, event)) =
+            self.rows.first_key_value().map(|(position, event)| (*position, event.clone()))
+        {
+            if self.now.since(event.created_at) <= keep {
+                break;
+            }
+            if position > floor {
+                pruned.held_by = slowest.map(|(_, name)| name.clone());
+                break;
+            }
+            if pruned.events as usize == slice {
+                pruned.more = true;
+                break;
+            }
+            self.rows.remove(&position);
+            self.log_start = position + 1;
+            pruned.events += 1;
+            if needed.contains(position) {
+                self.kept.insert(position, event);
+                pruned.kept += 1;
+            }
+        }
+    }
+
+    fn needed(&self) -> RangeSet {
+        let lanes = self.lanes().flat_map(|(_, lane)| lane.deliveries.keys());
+        lanes.map(|position| *position..=*position).collect()
+    }
+}
+
+impl SubscriptionRow {
+    fn floor(&self) -> Position {
+        self.lanes.iter().map(|lane| lane.cursor.floor).min().unwrap_or(0)
+    }
+
+    fn books(&self) -> Vec<LaneBook> {
+        fn set<'a>(positions: impl Iterator<Item = &'a Position>) -> RangeSet {
+            positions.map(|position| *position..=*position).collect()
+        }
+        let book = |(number, lane): (usize, &Lane)| LaneBook {
+            subscription: self.name.clone(),
+            filter: self.filter.clone(),
+            lanes: self.lanes.len() as u32,
+            lane: number as u32,
+            floor: lane.cursor.floor,
+            settled: lane.cursor.settled.clone(),
+            covered: lane.covered(),
+            deliveries: set(lane.deliveries.keys()),
+            skipped: set(lane.skipped.keys()),
+        };
+        self.lanes.iter().enumerate().map(book).collect()
+    }
+}
+
+/// The unfinished delivery that arrived first among those of the same key, if it is another one. A delayed one is
+/// outside its key's order; a dead one is too where dead events are skipped.
+fn head_of<'a>(subscription: &SubscriptionRow, lane: &'a Lane, delivery: &Delivery) -> Option<&'a Delivery> {
+    delivery.key.as_ref()?;
+    let in_order = |other: &&Delivery| {
+        other.state != State::Delayed && (other.state != State::Dead || subscription.on_dead == OnDead::Block)
+    };
+    if !in_order(&delivery) {
+        return None;
+    }
+    let others = lane.deliveries.values().map(|row| &row.delivery);
+    let before = others.filter(|other| other.key == delivery.key && other.arrival < delivery.arrival).filter(in_order);
+    before.min_by_key(|other| other.arrival)
+}
+
+fn pending(event: &Event, now: Timestamp) -> Delivery {
+    Delivery {
+        position: event.position,
+        key: event.key.clone(),
+        arrival: 0,
+        state: State::Pending,
+        attempts: 0,
+        due_at: now,
+        since: now,
+    }
+}
+
+fn list_row(event: &Event, subscription: Option<&String>, record: Option<DeliveryRecord>) -> ListRow {
+    ListRow {
+        id: event.id,
+        position: event.position,
+        topic: event.topic.to_string(),
+        r#type: event.r#type.to_string(),
+        key: event.key.as_deref().map(str::to_owned),
+        created_at: event.created_at,
+        subscription: subscription.cloned(),
+        state: subscription.map(|_| record.as_ref().map_or(State::Pending, |record| record.state)),
+        attempts: record.as_ref().map(|record| record.attempts),
+        due_at: record.as_ref().map(|record| record.due_at),
+        error: record.and_then(|record| record.errors.last().map(|error| error.message.clone())),
+    }
+}
+
+fn changed(count: u64, events: Vec<Uuid>, message: String) -> Changed {
+    Changed { count, events, message }
+}
+
+fn invalid<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Invalid, message))
+}
+
+fn unknown(name: &str) -> Error {
+    Error::new(ErrorKind::NotFound, format!("there is no subscription '{name}'; see `pillarbox subscription list`"))
+}

@@ -1,0 +1,128 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use pillarbox::{
+    Epoch, Error, ErrorKind, Event, Fleet, Hello, InstanceId, Joined, LaneRef, LaneState, Page, PollRequest, Position,
+    Report, Result, Settlement, Store, StoreFeatures, Take, Wake,
+};
+
+use crate::{Broken, MemoryLog};
+
+/// One instance on a [`MemoryLog`]. Several of them on one log are a fleet.
+#[derive(Debug)]
+pub struct MemoryStore {
+    log: MemoryLog,
+    instance: OnceLock<InstanceId>,
+    /// The commits that had been made when the last poll began.
+    commits_seen: AtomicU64,
+    /// The ends that a wait has told of.
+    ends_seen: AtomicU64,
+}
+
+impl MemoryStore {
+    /// A store that has not joined yet.
+    pub fn new(log: &MemoryLog) -> Self {
+        let ends = log.bell().borrow().ends;
+        MemoryStore {
+            log: log.clone(),
+            instance: OnceLock::new(),
+            commits_seen: AtomicU64::new(0),
+            ends_seen: AtomicU64::new(ends),
+        }
+    }
+
+    /// The log that it works on.
+    pub fn log(&self) -> &MemoryLog {
+        &self.log
+    }
+
+    /// The instance that it is, once it has joined.
+    pub fn instance(&self) -> Option<InstanceId> {
+        self.instance.get().copied()
+    }
+
+    /// Pends while the instance is frozen, as a stopped process would.
+    async fn joined(&self) -> Result<InstanceId> {
+        let instance =
+            self.instance().ok_or_else(|| Error::new(ErrorKind::Invalid, "join before you use the store"))?;
+        let mut bell = self.log.bell();
+        while self.log.is_frozen(instance) {
+            bell.changed().await.map_err(|gone| Error::with_source(ErrorKind::Fatal, "the log is gone", gone))?;
+        }
+        if self.log.is_killed(instance) {
+            return Err(Error::new(ErrorKind::Fatal, "this instance was killed; open a new store and join again"));
+        }
+        Ok(instance)
+    }
+}
+
+impl Store for MemoryStore {
+    fn features(&self) -> StoreFeatures {
+        let options = self.log.options();
+        StoreFeatures { lock_proves_life: options.lock_proves_life, settle_interval: options.settle_interval }
+    }
+
+    async fn join(&self, hello: Hello) -> Result<Joined> {
+        let joined = self.log.join(hello)?;
+        if self.instance.set(joined.instance).is_err() {
+            self.log.leave(joined.instance)?;
+            return Err(Error::new(ErrorKind::Invalid, "this store has joined already; open another one"));
+        }
+        Ok(joined)
+    }
+
+    async fn observe(&self, report: &Report) -> Result<Fleet> {
+        let instance = self.joined().await?;
+        self.log.observe(instance, report)
+    }
+
+    async fn take(&self, lanes: &[Take]) -> Result<Vec<Option<Epoch>>> {
+        let instance = self.joined().await?;
+        self.log.take(instance, lanes)
+    }
+
+    async fn load(&self, lanes: &[(LaneRef, Epoch)]) -> Result<Vec<Option<LaneState>>> {
+        let instance = self.joined().await?;
+        self.log.load(instance, lanes)
+    }
+
+    async fn poll(&self, request: &PollRequest) -> Result<Page> {
+        self.joined().await?;
+        let commits = self.log.bell().borrow().commits;
+        let page = self.log.poll(request)?;
+        self.commits_seen.fetch_max(commits, Ordering::Relaxed);
+        Ok(page)
+    }
+
+    async fn fetch(&self, positions: &[Position]) -> Result<Vec<Arc<Event>>> {
+        self.joined().await?;
+        self.log.fetch(positions)
+    }
+
+    async fn settle(&self, settlement: &Settlement) -> Result<Vec<bool>> {
+        let instance = self.joined().await?;
+        self.log.settle(instance, settlement)
+    }
+
+    async fn wait(&self, timeout: Duration) -> Result<Wake> {
+        let mut bell = self.log.bell();
+        if self.log.options().broken == Some(Broken::WaitForgetsThePast) {
+            self.commits_seen.store(bell.borrow().commits, Ordering::Relaxed);
+        }
+        let commits_seen = self.commits_seen.load(Ordering::Relaxed);
+        let ends_seen = self.ends_seen.load(Ordering::Relaxed);
+        let rang = bell.wait_for(|bell| bell.commits > commits_seen || bell.ends > ends_seen);
+        match tokio::time::timeout(timeout, rang).await {
+            Ok(Ok(bell)) => self.ends_seen.fetch_max(bell.ends, Ordering::Relaxed),
+            Ok(Err(gone)) => return Err(Error::with_source(ErrorKind::Fatal, "the log is gone", gone)),
+            Err(_) => return Ok(Wake::Timeout),
+        };
+        Ok(Wake::Rang)
+    }
+
+    async fn leave(&self) -> Result<()> {
+        let instance = self.joined().await?;
+        self.log.leave(instance)
+    }
+}

@@ -1,0 +1,165 @@
+use std::error::Error as StdError;
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use pillarbox::{BoxFuture, NewEvent, Operator, Position, Result, Store};
+
+mod cases;
+
+/// What the suite needs of a store under test: an empty log of its own, and ways to do to it what happens in the world.
+///
+/// The functions below `features` are called only where the matching feature is true.
+pub trait Fixture: Send + Sync + 'static {
+    /// The store.
+    type Store: Store;
+    /// What operators use on the same log.
+    type Operator: Operator;
+
+    /// What this fixture can do.
+    fn features(&self) -> FixtureFeatures;
+
+    /// Another store on the same log, which has not joined yet.
+    fn open(&self) -> impl Future<Output = Result<Self::Store>> + Send;
+
+    /// An operator on the same log.
+    fn operator(&self) -> impl Future<Output = Result<Self::Operator>> + Send;
+
+    /// Publishes in one transaction and commits it; the positions.
+    fn publish(&self, events: Vec<NewEvent>) -> impl Future<Output = Result<Vec<Position>>> + Send;
+
+    /// Ends the store as a killed process would: nothing is written, the lock is freed.
+    fn kill(&self, store: Self::Store) -> impl Future<Output = ()> + Send;
+
+    /// Begins a publisher's transaction and gives it a number.
+    fn begin(&self) -> impl Future<Output = u64> + Send {
+        async { unimplemented!("concurrent_writers") }
+    }
+
+    /// Inserts in an open transaction; the position.
+    fn insert(&self, _transaction: u64, _event: NewEvent) -> impl Future<Output = Position> + Send {
+        async { unimplemented!("concurrent_writers") }
+    }
+
+    /// Commits.
+    fn commit(&self, _transaction: u64) -> impl Future<Output = ()> + Send {
+        async { unimplemented!("concurrent_writers") }
+    }
+
+    /// Aborts.
+    fn abort(&self, _transaction: u64) -> impl Future<Output = ()> + Send {
+        async { unimplemented!("concurrent_writers") }
+    }
+
+    /// Lets something happen in the middle of the next poll, after so many of its steps.
+    fn during_poll(&self, _steps: usize, _action: DuringPoll) {
+        unimplemented!("during_poll")
+    }
+
+    /// The power fails: what is not durable is gone, and so is every open store.
+    fn power_loss(&self) {
+        unimplemented!("power_loss")
+    }
+
+    /// Makes the next settlement fail in the middle.
+    fn fail_next_settle(&self) {
+        unimplemented!("fail_settle")
+    }
+}
+
+/// What a fixture can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FixtureFeatures {
+    /// Several publishers' transactions may be open at once, and while stores write.
+    pub concurrent_writers: bool,
+    /// [`Fixture::during_poll`] works.
+    pub during_poll: bool,
+    /// [`Fixture::power_loss`] works.
+    pub power_loss: bool,
+    /// [`Fixture::fail_next_settle`] works.
+    pub fail_settle: bool,
+}
+
+/// What happens in the middle of a poll.
+#[derive(Debug, Clone)]
+pub enum DuringPoll {
+    /// This transaction inserts an event.
+    Insert(u64, Box<NewEvent>),
+    /// The rows of this transaction become visible: the first half of its commit, where a commit has halves.
+    Show(u64),
+    /// This transaction commits.
+    Commit(u64),
+}
+
+/// One behaviour that every store has.
+pub struct Case<F> {
+    /// What is promised.
+    pub name: &'static str,
+    needs: FixtureFeatures,
+    run: for<'a> fn(&'a F) -> BoxFuture<'a, Outcome>,
+}
+
+type Tried<T> = std::result::Result<T, Box<dyn StdError + Send + Sync>>;
+type Outcome = Tried<()>;
+
+/// How long a call that must return at once may take.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+/// What a run of the suite showed.
+#[derive(Debug, Clone, Default)]
+pub struct SuiteReport {
+    /// The cases that held.
+    pub passed: Vec<&'static str>,
+    /// The cases that the fixture cannot try.
+    pub skipped: Vec<&'static str>,
+    /// The cases that did not hold, and how.
+    pub failed: Vec<(&'static str, String)>,
+}
+
+impl SuiteReport {
+    /// # Panics
+    /// If a case failed.
+    #[track_caller]
+    pub fn assert_sound(&self) {
+        assert!(self.failed.is_empty(), "{self}");
+        assert!(!self.passed.is_empty(), "no case was run");
+    }
+}
+
+impl fmt::Display for SuiteReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} skipped, {} failed", self.passed.len(), self.skipped.len(), self.failed.len())?;
+        self.failed.iter().try_for_each(|(name, how)| write!(f, "\n  {name}: {how}"))
+    }
+}
+
+/// All cases.
+pub fn cases<F: Fixture>() -> Vec<Case<F>> {
+    cases::all()
+}
+
+/// Runs every case that the fixture can try, each with a fixture of its own.
+pub async fn check_all<F: Fixture, M: Future<Output = F>>(fixture: impl Fn() -> M) -> SuiteReport {
+    let mut report = SuiteReport::default();
+    for case in cases::<F>() {
+        let fixture = fixture().await;
+        if !case.needs.within(fixture.features()) {
+            report.skipped.push(case.name);
+            continue;
+        }
+        match (case.run)(&fixture).await {
+            Ok(()) => report.passed.push(case.name),
+            Err(how) => report.failed.push((case.name, how.to_string())),
+        }
+    }
+    report
+}
+
+impl FixtureFeatures {
+    fn within(self, has: FixtureFeatures) -> bool {
+        (!self.concurrent_writers || has.concurrent_writers)
+            && (!self.during_poll || has.during_poll)
+            && (!self.power_loss || has.power_loss)
+            && (!self.fail_settle || has.fail_settle)
+    }
+}

@@ -1,0 +1,219 @@
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::{BreakerReport, Now, Position, Timestamp};
+
+/// An event that fails where nobody can say whose fault it is, with no other event at hand to tell, is charged after this time.
+pub const BREAKER_SUSPECT_AFTER: Duration = Duration::from_secs(15 * 60);
+/// The first wait for a sink that is down; it doubles.
+pub const BREAKER_BASE: Duration = Duration::from_millis(500);
+/// The longest wait for a sink that is down.
+pub const BREAKER_CAP: Duration = Duration::from_secs(30);
+
+/// Keeps a sink that is down from burning attempts, and one poison event from looking like an outage.
+#[derive(Debug, Default)]
+pub(crate) struct Breaker {
+    state: State,
+    /// Consecutive failures that were not an event's fault.
+    failures: u32,
+    since: Timestamp,
+    next_try: Timestamp,
+    error: String,
+    successes: u64,
+    suspects: HashMap<Position, Suspect>,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+enum State {
+    #[default]
+    Closed,
+    Open {
+        until: Duration,
+    },
+    Probing,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Suspect {
+    first: Duration,
+    successes: u64,
+    /// Failures after another event had succeeded.
+    again: u32,
+}
+
+/// What may be sent now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Permit {
+    /// Anything.
+    All,
+    /// One event, to see whether the sink is back; of a key that is not under suspicion if there is one.
+    Probe,
+    /// Nothing.
+    Nothing,
+}
+
+/// Who pays for a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Charge {
+    /// The event: an attempt is counted.
+    Event,
+    /// The sink: the event waits, no attempt is counted.
+    Sink,
+}
+
+impl Breaker {
+    /// What may be sent now.
+    pub(crate) fn permit(&self, now: Now) -> Permit {
+        match self.state {
+            State::Closed => Permit::All,
+            State::Open { until } if now.mono >= until => Permit::Probe,
+            State::Open { .. } | State::Probing => Permit::Nothing,
+        }
+    }
+
+    /// When the answer of [`Breaker::permit`] changes by itself.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        if let State::Open { until } = self.state { Some(until) } else { None }
+    }
+
+    /// A probe is on its way.
+    pub(crate) fn probing(&mut self) {
+        self.state = State::Probing;
+    }
+
+    /// A probe came back without having been tried.
+    pub(crate) fn probe_lost(&mut self, now: Now) {
+        if self.state == State::Probing {
+            self.state = State::Open { until: now.mono };
+        }
+    }
+
+    /// The sink took an event.
+    pub(crate) fn success(&mut self, position: Position) {
+        self.successes += 1;
+        self.answered();
+        if !self.suspects.is_empty() {
+            self.suspects.remove(&position);
+        }
+    }
+
+    /// The sink said something about one event: it is up.
+    pub(crate) fn answered(&mut self) {
+        if self.state != State::Closed {
+            self.state = State::Closed;
+        }
+        self.failures = 0;
+    }
+
+    /// The sink is down.
+    pub(crate) fn failure(&mut self, now: Now, error: &str, retry_after: Option<Duration>) {
+        if self.state == State::Closed {
+            self.since = now.wall;
+        }
+        // Several batches may fail in one breath; that is one failure of the sink.
+        if !matches!(self.state, State::Open { until } if until > now.mono) {
+            self.failures += 1;
+        }
+        let wait = BREAKER_BASE.saturating_mul(1 << (self.failures.saturating_sub(1)).min(16)).min(BREAKER_CAP);
+        let wait = retry_after.unwrap_or(wait);
+        self.state = State::Open { until: now.mono + wait };
+        self.next_try = now.wall.plus(wait);
+        self.error = error.to_owned();
+    }
+
+    /// Nobody can say whose fault the failure of this event was: it is the event's once others succeed and it does not.
+    pub(crate) fn unclear(&mut self, now: Now, position: Position, error: &str, retry_after: Option<Duration>) -> Charge {
+        let successes = self.successes;
+        let suspect = self.suspects.entry(position).or_insert(Suspect { first: now.mono, successes, again: 0 });
+        if successes > suspect.successes {
+            suspect.again += 1;
+            if suspect.again < 2 {
+                return Charge::Sink;
+            }
+        } else if now.mono.saturating_sub(suspect.first) < BREAKER_SUSPECT_AFTER {
+            self.failure(now, error, retry_after);
+            return Charge::Sink;
+        }
+        self.suspects.remove(&position);
+        self.answered();
+        Charge::Event
+    }
+
+    /// Whether this event failed before in a way that nobody could explain; such an event travels alone.
+    pub(crate) fn suspects(&self, position: Position) -> bool {
+        !self.suspects.is_empty() && self.suspects.contains_key(&position)
+    }
+
+    /// Forgets an event that is no longer this instance's.
+    pub(crate) fn forget(&mut self, position: Position) {
+        if !self.suspects.is_empty() {
+            self.suspects.remove(&position);
+        }
+    }
+
+    /// Whether the sink failed so often in a row that waiting for it is no use to somebody in a hurry.
+    pub(crate) fn is_down(&self) -> bool {
+        self.state != State::Closed && self.failures >= 3
+    }
+
+    /// What to tell operators; None while all is well.
+    pub(crate) fn report(&self) -> Option<BreakerReport> {
+        let down = self.state != State::Closed;
+        down.then(|| BreakerReport { since: self.since, next_try: self.next_try, error: self.error.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Now {
+        Now { mono: Duration::from_secs(seconds), wall: Timestamp(seconds as i64 * 1000) }
+    }
+
+    #[test]
+    fn opens_and_lets_one_probe_through_after_the_wait() {
+        let mut breaker = Breaker::default();
+        breaker.failure(at(10), "refused", None);
+        assert_eq!(breaker.permit(at(10)), Permit::Nothing);
+        assert_eq!(breaker.permit(at(11)), Permit::Probe);
+        breaker.probing();
+        assert_eq!(breaker.permit(at(11)), Permit::Nothing);
+        breaker.success(1);
+        assert_eq!(breaker.permit(at(11)), Permit::All);
+        assert!(breaker.report().is_none());
+    }
+
+    #[test]
+    fn waits_longer_each_time_up_to_the_cap() {
+        let mut breaker = Breaker::default();
+        let mut now = at(0);
+        for _ in 0..20 {
+            breaker.failure(now, "refused", None);
+            now.mono = breaker.deadline().expect("open");
+        }
+        let before = now.mono;
+        breaker.failure(now, "refused", None);
+        assert_eq!(breaker.deadline().expect("open") - before, BREAKER_CAP);
+    }
+
+    #[test]
+    fn poison_that_looks_like_an_outage_is_charged_once_others_succeed() {
+        let mut breaker = Breaker::default();
+        assert_eq!(breaker.unclear(at(0), 7, "reset", None), Charge::Sink);
+        assert_eq!(breaker.permit(at(0)), Permit::Nothing);
+        breaker.probing();
+        breaker.success(8);
+        assert_eq!(breaker.unclear(at(2), 7, "reset", None), Charge::Sink);
+        assert_eq!(breaker.permit(at(2)), Permit::All, "others are not held back");
+        assert_eq!(breaker.unclear(at(3), 7, "reset", None), Charge::Event);
+    }
+
+    #[test]
+    fn alone_with_a_suspect_it_is_charged_after_the_limit() {
+        let mut breaker = Breaker::default();
+        assert_eq!(breaker.unclear(at(0), 7, "reset", None), Charge::Sink);
+        assert_eq!(breaker.unclear(at(899), 7, "reset", None), Charge::Sink);
+        assert_eq!(breaker.unclear(at(900), 7, "reset", None), Charge::Event);
+    }
+}

@@ -1,0 +1,260 @@
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+use crate::{Epoch, Event, KeyHash, Position};
+
+/// Keeps the events of a key in order and lets all other events go at once: at most one batch under way holds a key.
+#[derive(Debug)]
+pub(crate) struct Dispatcher {
+    batch_size: usize,
+    workers: usize,
+    /// The sink stops a key at its first failure, so a batch may hold several events of it.
+    ordered_batch: bool,
+    /// The sink works a batch event by event, so few events are spread over all workers.
+    one_by_one: bool,
+    ready: VecDeque<Item>,
+    /// Keys under way, and what waits behind them.
+    keys: HashMap<u64, Busy, BuildHasherDefault<PassThrough>>,
+    batches: HashMap<BatchId, Vec<Item>>,
+    next_batch: BatchId,
+    in_flight: usize,
+}
+
+/// A batch's number within one engine.
+pub type BatchId = u64;
+
+/// An event on its way to the sink.
+#[derive(Debug, Clone)]
+pub(crate) struct Item {
+    pub(crate) event: Arc<Event>,
+    pub(crate) key: Option<KeyHash>,
+    pub(crate) lane: u32,
+    pub(crate) epoch: Epoch,
+    /// Attempts counted so far.
+    pub(crate) attempts: u32,
+    /// It has a row in the delivery table.
+    pub(crate) parked: bool,
+}
+
+#[derive(Debug)]
+struct Busy {
+    batch: BatchId,
+    waiting: VecDeque<Item>,
+}
+
+impl Dispatcher {
+    pub(crate) fn new(workers: usize, batch_size: usize, ordered_batch: bool, one_by_one: bool) -> Self {
+        Dispatcher {
+            batch_size,
+            workers,
+            ordered_batch,
+            one_by_one,
+            ready: VecDeque::new(),
+            keys: HashMap::default(),
+            batches: HashMap::new(),
+            next_batch: 1,
+            in_flight: 0,
+        }
+    }
+
+    /// Events at the sink.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Nothing is at the sink and nothing could be sent.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.batches.is_empty() && self.ready.is_empty()
+    }
+
+    /// Whether events of this key are at the sink.
+    pub(crate) fn is_busy(&self, key: KeyHash) -> bool {
+        self.keys.contains_key(&key.0)
+    }
+
+    /// Keys of events that could be sent and are not.
+    pub(crate) fn ready_keys(&self) -> HashSet<KeyHash> {
+        self.ready.iter().filter_map(|item| item.key).collect()
+    }
+
+    /// Takes out everything of a key that is not at the sink, oldest first.
+    pub(crate) fn extract(&mut self, key: KeyHash) -> Vec<Item> {
+        let mut items: Vec<Item> = Vec::new();
+        if self.ready.iter().any(|item| item.key == Some(key)) {
+            let (taken, kept) = std::mem::take(&mut self.ready).into_iter().partition(|item| item.key == Some(key));
+            items = taken;
+            self.ready = Vec::into(kept);
+        }
+        let waiting = self.keys.get_mut(&key.0).map(|busy| std::mem::take(&mut busy.waiting)).unwrap_or_default();
+        // What waits was pushed while the key was under way, or cut from the ready queue: it is older than what is ready still.
+        let mut waiting: Vec<Item> = waiting.into();
+        waiting.append(&mut items);
+        waiting.sort_by_key(|item| item.event.position);
+        waiting
+    }
+
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    pub(crate) fn has_idle_worker(&self) -> bool {
+        self.batches.len() < self.workers
+    }
+
+    /// The newest of its key. It waits in line even if its key is under way: what waits for a key was cut from the line, so it is
+    /// older than anything of that key that is in line.
+    pub(crate) fn push(&mut self, item: Item) {
+        self.ready.push_back(item);
+    }
+
+    /// Older than all others of their keys, none of which may be at the sink.
+    pub(crate) fn push_front(&mut self, items: Vec<Item>) {
+        items.into_iter().rev().for_each(|item| self.ready.push_front(item));
+    }
+
+    /// Cuts the next batch. An event that `alone` names travels alone.
+    pub(crate) fn cut(&mut self, alone: impl Fn(Position) -> bool) -> Option<BatchId> {
+        let idle = self.workers.saturating_sub(self.batches.len());
+        if idle == 0 || self.ready.is_empty() {
+            return None;
+        }
+        let share = if self.one_by_one { self.ready.len().div_ceil(idle) } else { self.batch_size };
+        let size = share.clamp(1, self.batch_size);
+        let batch = self.next_batch;
+        let mut items = Vec::with_capacity(size.min(self.ready.len()));
+        while items.len() < size {
+            let Some(item) = self.ready.pop_front() else { break };
+            let lonely = alone(item.event.position);
+            if lonely && !items.is_empty() {
+                self.ready.push_front(item);
+                break;
+            }
+            items.extend(self.claim(batch, item));
+            if lonely && !items.is_empty() {
+                break;
+            }
+        }
+        self.start(items)
+    }
+
+    /// Cuts a batch of one event, of a key that `suspect` does not name if there is one.
+    pub(crate) fn cut_probe(&mut self, suspect: impl Fn(Position) -> bool) -> Option<BatchId> {
+        let mut passed = HashSet::new();
+        let index = self.ready.iter().position(|item| {
+            let first_of_key = item.key.is_none_or(|key| !passed.contains(&key) && !self.keys.contains_key(&key.0));
+            passed.extend(item.key);
+            first_of_key && !suspect(item.event.position)
+        });
+        let free = |item: &Item| item.key.is_none_or(|key| !self.keys.contains_key(&key.0));
+        let index = index.or_else(|| self.ready.iter().position(free))?;
+        let item = self.ready.remove(index)?;
+        let items = self.claim(self.next_batch, item).into_iter().collect();
+        self.start(items)
+    }
+
+    /// Marks the key as under way in this batch; None if the event has to wait for it.
+    fn claim(&mut self, batch: BatchId, item: Item) -> Option<Item> {
+        let Some(key) = item.key else { return Some(item) };
+        match self.keys.get_mut(&key.0) {
+            None => {
+                self.keys.insert(key.0, Busy { batch, waiting: VecDeque::new() });
+                Some(item)
+            }
+            // Once one of the key waits, all later ones do.
+            Some(busy) if busy.batch == batch && self.ordered_batch && busy.waiting.is_empty() => Some(item),
+            Some(busy) => {
+                busy.waiting.push_back(item);
+                None
+            }
+        }
+    }
+
+    fn start(&mut self, items: Vec<Item>) -> Option<BatchId> {
+        if items.is_empty() {
+            return None;
+        }
+        let batch = self.next_batch;
+        self.next_batch += 1;
+        self.in_flight += items.len();
+        self.batches.insert(batch, items);
+        Some(batch)
+    }
+
+    /// What a batch holds.
+    pub(crate) fn batch(&self, batch: BatchId) -> &[Item] {
+        self.batches.get(&batch).map_or(&[], Vec::as_slice)
+    }
+
+    /// A batch is over. Its keys stay under way until [`Dispatcher::release`].
+    pub(crate) fn finish(&mut self, batch: BatchId) -> Vec<Item> {
+        let items = self.batches.remove(&batch).unwrap_or_default();
+        self.in_flight -= items.len();
+        items
+    }
+
+    /// A key is no longer under way; what waited behind it.
+    pub(crate) fn release(&mut self, key: KeyHash) -> VecDeque<Item> {
+        self.keys.remove(&key.0).map(|busy| busy.waiting).unwrap_or_default()
+    }
+
+    /// A worker that is held up by event `kept - 1` of its batch gives the rest back.
+    pub(crate) fn hand_back(&mut self, batch: BatchId, kept: usize) {
+        let Some(items) = self.batches.get_mut(&batch) else { return };
+        if kept >= items.len() {
+            return;
+        }
+        let rest = items.split_off(kept);
+        let held: HashSet<KeyHash> = items.iter().filter_map(|item| item.key).collect();
+        self.in_flight -= rest.len();
+        let (behind, free): (Vec<Item>, Vec<Item>) =
+            rest.into_iter().partition(|item| item.key.is_some_and(|key| held.contains(&key)));
+        for item in behind.into_iter().rev() {
+            let key = item.key.expect("only items with a key are behind one");
+            self.keys.get_mut(&key.0).expect("the key is under way").waiting.push_front(item);
+        }
+        let keys: HashSet<KeyHash> = free.iter().filter_map(|item| item.key).collect();
+        let mut waited: Vec<Item> = Vec::new();
+        keys.into_iter().for_each(|key| waited.extend(self.release(key)));
+        // In position order, so that a run does not depend on the order of a hash set.
+        waited.sort_by_key(|item| item.event.position);
+        waited.into_iter().rev().for_each(|item| self.ready.push_front(item));
+        self.push_front(free);
+    }
+
+    /// Drops what is not at the sink yet, for a lane that is given up or loaded anew; returns the bytes freed.
+    pub(crate) fn purge(&mut self, lane: u32) -> usize {
+        let mut freed = 0;
+        let mut keep = |item: &Item| {
+            let keep = item.lane != lane;
+            freed += if keep { 0 } else { item.event.size() };
+            keep
+        };
+        self.ready.retain(&mut keep);
+        self.keys.values_mut().for_each(|busy| busy.waiting.retain(&mut keep));
+        freed
+    }
+
+    /// How many events of a lane are at the sink.
+    pub(crate) fn in_flight_of(&self, lane: u32) -> usize {
+        self.batches.values().flatten().filter(|item| item.lane == lane).count()
+    }
+}
+
+/// Keys are hashes already.
+#[derive(Debug, Default)]
+pub(crate) struct PassThrough(u64);
+
+impl Hasher for PassThrough {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _bytes: &[u8]) {
+        unreachable!("only u64 keys are hashed");
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value;
+    }
+}

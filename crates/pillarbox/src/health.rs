@@ -1,0 +1,339 @@
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::{Level, Status, SubscriptionStatus, Timestamp};
+
+/// When something that does not move is a problem.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HealthLimits {
+    /// A subscription with work that has delivered nothing for this long, or a retry that is overdue by it, is stalled.
+    /// Default: 60 s.
+    pub stalled_after: Duration,
+    /// A sink may be taken to be down for this long. Default: 60 s.
+    pub sink_down_after: Duration,
+    /// So many dead events are nobody's problem. Default: 0.
+    pub dead_max: u64,
+    /// So many bytes may be held back by a subscription that no living instance runs. Default: 0.
+    pub orphaned_bytes_max: i64,
+}
+
+impl Default for HealthLimits {
+    fn default() -> Self {
+        HealthLimits {
+            stalled_after: Duration::from_secs(60),
+            sink_down_after: Duration::from_secs(60),
+            dead_max: 0,
+            orphaned_bytes_max: 0,
+        }
+    }
+}
+
+/// Something that is not as it should be.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Problem {
+    /// The subscription, unless it is the log's.
+    pub subscription: Option<String>,
+    /// What it is, by a stable name.
+    pub kind: ProblemKind,
+    /// [`Level::Failed`] is unhealthy; [`Level::Warning`] is only said.
+    pub level: Level,
+    /// What was found.
+    pub message: String,
+    /// What to do.
+    pub advice: String,
+}
+
+/// The kinds of [`Problem`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ProblemKind {
+    /// An operator paused it. Not unhealthy.
+    Paused,
+    /// No living instance runs it.
+    Orphaned,
+    /// Lanes with work have no living owner.
+    NoOwner,
+    /// There is work, and nothing is delivered.
+    Stalled,
+    /// The sink is down.
+    SinkDown,
+    /// A bad deploy is suspected.
+    FloodGuard,
+    /// A limit stopped it.
+    Stopped,
+    /// Events were given up.
+    Dead,
+    /// Somebody holds the log back.
+    LogHeld,
+}
+
+/// What is not as it should be. Unhealthy, for `status --check` and `/progressz`, is a status with a problem of
+/// [`Level::Failed`]: see [`is_unhealthy`].
+pub fn problems(status: &Status, limits: &HealthLimits) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for subscription in &status.subscriptions {
+        Judge { subscription, limits, now: status.at, problems: &mut problems }.judge();
+    }
+    problems.extend(status.log.holders.iter().map(|holder| Problem {
+        subscription: None,
+        kind: ProblemKind::LogHeld,
+        level: Level::Failed,
+        message: format!("the log is held back by {holder}"),
+        advice: "end that transaction; `pillarbox doctor` says how".to_owned(),
+    }));
+    problems
+}
+
+/// Whether one of the problems is more than a warning.
+pub fn is_unhealthy(problems: &[Problem]) -> bool {
+    problems.iter().any(|problem| problem.level == Level::Failed)
+}
+
+struct Judge<'a> {
+    subscription: &'a SubscriptionStatus,
+    limits: &'a HealthLimits,
+    now: Timestamp,
+    problems: &'a mut Vec<Problem>,
+}
+
+impl Judge<'_> {
+    fn judge(&mut self) {
+        let name = &self.subscription.name;
+        if self.subscription.paused {
+            let waiting = self.waiting();
+            let message = format!("it is paused; {waiting} events wait");
+            self.say(ProblemKind::Paused, Level::Warning, message, format!("pillarbox resume {name}"));
+        } else if self.subscription.orphaned {
+            self.judge_orphaned();
+        } else {
+            self.judge_progress();
+        }
+        let dead = self.subscription.dead;
+        if dead > self.limits.dead_max {
+            let message = format!("{dead} events are dead");
+            self.say(
+                ProblemKind::Dead,
+                Level::Failed,
+                message,
+                format!("pillarbox list --subscription {name} --state dead"),
+            );
+        }
+    }
+
+    fn judge_orphaned(&mut self) {
+        let (waiting, bytes) = (self.waiting(), self.subscription.holds_bytes);
+        if waiting == 0 && bytes <= self.limits.orphaned_bytes_max {
+            return;
+        }
+        let name = &self.subscription.name;
+        let message =
+            format!("no living instance runs it; {waiting} events wait and {bytes} bytes of the log are held back");
+        let advice = format!("start a relay whose config names it, or `pillarbox subscription delete {name}`");
+        self.say(ProblemKind::Orphaned, Level::Failed, message, advice);
+    }
+
+    fn judge_progress(&mut self) {
+        let name = &self.subscription.name;
+        let report = &self.subscription.report;
+        if let Some(reason) = &report.stopped {
+            let advice = format!("pillarbox list --subscription {name} --state retrying");
+            self.say(ProblemKind::Stopped, Level::Failed, format!("a limit stopped it: {reason}"), advice);
+        }
+        if report.flood_guard {
+            let message = "most of the last keys failed; nothing becomes dead until that ends".to_owned();
+            self.say(ProblemKind::FloodGuard, Level::Failed, message, "mend or roll back the receiver".to_owned());
+        }
+        if let Some(breaker) = &report.breaker {
+            let (down, error) = (self.now.since(breaker.since), &breaker.error);
+            let level = if down > self.limits.sink_down_after { Level::Failed } else { Level::Warning };
+            let message = format!("the sink is taken to be down for {} s: {error}", down.as_secs());
+            self.say(ProblemKind::SinkDown, level, message, "bring the receiver back".to_owned());
+        }
+        let unowned = self.subscription.lanes.saturating_sub(self.subscription.lanes_owned);
+        if unowned > 0 && self.waiting() > 0 {
+            let message =
+                format!("{unowned} of {} lanes have no living owner and events wait", self.subscription.lanes);
+            let advice = "see `pillarbox status` for the instances; a relay takes free lanes by itself".to_owned();
+            self.say(ProblemKind::NoOwner, Level::Failed, message, advice);
+        } else if report.breaker.is_none() && report.stopped.is_none() && self.is_stalled() {
+            let age = self.subscription.oldest_age_seconds.unwrap_or_default();
+            let message = format!(
+                "{} events are pending, the oldest event is {age:.0} s old, and nothing was delivered for {} s",
+                self.subscription.pending,
+                self.limits.stalled_after.as_secs()
+            );
+            self.say(
+                ProblemKind::Stalled,
+                Level::Failed,
+                message,
+                "pillarbox why, with the id of a pending event".to_owned(),
+            );
+        }
+    }
+
+    /// There is work that could be done now, it has been there for long, and nothing was delivered meanwhile. A retry
+    /// or a delay that lies ahead is no work.
+    fn is_stalled(&self) -> bool {
+        let limit = self.limits.stalled_after;
+        let overdue = self.subscription.oldest_due.is_some_and(|due_at| self.now.since(due_at) > limit);
+        let aged = self.subscription.oldest_age_seconds.is_some_and(|age| age > limit.as_secs_f64());
+        let delivered_at = self.subscription.report.delivered_at;
+        let silent = delivered_at.is_none_or(|delivered_at| self.now.since(delivered_at) > limit);
+        silent && (overdue || (aged && self.subscription.pending > 0))
+    }
+
+    fn waiting(&self) -> u64 {
+        let it = self.subscription;
+        it.pending + it.processing + it.retrying + it.blocked
+    }
+
+    fn say(&mut self, kind: ProblemKind, level: Level, message: String, advice: String) {
+        let subscription = Some(self.subscription.name.clone());
+        self.problems.push(Problem { subscription, kind, level, message, advice });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::{BreakerReport, Filter, LogStatus, Mode, OnDead, SubscriptionId, SubscriptionReport};
+
+    const NOW: Timestamp = Timestamp(1_000_000);
+
+    /// Everything delivered, all lanes owned.
+    fn healthy() -> Status {
+        let subscription = SubscriptionStatus {
+            id: SubscriptionId(1),
+            name: "s".to_owned(),
+            mode: Mode::Stream,
+            filter: Filter::default(),
+            lanes: 8,
+            on_dead: OnDead::Block,
+            paused: false,
+            orphaned: false,
+            pending: 0,
+            delayed: 5,
+            processing: 0,
+            retrying: 0,
+            blocked: 0,
+            dead: 0,
+            oldest_age_seconds: None,
+            oldest_due: None,
+            lag: 0,
+            lanes_owned: 8,
+            owners: Vec::new(),
+            floor: 10,
+            holds_bytes: 0,
+            report: SubscriptionReport { delivered_at: Some(NOW), ..SubscriptionReport::default() },
+        };
+        let log = LogStatus {
+            log_id: Uuid::nil(),
+            incarnation: 1,
+            schema_version: 1,
+            log_start: 1,
+            horizon: 100,
+            events: 100,
+            bytes: 0,
+            kept: 0,
+            holders: Vec::new(),
+        };
+        Status { at: NOW, log, subscriptions: vec![subscription], instances: Vec::new() }
+    }
+
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut SubscriptionStatus), expected: &[(ProblemKind, Level)]) {
+        let mut status = healthy();
+        change(&mut status.subscriptions[0]);
+        let problems = problems(&status, &HealthLimits::default());
+        let found: Vec<_> = problems.iter().map(|problem| (problem.kind, problem.level)).collect();
+        assert_eq!(found, expected, "{problems:?}");
+        assert_eq!(is_unhealthy(&problems), expected.iter().any(|(_, level)| *level == Level::Failed));
+    }
+
+    /// Before the limit, and after it.
+    fn ago(seconds: i64) -> Timestamp {
+        Timestamp(NOW.0 - seconds * 1000)
+    }
+
+    #[test]
+    fn nothing_to_do_is_healthy() {
+        check(|_| {}, &[]);
+        check(|it| it.report.delivered_at = None, &[]);
+    }
+
+    #[test]
+    fn paused_is_said_and_healthy() {
+        check(|it| (it.paused, it.pending, it.lanes_owned) = (true, 9, 0), &[(ProblemKind::Paused, Level::Warning)]);
+    }
+
+    #[test]
+    fn an_old_event_with_nothing_delivered_is_a_stall() {
+        let stalled = |delivered, age| {
+            move |it: &mut SubscriptionStatus| {
+                (it.pending, it.oldest_age_seconds) = (1, Some(age));
+                it.report.delivered_at = Some(ago(delivered));
+            }
+        };
+        check(stalled(61, 61.0), &[(ProblemKind::Stalled, Level::Failed)]);
+        check(stalled(59, 61.0), &[]);
+        check(stalled(61, 59.0), &[]);
+    }
+
+    #[test]
+    fn a_retry_is_work_only_once_it_is_due() {
+        let retrying = |due_at| {
+            move |it: &mut SubscriptionStatus| {
+                (it.retrying, it.blocked, it.oldest_age_seconds) = (1, 4, Some(9999.0));
+                (it.oldest_due, it.report.delivered_at) = (Some(due_at), Some(ago(9999)));
+            }
+        };
+        check(retrying(ago(-60)), &[]);
+        check(retrying(ago(60)), &[]);
+        check(retrying(ago(61)), &[(ProblemKind::Stalled, Level::Failed)]);
+    }
+
+    #[test]
+    fn an_unowned_lane_matters_only_with_work() {
+        check(|it| it.lanes_owned = 7, &[]);
+        check(|it| (it.lanes_owned, it.pending) = (7, 1), &[(ProblemKind::NoOwner, Level::Failed)]);
+    }
+
+    #[test]
+    fn orphaned_is_a_problem_if_it_holds_something() {
+        check(|it| (it.orphaned, it.lanes_owned) = (true, 0), &[]);
+        check(|it| (it.orphaned, it.holds_bytes) = (true, 1), &[(ProblemKind::Orphaned, Level::Failed)]);
+        check(|it| (it.orphaned, it.pending) = (true, 1), &[(ProblemKind::Orphaned, Level::Failed)]);
+    }
+
+    #[test]
+    fn a_sink_may_be_down_for_a_while() {
+        let down = |since| {
+            move |it: &mut SubscriptionStatus| {
+                (it.pending, it.oldest_age_seconds) = (9, Some(9999.0));
+                it.report.delivered_at = Some(ago(9999));
+                it.report.breaker = Some(BreakerReport { since, next_try: NOW, error: "refused".to_owned() });
+            }
+        };
+        check(down(ago(60)), &[(ProblemKind::SinkDown, Level::Warning)]);
+        check(down(ago(61)), &[(ProblemKind::SinkDown, Level::Failed)]);
+    }
+
+    #[test]
+    fn limits_and_dead_events_are_named() {
+        check(|it| it.report.flood_guard = true, &[(ProblemKind::FloodGuard, Level::Failed)]);
+        check(|it| it.report.stopped = Some("max_parked".to_owned()), &[(ProblemKind::Stopped, Level::Failed)]);
+        check(|it| it.dead = 1, &[(ProblemKind::Dead, Level::Failed)]);
+    }
+
+    #[test]
+    fn who_holds_the_log_is_named() {
+        let mut status = healthy();
+        status.log.holders = vec!["pid 4711".to_owned()];
+        let problems = problems(&status, &HealthLimits::default());
+        assert!(is_unhealthy(&problems) && problems[0].message.contains("pid 4711"), "{problems:?}");
+    }
+}

@@ -1,0 +1,512 @@
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::{
+    AttemptError, Cursor, Delivery, Epoch, Event, KeyHash, LaneRef, LaneState, LaneWrite, OnDead, Position, RangeSet, State, Timestamp,
+};
+
+/// What an owner knows of one lane: which positions are settled, and the deliveries of its failing keys.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) reference: LaneRef,
+    pub(crate) epoch: Epoch,
+    pub(crate) revision: i64,
+    pub(crate) phase: Phase,
+    /// Everything up to here has been shown to the lane, but for the holes.
+    pub(crate) top: Position,
+    /// Positions up to `top` that no read has shown yet.
+    pub(crate) holes: RangeSet,
+    /// Positions that were handed on and are not settled in the database yet, ascending.
+    open: VecDeque<Open>,
+    /// Handed on, and neither written as settled nor in a write under way.
+    pub(crate) window: usize,
+    /// Settled in memory since the last write was built.
+    pub(crate) done_unwritten: usize,
+    anchor: Option<(Position, Uuid)>,
+    /// The floor of the last write, and when it was written.
+    pub(crate) written: (Position, Duration),
+    chains: HashMap<ChainKey, Chain>,
+    /// Heads by due time; an entry may be stale and is checked when it comes up.
+    due: BTreeSet<(Timestamp, ChainKey)>,
+    delayed: BTreeSet<(Timestamp, Position)>,
+    delayed_rows: HashMap<Position, Delivery>,
+    rows: usize,
+    next_arrival: i64,
+    put: Vec<Delivery>,
+    change: Vec<(Delivery, Option<AttemptError>)>,
+    finish: Vec<Position>,
+    /// Seized twice without progress: one event at a time, its attempt written first.
+    pub(crate) careful: bool,
+    /// Attempts that are written first and not yet sent: the settle that writes them must come back before.
+    pub(crate) announced: Vec<Position>,
+}
+
+/// What the owner does with a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Works.
+    Active,
+    /// Finishes what is at the sink, then gives the lane back.
+    Releasing,
+    /// Finishes what is at the sink, then loads the lane anew.
+    Reloading,
+    /// Waits for an answer of the database.
+    Waiting,
+    /// Paused by an operator; finishes what is at the sink.
+    Paused,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    position: Position,
+    done: bool,
+}
+
+/// The key of a chain of deliveries; an event without a key is a chain of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum ChainKey {
+    Key(KeyHash),
+    Alone(Position),
+}
+
+impl ChainKey {
+    pub(crate) fn of(key: Option<KeyHash>, position: Position) -> Self {
+        key.map_or(ChainKey::Alone(position), ChainKey::Key)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Chain {
+    rows: VecDeque<Delivery>,
+    /// How many rows from the head are on their way to the sink.
+    busy: usize,
+}
+
+impl Lane {
+    pub(crate) fn load(reference: LaneRef, epoch: Epoch, state: LaneState, on_dead: OnDead, careful_after: u32) -> Self {
+        let Cursor { floor, settled, anchor } = state.cursor;
+        let top = settled.last().unwrap_or(floor).max(floor);
+        let mut lane = Lane {
+            reference,
+            epoch,
+            revision: state.revision,
+            phase: Phase::Active,
+            top,
+            holes: settled.missing(floor + 1, top),
+            open: VecDeque::new(),
+            window: 0,
+            done_unwritten: 0,
+            anchor,
+            written: (floor, Duration::ZERO),
+            chains: HashMap::new(),
+            due: BTreeSet::new(),
+            delayed: BTreeSet::new(),
+            delayed_rows: HashMap::new(),
+            rows: 0,
+            next_arrival: 1,
+            put: Vec::new(),
+            change: Vec::new(),
+            finish: Vec::new(),
+            careful: state.takeovers >= careful_after,
+            announced: Vec::new(),
+        };
+        for delivery in state.deliveries {
+            lane.next_arrival = lane.next_arrival.max(delivery.arrival + 1);
+            if delivery.state == State::Delayed {
+                lane.delayed.insert((delivery.due_at, delivery.position));
+                lane.delayed_rows.insert(delivery.position, delivery);
+            } else if delivery.state != State::Dead || on_dead == OnDead::Block {
+                lane.append(delivery);
+            }
+        }
+        lane
+    }
+
+    // --- the cursor ---
+
+    /// An event of this lane is handed on.
+    pub(crate) fn admit(&mut self, position: Position) {
+        let entry = Open { position, done: false };
+        self.window += 1;
+        match self.open.back() {
+            Some(last) if last.position > position => {
+                let index = self.open.partition_point(|open| open.position < position);
+                self.open.insert(index, entry);
+            }
+            _ => self.open.push_back(entry),
+        }
+    }
+
+    /// An event is settled: delivered, or moved to the delivery table by the same write.
+    pub(crate) fn done(&mut self, position: Position, id: Uuid) {
+        let index = self.open.partition_point(|open| open.position < position);
+        let Some(open) = self.open.get_mut(index).filter(|open| open.position == position) else { return };
+        if open.done {
+            return;
+        }
+        open.done = true;
+        self.done_unwritten += 1;
+        if self.anchor.is_none_or(|anchor| anchor.0 < position) {
+            self.anchor = Some((position, id));
+        }
+    }
+
+    /// Unsettled positions that were handed on.
+    pub(crate) fn open_count(&self) -> usize {
+        self.open.len()
+    }
+
+    /// The cursor as it would be written now. Beyond `ranges_max` ranges the highest are left out: they would come again
+    /// after a crash, nothing more.
+    pub(crate) fn cursor(&mut self, ranges_max: usize) -> Cursor {
+        while self.open.front().is_some_and(|open| open.done) {
+            self.open.pop_front();
+        }
+        let waiting = self.open.iter().filter(|open| !open.done).map(|open| open.position);
+        let lowest = [self.holes.first(), waiting.clone().next()].into_iter().flatten().min();
+        let floor = lowest.map_or(self.top, |position| position - 1);
+        let mut settled = RangeSet::new();
+        let mut next = floor + 1;
+        let mut holes = self.holes.iter().peekable();
+        let mut waiting = waiting.peekable();
+        while settled.len() < ranges_max {
+            let hole = holes.peek().map(|range| (*range.start(), *range.end()));
+            let (low, high) = match (hole, waiting.peek().copied()) {
+                (None, None) => break,
+                (Some(hole), position) if position.is_none_or(|position| hole.0 < position) => {
+                    holes.next();
+                    hole
+                }
+                (_, Some(position)) => {
+                    waiting.next();
+                    (position, position)
+                }
+                (Some(_), None) => unreachable!("covered by the arm before"),
+            };
+            settled.insert_range(next, low - 1);
+            next = next.max(high + 1);
+        }
+        if settled.len() < ranges_max {
+            settled.insert_range(next, self.top);
+        }
+        Cursor { floor, settled, anchor: self.anchor }
+    }
+
+    // --- deliveries ---
+
+    pub(crate) fn has_chain(&self, chain: ChainKey) -> bool {
+        !self.chains.is_empty() && self.chains.contains_key(&chain)
+    }
+
+    /// Failing keys.
+    pub(crate) fn chains(&self) -> usize {
+        self.chains.len()
+    }
+
+    /// Deliveries in chains.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn append(&mut self, delivery: Delivery) {
+        let chain = ChainKey::of(delivery.key_hash(), delivery.position);
+        self.rows += 1;
+        let rows = &mut self.chains.entry(chain).or_default().rows;
+        rows.push_back(delivery);
+        if rows.len() == 1 {
+            self.schedule(chain);
+        }
+    }
+
+    fn schedule(&mut self, chain: ChainKey) {
+        let Some(entry) = self.chains.get(&chain) else { return };
+        let head = entry.rows.front().filter(|head| entry.busy == 0 && head.state != State::Dead);
+        if let Some(head) = head {
+            self.due.insert((head.due_at, chain));
+        }
+    }
+
+    fn delivery(&mut self, event: &Event, state: State, due_at: Timestamp, now: Timestamp) -> Delivery {
+        let arrival = self.next_arrival;
+        self.next_arrival += 1;
+        Delivery { position: event.position, key: event.key.clone(), arrival, state, attempts: 0, due_at, since: now }
+    }
+
+    /// Moves an event behind its key's failing head.
+    pub(crate) fn enqueue(&mut self, event: &Event, now: Timestamp) {
+        let row = self.delivery(event, State::Pending, now, now);
+        self.put.push(row.clone());
+        self.append(row);
+        self.done(event.position, event.id);
+    }
+
+    /// Moves an event aside until it is due.
+    pub(crate) fn delay(&mut self, event: &Event, until: Timestamp, now: Timestamp) {
+        let row = self.delivery(event, State::Delayed, until, now);
+        self.put.push(row.clone());
+        self.delayed.insert((until, event.position));
+        self.delayed_rows.insert(event.position, row);
+        self.done(event.position, event.id);
+    }
+
+    /// Moves an event that failed on the fast path to the delivery table, as the head of its key.
+    pub(crate) fn park(&mut self, event: &Event, failed: Failed, now: Timestamp, on_dead: OnDead) {
+        let mut row = self.delivery(event, failed.state, failed.due_at, now);
+        row.attempts = failed.attempts;
+        self.put.push(row.clone());
+        self.change.push((row.clone(), Some(failed.error)));
+        if failed.state != State::Dead || on_dead == OnDead::Block {
+            self.append(row);
+        }
+        self.done(event.position, event.id);
+    }
+
+    /// Takes out up to `limit` delayed rows that are due; each goes back in by [`Lane::promote`].
+    pub(crate) fn take_delayed(&mut self, now: Timestamp, limit: usize) -> Vec<Delivery> {
+        let mut rows = Vec::new();
+        while let Some(entry) = self.delayed.first().copied().filter(|entry| entry.0 <= now && rows.len() < limit) {
+            self.delayed.remove(&entry);
+            rows.extend(self.delayed_rows.remove(&entry.1));
+        }
+        rows
+    }
+
+    /// A delayed row that is due goes behind what its key has waiting now.
+    pub(crate) fn promote(&mut self, mut row: Delivery) {
+        row.state = State::Pending;
+        row.arrival = self.next_arrival;
+        self.next_arrival += 1;
+        self.change.push((row.clone(), None));
+        self.append(row);
+    }
+
+    /// When [`Lane::take_delayed`] or [`Lane::take_due`] has something to do.
+    pub(crate) fn next_due(&self) -> Option<Timestamp> {
+        [self.due.first().map(|entry| entry.0), self.delayed.first().map(|entry| entry.0)].into_iter().flatten().min()
+    }
+
+    /// Chains whose head is due and that `free` allows: up to `limit` rows each from the head on are marked as on their way.
+    /// A chain that is not free stays scheduled.
+    pub(crate) fn take_due(&mut self, now: Timestamp, limit: usize, free: impl Fn(ChainKey) -> bool) -> Vec<(Position, Option<KeyHash>)> {
+        let mut positions = Vec::new();
+        let mut held = Vec::new();
+        while let Some(entry) = self.due.first().copied().filter(|entry| entry.0 <= now) {
+            if positions.len() >= limit || (self.careful && !positions.is_empty()) {
+                break;
+            }
+            self.due.remove(&entry);
+            let careful = self.careful;
+            let Some(chain) = self.chains.get_mut(&entry.1) else { continue };
+            let stale = chain.busy > 0 || chain.rows.front().is_none_or(|head| head.due_at != entry.0 || head.state == State::Dead);
+            if stale {
+                continue;
+            }
+            if !free(entry.1) {
+                held.push(entry);
+                continue;
+            }
+            let ready = |row: &&Delivery| row.due_at <= now && row.state != State::Dead;
+            let length = if careful { 1 } else { limit - positions.len() };
+            positions.extend(chain.rows.iter().take(length).take_while(ready).map(|row| (row.position, row.key_hash())));
+            chain.busy = chain.rows.iter().take(length).take_while(ready).count();
+        }
+        self.due.extend(held);
+        positions
+    }
+
+    /// The row of a delivery in its chain.
+    pub(crate) fn row(&self, key: Option<KeyHash>, position: Position) -> Option<&Delivery> {
+        self.chains.get(&ChainKey::of(key, position))?.rows.iter().find(|row| row.position == position)
+    }
+
+    /// Whether a delivery is the first of its key.
+    pub(crate) fn is_head(&self, key: KeyHash, position: Position) -> bool {
+        let chain = self.chains.get(&ChainKey::Key(key));
+        chain.and_then(|chain| chain.rows.front()).is_some_and(|head| head.position == position)
+    }
+
+    /// Writes down that an attempt is about to begin.
+    pub(crate) fn announce(&mut self, position: Position, key: Option<KeyHash>) {
+        let chain = self.chains.get_mut(&ChainKey::of(key, position));
+        if let Some(row) = chain.and_then(|chain| chain.rows.iter_mut().find(|row| row.position == position)) {
+            row.state = State::Processing;
+            row.attempts += 1;
+            self.change.push((row.clone(), None));
+            self.announced.push(position);
+        }
+    }
+
+    /// A delivery succeeded.
+    pub(crate) fn succeed(&mut self, position: Position, key: Option<KeyHash>) {
+        self.finish.push(position);
+        self.remove(position, key);
+    }
+
+    fn remove(&mut self, position: Position, key: Option<KeyHash>) {
+        let chain_key = ChainKey::of(key, position);
+        let Some(chain) = self.chains.get_mut(&chain_key) else { return };
+        let Some(index) = chain.rows.iter().position(|row| row.position == position) else { return };
+        chain.rows.remove(index);
+        chain.busy -= usize::from(index < chain.busy);
+        self.rows -= 1;
+        if chain.rows.is_empty() {
+            self.chains.remove(&chain_key);
+        } else {
+            self.schedule(chain_key);
+        }
+    }
+
+    /// A delivery failed again.
+    pub(crate) fn fail(&mut self, position: Position, key: Option<KeyHash>, failed: Failed, on_dead: OnDead) {
+        let chain_key = ChainKey::of(key, position);
+        let Some(chain) = self.chains.get_mut(&chain_key) else { return };
+        let Some(row) = chain.rows.iter_mut().find(|row| row.position == position) else { return };
+        row.state = failed.state;
+        row.attempts = failed.attempts;
+        row.due_at = failed.due_at;
+        let row = row.clone();
+        self.change.push((row, Some(failed.error)));
+        self.unclaim(position, key);
+        if failed.state == State::Dead && on_dead == OnDead::Skip {
+            self.remove(position, key);
+        }
+    }
+
+    /// A delivery comes back from its way to the sink, whatever became of it. The rows behind it stay claimed until
+    /// they come back themselves; the chain is scheduled when none is left.
+    pub(crate) fn unclaim(&mut self, position: Position, key: Option<KeyHash>) {
+        let chain_key = ChainKey::of(key, position);
+        let Some(chain) = self.chains.get_mut(&chain_key) else { return };
+        chain.busy = chain.busy.saturating_sub(1);
+        if chain.busy == 0 {
+            self.schedule(chain_key);
+        }
+    }
+
+    /// Attempts that were under way when the last owner died: each counts as failed.
+    pub(crate) fn interrupted(&self) -> Vec<Delivery> {
+        let rows = self.chains.values().flat_map(|chain| &chain.rows).filter(|row| row.state == State::Processing);
+        let mut rows: Vec<Delivery> = rows.cloned().collect();
+        rows.sort_by_key(|row| row.position);
+        rows
+    }
+
+    // --- writing ---
+
+    pub(crate) fn has_writes(&self) -> bool {
+        self.done_unwritten > 0 || !self.put.is_empty() || !self.change.is_empty() || !self.finish.is_empty()
+    }
+
+    /// Takes everything that is to be written.
+    pub(crate) fn take_write(&mut self, ranges_max: usize) -> (LaneWrite, usize) {
+        let write = LaneWrite {
+            lane: self.reference,
+            epoch: self.epoch,
+            cursor: self.cursor(ranges_max),
+            put: std::mem::take(&mut self.put),
+            change: std::mem::take(&mut self.change),
+            finish: std::mem::take(&mut self.finish),
+            release: false,
+        };
+        let done = std::mem::take(&mut self.done_unwritten);
+        self.window -= done;
+        (write, done)
+    }
+
+    /// Puts back what could not be written, before anything that came since.
+    pub(crate) fn restore_write(&mut self, mut write: LaneWrite, done: usize) {
+        write.put.append(&mut self.put);
+        write.change.append(&mut self.change);
+        write.finish.append(&mut self.finish);
+        (self.put, self.change, self.finish) = (write.put, write.change, write.finish);
+        self.done_unwritten += done;
+        self.window += done;
+    }
+}
+
+/// What a failure makes of a delivery.
+#[derive(Debug, Clone)]
+pub(crate) struct Failed {
+    pub(crate) state: State,
+    pub(crate) attempts: u32,
+    pub(crate) due_at: Timestamp,
+    pub(crate) error: AttemptError,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::SubscriptionId;
+
+    fn lane(cursor: Cursor) -> Lane {
+        let reference = LaneRef { subscription: SubscriptionId(1), lane: 0 };
+        let state = LaneState { cursor, deliveries: Vec::new(), takeovers: 0, revision: 0 };
+        Lane::load(reference, 1, state, OnDead::Block, 2)
+    }
+
+    fn settled(cursor: &Cursor, position: Position) -> bool {
+        position <= cursor.floor || cursor.settled.contains(position)
+    }
+
+    proptest! {
+        /// Model: each position is a hole, open, or settled. The cursor must say exactly what the model says, and a lane
+        /// loaded from it must ask again for exactly what is not settled.
+        #[test]
+        fn the_cursor_says_exactly_what_is_settled(
+            shown in prop::collection::vec(0u8..4, 1..80),
+            finished in prop::collection::vec(any::<prop::sample::Index>(), 0..80),
+        ) {
+            let mut lane = lane(Cursor::default());
+            let mut model = BTreeMap::new();
+            for (index, kind) in shown.iter().enumerate() {
+                let position = index as Position + 1;
+                lane.top = position;
+                match kind {
+                    0 => { lane.holes.insert(position); model.insert(position, false); }
+                    1 => { model.insert(position, true); } // of another lane, or not wanted
+                    _ => { lane.admit(position); model.insert(position, false); }
+                }
+            }
+            let open: Vec<Position> = lane.open.iter().map(|open| open.position).collect();
+            for index in finished {
+                if open.is_empty() { break }
+                let position = *index.get(&open);
+                lane.done(position, Uuid::nil());
+                model.insert(position, true);
+                let cursor = lane.cursor(1000);
+                for (&position, &done) in &model {
+                    prop_assert_eq!(settled(&cursor, position), done, "{} in {:?}", position, cursor);
+                }
+                prop_assert!(!settled(&cursor, lane.top + 1));
+            }
+            let cursor = lane.cursor(1000);
+            let again = self::lane(cursor);
+            for (&position, &done) in &model {
+                let asked = position > again.top || again.holes.contains(position);
+                prop_assert_eq!(asked, !done);
+            }
+        }
+
+        #[test]
+        fn a_cursor_cut_at_its_limit_never_claims_more(done in prop::collection::vec(any::<bool>(), 1..60), limit in 1usize..5) {
+            let mut lane = lane(Cursor::default());
+            for (index, &done) in done.iter().enumerate() {
+                let position = index as Position + 1;
+                lane.top = position;
+                lane.admit(position);
+                if done { lane.done(position, Uuid::nil()); }
+            }
+            let cursor = lane.cursor(limit);
+            prop_assert!(cursor.settled.len() <= limit);
+            for (index, &done) in done.iter().enumerate() {
+                prop_assert!(done || !settled(&cursor, index as Position + 1));
+            }
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The names of all metrics; `docs/metrics.md` lists them.
+
+/// Counter, by `subscription`: events that a sink took.
+pub const DELIVERED: &str = "pillarbox_delivered_total";
+/// Counter, by `subscription` and `kind`: failed attempts.
+pub const FAILURES: &str = "pillarbox_failures_total";
+/// Counter, by `subscription`: events that became dead.
+pub const DIED: &str = "pillarbox_died_total";
+/// Counter, by `cause`: lanes taken from another instance.
+pub const TAKEOVERS: &str = "pillarbox_takeovers_total";
+/// Counter, by `subscription`: positions that retention removed before they were delivered. Should be 0.
+pub const PRUNED_UNDELIVERED: &str = "pillarbox_pruned_undelivered_total";
+/// Counter, by `call`: failed calls to the database.
+pub const STORE_ERRORS: &str = "pillarbox_store_errors_total";
+/// Gauge, by `subscription`: the age of the oldest event not yet delivered, in seconds.
+pub const OLDEST_AGE: &str = "pillarbox_oldest_undelivered_age_seconds";
+/// Gauge, by `subscription`: events that wait to be delivered.
+pub const BACKLOG: &str = "pillarbox_backlog";
+/// Gauge, by `subscription` and `state`: deliveries of the slow path.
+pub const DELIVERIES: &str = "pillarbox_deliveries";
+/// Gauge, by `subscription`: 1 while the sink is taken to be down.
+pub const BREAKER_OPEN: &str = "pillarbox_breaker_open";

@@ -1,0 +1,541 @@
+use serde::Serialize;
+
+use crate::{DeliveryRecord, Event, EventRecord, Fate, State, Status, SubscriptionStatus, Timestamp};
+
+/// Why an event was or was not delivered to one subscription.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Why {
+    /// The subscription's name.
+    pub subscription: String,
+    /// The cause, by a stable name.
+    pub cause: Cause,
+    /// What happened, in one sentence that names the blocker.
+    pub message: String,
+    /// What to do about it, if anything can be done.
+    pub advice: Option<String>,
+}
+
+/// The causes that [`why`] knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Cause {
+    /// It was delivered.
+    Delivered,
+    /// The subscription's filter does not want it.
+    NotMatched,
+    /// It lies before the place where the subscription began.
+    BeforeStart,
+    /// An earlier event of its key is not done.
+    BehindKeyHead,
+    /// It failed and is tried again at a known time.
+    RetryAt,
+    /// The sink is taken to be down.
+    SinkDown,
+    /// An operator paused the subscription.
+    Paused,
+    /// Most of the last keys failed; a bad deploy is suspected.
+    FloodGuard,
+    /// No living instance owns its lane.
+    NoOwner,
+    /// It is not due yet.
+    Delayed,
+    /// It was given up until an operator acts.
+    Dead,
+    /// An operator gave it up.
+    Skipped,
+    /// Retention removed its range.
+    Pruned,
+    /// A limit stopped the subscription.
+    Stopped,
+    /// It is being delivered.
+    Processing,
+    /// It waits for its turn.
+    Pending,
+    /// It appeared in a range that had been closed as dead.
+    InDeadRange,
+}
+
+impl Cause {
+    /// All causes.
+    pub const ALL: [Cause; 17] = [
+        Cause::Delivered,
+        Cause::NotMatched,
+        Cause::BeforeStart,
+        Cause::BehindKeyHead,
+        Cause::RetryAt,
+        Cause::SinkDown,
+        Cause::Paused,
+        Cause::FloodGuard,
+        Cause::NoOwner,
+        Cause::Delayed,
+        Cause::Dead,
+        Cause::Skipped,
+        Cause::Pruned,
+        Cause::Stopped,
+        Cause::Processing,
+        Cause::Pending,
+        Cause::InDeadRange,
+    ];
+
+    /// The stable name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Cause::Delivered => "delivered",
+            Cause::NotMatched => "not_matched",
+            Cause::BeforeStart => "before_start",
+            Cause::BehindKeyHead => "behind_key_head",
+            Cause::RetryAt => "retry_at",
+            Cause::SinkDown => "sink_down",
+            Cause::Paused => "paused",
+            Cause::FloodGuard => "flood_guard",
+            Cause::NoOwner => "no_owner",
+            Cause::Delayed => "delayed",
+            Cause::Dead => "dead",
+            Cause::Skipped => "skipped",
+            Cause::Pruned => "pruned",
+            Cause::Stopped => "stopped",
+            Cause::Processing => "processing",
+            Cause::Pending => "pending",
+            Cause::InDeadRange => "in_dead_range",
+        }
+    }
+}
+
+/// Concludes from the facts why the event of `record` was or was not delivered to the subscription of `fate`.
+///
+/// What only an operator can end is named before what ends by itself: a paused subscription before a retry time.
+pub fn why(record: &EventRecord, fate: &Fate, status: &Status) -> Why {
+    let facts = Facts {
+        event: &record.event,
+        fate,
+        now: status.at,
+        status,
+        subscription: status.subscriptions.iter().find(|subscription| subscription.name == fate.subscription),
+    };
+    let (cause, message, advice) = facts.conclude();
+    Why { subscription: fate.subscription.clone(), cause, message, advice }
+}
+
+struct Facts<'a> {
+    event: &'a Event,
+    fate: &'a Fate,
+    now: Timestamp,
+    status: &'a Status,
+    subscription: Option<&'a SubscriptionStatus>,
+}
+
+type Conclusion = (Cause, String, Option<String>);
+
+impl Facts<'_> {
+    fn conclude(&self) -> Conclusion {
+        if let Some((reason, at)) = &self.fate.skipped {
+            return (Cause::Skipped, format!("an operator gave it up at {at}: {reason}"), None);
+        }
+        match &self.fate.delivery {
+            Some(delivery) => self.of_delivery(delivery),
+            None => self.of_log(),
+        }
+    }
+
+    fn of_delivery(&self, delivery: &DeliveryRecord) -> Conclusion {
+        if delivery.state == State::Dead {
+            return self.dead(delivery);
+        }
+        if let Some((id, position, state)) = &delivery.head {
+            let message =
+                format!("it waits for event {id} of its key (position {position}), which is {}", state.name());
+            return (Cause::BehindKeyHead, message, Some(format!("pillarbox why {id}")));
+        }
+        if delivery.state == State::Processing {
+            return (Cause::Processing, format!("it is being delivered{}", self.owner()), None);
+        }
+        let waits = delivery.due_at > self.now;
+        self.paused().or_else(|| self.no_owner()).unwrap_or_else(|| match delivery.state {
+            State::Delayed if waits => delayed(delivery.due_at),
+            State::Retrying if waits => self.flood_guard().unwrap_or_else(|| retry_at(delivery)),
+            _ => self.held_back().unwrap_or_else(|| self.pending()),
+        })
+    }
+
+    fn of_log(&self) -> Conclusion {
+        let position = self.event.position;
+        let fate = self.fate;
+        if !fate.wanted {
+            let message = format!(
+                "the subscription's filter does not want topic '{}' with type '{}'",
+                self.event.topic, self.event.r#type
+            );
+            return (Cause::NotMatched, message, None);
+        }
+        if fate.in_dead_range {
+            let message = format!("position {position} had been closed as dead before the event appeared there");
+            return (Cause::InDeadRange, message, Some("pillarbox audit; then `pillarbox rewind` its key".to_owned()));
+        }
+        if fate.before_start {
+            let message = format!("position {position} lies before the place where the subscription began");
+            return (Cause::BeforeStart, message, Some(self.rewind()));
+        }
+        if fate.settled {
+            return (Cause::Delivered, self.settled_by(), None);
+        }
+        if position < self.status.log.log_start {
+            let log_start = self.status.log.log_start;
+            let message = format!("retention removed its range: the log begins at position {log_start}");
+            return (Cause::Pruned, message, None);
+        }
+        if let Some(due_at) = self.event.deliver_at.filter(|due_at| *due_at > self.now) {
+            return self.paused().unwrap_or_else(|| delayed(due_at));
+        }
+        let blocker = self.paused().or_else(|| self.no_owner()).or_else(|| self.held_back());
+        blocker.unwrap_or_else(|| self.pending())
+    }
+
+    fn dead(&self, delivery: &DeliveryRecord) -> Conclusion {
+        let message = format!("it was given up after {} attempts{}", delivery.attempts, last_error(delivery));
+        let (name, id) = (&self.fate.subscription, self.event.id);
+        let advice = format!("pillarbox requeue --subscription {name} --event {id}, or `skip` with a reason");
+        (Cause::Dead, message, Some(advice))
+    }
+
+    fn paused(&self) -> Option<Conclusion> {
+        let name = &self.subscription.filter(|subscription| subscription.paused)?.name;
+        Some((
+            Cause::Paused,
+            "an operator paused the subscription".to_owned(),
+            Some(format!("pillarbox resume {name}")),
+        ))
+    }
+
+    fn no_owner(&self) -> Option<Conclusion> {
+        let lane = self.fate.lane;
+        let message = match self.fate.owner {
+            Some((_, true)) => return None,
+            _ if self.subscription.is_some_and(|subscription| subscription.orphaned) => {
+                "no living instance runs the subscription".to_owned()
+            }
+            Some((owner, false)) => format!("instance {}, which owns its lane {lane}, is gone", owner.0),
+            None => format!("its lane {lane} has no owner"),
+        };
+        let advice = "start a relay whose config names the subscription; see `pillarbox status`";
+        Some((Cause::NoOwner, message, Some(advice.to_owned())))
+    }
+
+    /// What holds back an event that is due and could be delivered.
+    fn held_back(&self) -> Option<Conclusion> {
+        self.stopped().or_else(|| self.sink_down()).or_else(|| self.flood_guard())
+    }
+
+    fn stopped(&self) -> Option<Conclusion> {
+        let subscription = self.subscription?;
+        let reason = subscription.report.stopped.as_ref()?;
+        let advice = format!("pillarbox list --subscription {} --state dead", subscription.name);
+        Some((Cause::Stopped, format!("a limit stopped the subscription: {reason}"), Some(advice)))
+    }
+
+    fn sink_down(&self) -> Option<Conclusion> {
+        let breaker = self.subscription?.report.breaker.as_ref()?;
+        let message = format!(
+            "the sink is taken to be down since {}, next try at {}: {}",
+            breaker.since, breaker.next_try, breaker.error
+        );
+        Some((Cause::SinkDown, message, Some("bring the receiver back; nothing else is needed".to_owned())))
+    }
+
+    fn flood_guard(&self) -> Option<Conclusion> {
+        let subscription = self.subscription.filter(|subscription| subscription.report.flood_guard)?;
+        let delivery = self.fate.delivery.as_ref();
+        let next = delivery.map(|delivery| format!("; next try at {}", delivery.due_at)).unwrap_or_default();
+        let message =
+            format!("most of the last keys failed, so a bad deploy is suspected and nothing becomes dead{next}");
+        let advice =
+            format!("mend or roll back the receiver; see `pillarbox list --subscription {}`", subscription.name);
+        Some((Cause::FloodGuard, message, Some(advice)))
+    }
+
+    fn pending(&self) -> Conclusion {
+        let mut message = format!("it waits for its turn{}", self.owner());
+        if let Some(subscription) = self.subscription {
+            message.push_str(&format!("; {} events are pending", subscription.pending));
+        }
+        let holders = &self.status.log.holders;
+        if !holders.is_empty() {
+            message.push_str(&format!("; held back by {}", holders.join(", ")));
+        }
+        (Cause::Pending, message, None)
+    }
+
+    fn owner(&self) -> String {
+        let by = |owner: crate::InstanceId| format!(" by instance {} on lane {}", owner.0, self.fate.lane);
+        self.fate.owner.map(|(owner, _)| by(owner)).unwrap_or_default()
+    }
+
+    fn settled_by(&self) -> String {
+        let lane = self.fate.lane;
+        match &self.fate.settled_by {
+            Some(by) => format!(
+                "it was delivered: settled by lane {lane} in epoch {} between {} and {}",
+                by.epoch, by.after, by.before
+            ),
+            None => format!("it was delivered: settled by lane {lane}, at a time that is not recorded any more"),
+        }
+    }
+
+    fn rewind(&self) -> String {
+        format!("pillarbox rewind {} --to {}", self.fate.subscription, self.event.position - 1)
+    }
+}
+
+fn delayed(due_at: Timestamp) -> Conclusion {
+    (Cause::Delayed, format!("it is not to be delivered before {due_at}"), None)
+}
+
+fn retry_at(delivery: &DeliveryRecord) -> Conclusion {
+    let (attempts, due_at) = (delivery.attempts, delivery.due_at);
+    let message = format!("attempt {attempts} failed; next try at {due_at}{}", last_error(delivery));
+    (Cause::RetryAt, message, None)
+}
+
+fn last_error(delivery: &DeliveryRecord) -> String {
+    let last = delivery.errors.last();
+    last.map(|error| format!("; last error ({}): {}", error.kind, error.message)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::{
+        AttemptError, BreakerReport, Filter, Headers, InstanceId, LogStatus, Mode, OnDead, Payload, SettledBy,
+        SubscriptionId, SubscriptionReport,
+    };
+
+    const NOW: Timestamp = Timestamp(1_000_000);
+    const LATER: Timestamp = Timestamp(2_000_000);
+
+    fn record() -> EventRecord {
+        let event = Event {
+            position: 50,
+            id: Uuid::from_u128(5),
+            topic: "orders".into(),
+            key: Some("k".into()),
+            r#type: "placed".into(),
+            payload: Payload::None,
+            content_type: None,
+            headers: Headers::default(),
+            stream_version: None,
+            deliver_at: None,
+            created_at: Timestamp(0),
+        };
+        EventRecord { event, subscriptions: Vec::new() }
+    }
+
+    fn fate() -> Fate {
+        Fate {
+            subscription: "s".to_owned(),
+            wanted: true,
+            lane: 3,
+            owner: Some((InstanceId(7), true)),
+            floor: 10,
+            settled: false,
+            settled_by: None,
+            before_start: false,
+            in_dead_range: false,
+            delivery: None,
+            skipped: None,
+        }
+    }
+
+    fn delivery(state: State, due_at: Timestamp) -> Option<DeliveryRecord> {
+        let error = AttemptError { at: NOW, attempt: 4, kind: "timeout".to_owned(), message: "no answer".to_owned() };
+        Some(DeliveryRecord { state, attempts: 4, due_at, since: NOW, errors: vec![error], head: None })
+    }
+
+    fn status() -> Status {
+        let subscription = SubscriptionStatus {
+            id: SubscriptionId(1),
+            name: "s".to_owned(),
+            mode: Mode::Stream,
+            filter: Filter::default(),
+            lanes: 8,
+            on_dead: OnDead::Block,
+            paused: false,
+            orphaned: false,
+            pending: 3,
+            delayed: 0,
+            processing: 0,
+            retrying: 0,
+            blocked: 0,
+            dead: 0,
+            oldest_age_seconds: None,
+            oldest_due: None,
+            lag: 0,
+            lanes_owned: 8,
+            owners: Vec::new(),
+            floor: 10,
+            holds_bytes: 0,
+            report: SubscriptionReport::default(),
+        };
+        let log = LogStatus {
+            log_id: Uuid::nil(),
+            incarnation: 1,
+            schema_version: 1,
+            log_start: 1,
+            horizon: 100,
+            events: 100,
+            bytes: 0,
+            kept: 0,
+            holders: Vec::new(),
+        };
+        Status { at: NOW, log, subscriptions: vec![subscription], instances: Vec::new() }
+    }
+
+    /// Checks the cause and that the message or the advice names each of `parts`.
+    #[track_caller]
+    fn check(fate: &Fate, status: &Status, cause: Cause, parts: &[&str]) {
+        let why = why(&record(), fate, status);
+        assert_eq!(why.cause, cause, "{why:?}");
+        let text = format!("{} {}", why.message, why.advice.as_deref().unwrap_or_default());
+        parts.iter().for_each(|part| assert!(text.contains(part), "'{part}' is not in '{text}'"));
+    }
+
+    fn with_report(report: SubscriptionReport) -> Status {
+        let mut status = status();
+        status.subscriptions[0].report = report;
+        status
+    }
+
+    #[test]
+    fn delivered() {
+        let by = SettledBy { epoch: 9, after: Timestamp(0), before: NOW };
+        let settled = Fate { settled: true, settled_by: Some(by), ..fate() };
+        check(&settled, &status(), Cause::Delivered, &["lane 3", "epoch 9", "1970-01-01T00:00:00.000Z", "00:16:40"]);
+        check(&Fate { settled_by: None, ..settled }, &status(), Cause::Delivered, &["not recorded"]);
+    }
+
+    #[test]
+    fn not_matched() {
+        let unwanted = Fate { wanted: false, settled: true, ..fate() };
+        check(&unwanted, &status(), Cause::NotMatched, &["orders", "placed"]);
+    }
+
+    #[test]
+    fn before_start() {
+        let before = Fate { before_start: true, settled: true, ..fate() };
+        check(&before, &status(), Cause::BeforeStart, &["50", "pillarbox rewind s --to 49"]);
+    }
+
+    #[test]
+    fn behind_key_head() {
+        let mut behind = Fate { delivery: delivery(State::Blocked, NOW), settled: true, ..fate() };
+        behind.delivery.as_mut().unwrap().head = Some((Uuid::from_u128(4), 40, State::Dead));
+        let head = Uuid::from_u128(4).to_string();
+        check(&behind, &status(), Cause::BehindKeyHead, &[&head, "40", "which is dead"]);
+    }
+
+    #[test]
+    fn retry_at() {
+        let retrying = Fate { delivery: delivery(State::Retrying, LATER), settled: true, ..fate() };
+        check(&retrying, &status(), Cause::RetryAt, &["attempt 4", &LATER.to_string(), "timeout", "no answer"]);
+    }
+
+    #[test]
+    fn sink_down() {
+        let breaker = BreakerReport { since: NOW, next_try: LATER, error: "connection refused".to_owned() };
+        let down = with_report(SubscriptionReport { breaker: Some(breaker), ..SubscriptionReport::default() });
+        check(&fate(), &down, Cause::SinkDown, &["connection refused", &LATER.to_string()]);
+        let due = Fate { delivery: delivery(State::Retrying, NOW), ..fate() };
+        check(&due, &down, Cause::SinkDown, &["connection refused"]);
+    }
+
+    #[test]
+    fn paused_is_named_before_what_ends_by_itself() {
+        let mut paused = status();
+        paused.subscriptions[0].paused = true;
+        check(&fate(), &paused, Cause::Paused, &["pillarbox resume s"]);
+        let retrying = Fate { delivery: delivery(State::Retrying, LATER), ..fate() };
+        check(&retrying, &paused, Cause::Paused, &["pillarbox resume s"]);
+        check(&Fate { settled: true, ..fate() }, &paused, Cause::Delivered, &[]);
+    }
+
+    #[test]
+    fn flood_guard() {
+        let flooded = with_report(SubscriptionReport { flood_guard: true, ..SubscriptionReport::default() });
+        let retrying = Fate { delivery: delivery(State::Retrying, LATER), ..fate() };
+        check(&retrying, &flooded, Cause::FloodGuard, &["bad deploy", &LATER.to_string()]);
+    }
+
+    #[test]
+    fn no_owner() {
+        check(&Fate { owner: None, ..fate() }, &status(), Cause::NoOwner, &["lane 3 has no owner"]);
+        check(&Fate { owner: Some((InstanceId(7), false)), ..fate() }, &status(), Cause::NoOwner, &["instance 7"]);
+        let mut orphaned = status();
+        orphaned.subscriptions[0].orphaned = true;
+        check(&Fate { owner: None, ..fate() }, &orphaned, Cause::NoOwner, &["no living instance runs"]);
+    }
+
+    #[test]
+    fn delayed() {
+        let parked = Fate { delivery: delivery(State::Delayed, LATER), settled: true, ..fate() };
+        check(&parked, &status(), Cause::Delayed, &[&LATER.to_string()]);
+        let mut unread = record();
+        unread.event.deliver_at = Some(LATER);
+        assert_eq!(why(&unread, &fate(), &status()).cause, Cause::Delayed);
+    }
+
+    #[test]
+    fn dead() {
+        let dead = Fate { delivery: delivery(State::Dead, NOW), settled: true, ..fate() };
+        let id = record().event.id.to_string();
+        check(&dead, &status(), Cause::Dead, &["4 attempts", "no answer", "requeue --subscription s", &id]);
+    }
+
+    #[test]
+    fn skipped() {
+        let skipped = Fate { skipped: Some(("a test order".to_owned(), NOW)), settled: true, ..fate() };
+        check(&skipped, &status(), Cause::Skipped, &["a test order", &NOW.to_string()]);
+    }
+
+    #[test]
+    fn pruned() {
+        let mut pruned = status();
+        pruned.log.log_start = 60;
+        check(&fate(), &pruned, Cause::Pruned, &["60"]);
+    }
+
+    #[test]
+    fn stopped() {
+        let reason = Some("max_parked = 1000 keys fail".to_owned());
+        let stopped = with_report(SubscriptionReport { stopped: reason, ..SubscriptionReport::default() });
+        check(&fate(), &stopped, Cause::Stopped, &["max_parked", "--state dead"]);
+    }
+
+    #[test]
+    fn processing() {
+        let processing = Fate { delivery: delivery(State::Processing, NOW), ..fate() };
+        check(&processing, &status(), Cause::Processing, &["instance 7", "lane 3"]);
+    }
+
+    #[test]
+    fn pending_names_who_holds_the_horizon() {
+        let mut held = status();
+        held.log.holders = vec!["pid 4711, open for 12 min".to_owned()];
+        check(&fate(), &held, Cause::Pending, &["3 events", "pid 4711"]);
+        let due = Fate { delivery: delivery(State::Pending, NOW), ..fate() };
+        check(&due, &status(), Cause::Pending, &["its turn"]);
+    }
+
+    #[test]
+    fn in_dead_range() {
+        let late = Fate { in_dead_range: true, settled: true, ..fate() };
+        check(&late, &status(), Cause::InDeadRange, &["50", "audit"]);
+    }
+
+    #[test]
+    fn names_are_what_json_says() {
+        for cause in Cause::ALL {
+            assert_eq!(serde_json::to_value(cause).unwrap(), cause.name());
+        }
+    }
+}
