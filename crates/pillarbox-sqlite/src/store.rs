@@ -22,6 +22,9 @@ use crate::{home, migrate, ownership};
 /// At least this long between two settlements, so that the one writer of the file is mostly the application.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Connections that are kept open for operators' next commands.
+const OPERATORS_KEPT_MAX: usize = 2;
+
 /// A log in a SQLite file. One value is one instance once it has joined; it may also only be operated on.
 ///
 /// Reads and writes run on a thread each, so that a poll never waits for a settlement. Dropping the value without
@@ -99,7 +102,10 @@ impl SqliteStore {
             let folder = LockFolder::beside(&path);
             let desk = Desk { connection, path, folder };
             let result = work(&desk);
-            lock().push(desk.connection);
+            let mut kept = lock();
+            if kept.len() < OPERATORS_KEPT_MAX {
+                kept.push(desk.connection);
+            }
             result
         };
         let done = tokio::task::spawn_blocking(job).await.map_err(|source| {

@@ -87,10 +87,9 @@ impl Dispatcher {
             self.ready = Vec::into(kept);
         }
         let waiting = self.keys.get_mut(&key.0).map(|busy| std::mem::take(&mut busy.waiting)).unwrap_or_default();
-        // What waits was pushed while the key was under way, or cut from the ready queue: it is older than what is ready still.
+        // What waits was cut from the line, so it is older than what is in line still.
         let mut waiting: Vec<Item> = waiting.into();
         waiting.append(&mut items);
-        waiting.sort_by_key(|item| item.event.position);
         waiting
     }
 

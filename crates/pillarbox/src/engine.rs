@@ -601,6 +601,7 @@ impl Engine {
         for scan in &page.scans[..plan.hole_scans.min(page.scans.len())] {
             covered_holes.insert_range(scan.after + 1, scan.covered_to);
         }
+        self.subs.iter_mut().for_each(|sub| sub.set_bounds(&covered_holes));
         for (index, scan) in page.scans.iter().enumerate() {
             let mut dead = self.grace.dead(scan, page.log_start);
             if self.config.mutant == Some(Mutant::CloseHolesBeforeReading) {
@@ -610,8 +611,8 @@ impl Engine {
             let hole_scan = index < plan.hole_scans;
             let mut used = false;
             for sub in 0..self.subs.len() {
-                let room = !hole_scan && plan.room.contains(&sub);
-                used |= self.apply(now, sub, scan, &dead, page.log_start, room.then_some(&covered_holes));
+                let may_rise = !hole_scan && plan.room.contains(&sub);
+                used |= self.apply(now, sub, scan, &dead, page.log_start, may_rise);
             }
             if used {
                 self.dead.union(&dead);
@@ -633,18 +634,12 @@ impl Engine {
         self.subs.iter().any(|sub| sub.has_room(&self.config) && sub.active().any(behind))
     }
 
-    /// Shows one scan to the lanes of a subscription. With `covered_holes` the lanes may go higher, if that poll asked for all
-    /// their holes too: what is visible together is handed on in order.
-    fn apply(&mut self, now: Now, index: usize, scan: &Scan, dead: &RangeSet, log_start: Position, covered_holes: Option<&RangeSet>) -> bool {
+    /// Shows one scan to the lanes of a subscription; with `may_rise` they may go higher. What is visible together is handed on in
+    /// order, so a lane takes nothing from above a hole of its own that this poll did not look at.
+    fn apply(&mut self, now: Now, index: usize, scan: &Scan, dead: &RangeSet, log_start: Position, may_rise: bool) -> bool {
         let extends = |lane: &Lane| {
-            scan.after <= lane.top
-                && scan.covered_to > lane.top
-                && lane.holes.len() < self.config.ranges_max
-                && covered_holes.is_some_and(|covered| {
-                    let mut holes = lane.holes.clone();
-                    holes.subtract(covered);
-                    holes.is_empty()
-                })
+            let fits = scan.after <= lane.top && scan.covered_to > lane.top;
+            may_rise && fits && lane.holes.len() < self.config.ranges_max && lane.bound == Position::MAX
         };
         let sub = &self.subs[index];
         let higher: Vec<bool> = sub.lanes.iter().map(|lane| lane.as_ref().is_some_and(|lane| lane.phase == Phase::Active && extends(lane))).collect();
@@ -666,7 +661,7 @@ impl Engine {
             }
             if !lane.holes.is_empty() {
                 // What was shown has been handed on, or is not this lane's.
-                let shown = scan.visible.within(scan.after + 1, scan.covered_to.min(lane.top));
+                let shown = scan.visible.within(scan.after + 1, scan.covered_to.min(lane.top).min(lane.bound - 1));
                 lane.holes.subtract(&shown);
                 lane.holes.subtract(dead);
                 if lane.holes.first().is_some_and(|first| first < log_start) {
@@ -700,7 +695,7 @@ impl Engine {
             let number = lane_of(key, event.position, sub.lane_count);
             let Some(lane) = sub.lanes[number as usize].as_mut().filter(|lane| lane.phase == Phase::Active) else { continue };
             if event.position <= lane.top {
-                if lane.holes.is_empty() || !lane.holes.contains(event.position) {
+                if event.position >= lane.bound || lane.holes.is_empty() || !lane.holes.contains(event.position) {
                     continue;
                 }
             } else if !higher[number as usize] || event.position > stop {
@@ -976,7 +971,7 @@ impl Engine {
         self.call_fetch(now);
         self.settle(now);
         let empty = self.subs.iter().all(|sub| sub.lanes().next().is_none() && sub.dispatcher.in_flight() == 0);
-        let calls = self.settling.is_some() || self.taking.is_some() || self.loading.is_some();
+        let calls = self.settling.is_some() || self.taking.is_some() || self.loading.is_some() || self.observing;
         if self.draining && empty && !calls && self.to_load.is_empty() {
             self.left = true;
             self.actions.push(Action::Leave);
@@ -1061,7 +1056,8 @@ impl Engine {
 
     fn call_fleet(&mut self, now: Now) {
         let due = self.last_observe.is_none_or(|last| now.mono >= last + self.observe_wait());
-        if due && !self.observing && self.may_call(now, Call::Observe) {
+        let leaving = self.draining && self.subs.iter().all(|sub| sub.lanes().next().is_none());
+        if due && !leaving && !self.observing && self.may_call(now, Call::Observe) {
             self.observing = true;
             self.observe_now = false;
             self.last_observe = Some(now.mono);
@@ -1240,6 +1236,15 @@ impl Sub {
     /// The lane, if it is still held under that epoch.
     fn lane_at(&mut self, number: u32, epoch: Epoch) -> Option<&mut Lane> {
         self.lanes.get_mut(number as usize)?.as_mut().filter(|lane| lane.epoch == epoch)
+    }
+
+    /// Notes for each lane the lowest of its holes that a poll did not look at.
+    fn set_bounds(&mut self, covered: &RangeSet) {
+        for lane in self.lanes.iter_mut().flatten() {
+            let mut unseen = lane.holes.clone();
+            unseen.subtract(covered);
+            lane.bound = unseen.first().unwrap_or(Position::MAX);
+        }
     }
 
     /// How many more events may be read.

@@ -18,6 +18,8 @@ pub(crate) struct Lane {
     pub(crate) top: Position,
     /// Positions up to `top` that no read has shown yet.
     pub(crate) holes: RangeSet,
+    /// The lowest hole that the poll being looked at did not ask for, or [`Position::MAX`].
+    pub(crate) bound: Position,
     /// Positions that were handed on and are not settled in the database yet, ascending.
     open: VecDeque<Open>,
     /// Handed on, and neither written as settled nor in a write under way.
@@ -95,6 +97,7 @@ impl Lane {
             phase: Phase::Active,
             top,
             holes: settled.missing(floor + 1, top),
+            bound: Position::MAX,
             open: VecDeque::new(),
             window: 0,
             done_unwritten: 0,

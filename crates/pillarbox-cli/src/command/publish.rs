@@ -49,8 +49,8 @@ fn with_payload(event: NewEvent, args: &PublishArgs) -> Result<NewEvent> {
         Some(content_type) => Ok(event.bytes(bytes, content_type)),
         None => json_text(&bytes).map(|text| event.json_text(text)).map_err(|message| {
             Stop::usage(format!(
-                "the payload is {message}; quote it as JSON, or say --content-type (for example text/plain) to send the \
-                 bytes as they are"
+                "the payload is {message}; quote it as JSON, or say --content-type (for example text/plain) to send \
+                 the bytes as they are"
             ))
         }),
     }

@@ -57,8 +57,8 @@ fn begin(from: Option<&str>, status: &Status) -> Result<ResumeToken> {
         return Err(Stop::with(
             Exit::Failed,
             format!(
-                "the token is of incarnation {} and the log of {}: it was restored, copied or reset, and positions mean \
-                 something else now; begin again with --from 0",
+                "the token is of incarnation {} and the log of {}: it was restored, copied or reset, and positions \
+                 mean something else now; begin again with --from 0",
                 token.incarnation, log.incarnation
             ),
         ));

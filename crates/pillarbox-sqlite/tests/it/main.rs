@@ -1,5 +1,7 @@
 //! The SQLite store against real files.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod fixture;
 mod operating;
 mod ownership;
