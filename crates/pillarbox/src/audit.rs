@@ -36,18 +36,20 @@ pub struct Audit {
 pub struct SubscriptionAudit {
     /// Its name.
     pub subscription: String,
-    /// Events of the log that it wants.
+    /// Events of the log that it wants and was to get.
     pub expected: u64,
-    /// Those that the books call delivered (or that lay before its start); with receipts, those that were received.
+    /// Those that the books call delivered; with receipts, those that were received.
     pub delivered: u64,
     /// Those that are still to be delivered.
     pub waiting: u64,
-    /// Those that an operator gave up.
+    /// Those that were given up, by an operator or by retention.
     pub skipped: u64,
     /// Those that are neither: lost.
     pub missing: u64,
     /// The first [`MISSING_LISTED_MAX`] of them.
     pub missing_events: Vec<Missing>,
+    /// Events that it wants and that lay before its start: not expected, and no finding if they were received all the same.
+    pub before_start: u64,
     /// Received ids that the log never had.
     pub unexpected: u64,
     /// Received ids that the log does not have, where retention has removed a part of it: nobody can say.
@@ -198,6 +200,7 @@ enum Verdict {
     Delivered,
     Waiting,
     Skipped,
+    BeforeStart,
     Missing(MissingReason),
 }
 
@@ -207,6 +210,9 @@ fn judge(book: &LaneBook, in_dead_range: bool, position: Position) -> Verdict {
     }
     if book.deliveries.contains(position) {
         return Verdict::Waiting;
+    }
+    if book.before_start.contains(position) {
+        return Verdict::BeforeStart;
     }
     if in_dead_range {
         return Verdict::Missing(MissingReason::InDeadRange);
@@ -223,8 +229,9 @@ fn judge(book: &LaneBook, in_dead_range: bool, position: Position) -> Verdict {
 
 impl SubscriptionAudit {
     fn count(&mut self, event: &Event, verdict: Verdict) {
-        self.expected += 1;
+        self.expected += u64::from(verdict != Verdict::BeforeStart);
         match verdict {
+            Verdict::BeforeStart => self.before_start += 1,
             Verdict::Delivered => self.delivered += 1,
             Verdict::Waiting => self.waiting += 1,
             Verdict::Skipped => self.skipped += 1,
@@ -362,6 +369,7 @@ mod tests {
             floor: 10,
             settled: ranges("12"),
             covered: ranges("1-10,12"),
+            before_start: RangeSet::new(),
             deliveries: RangeSet::new(),
             skipped: RangeSet::new(),
         };
@@ -390,6 +398,21 @@ mod tests {
         let audit = audit(books);
         let figures = (audit.expected, audit.delivered, audit.waiting, audit.skipped, audit.missing);
         assert_eq!(figures, (15, 9, 5, 1, 0), "{audit:?}");
+    }
+
+    #[test]
+    fn what_lay_before_the_start_is_neither_expected_nor_missing_nor_unexpected() {
+        let mut books = books();
+        books.lanes[0].before_start = ranges("1-6");
+        books.lanes[0].covered = ranges("7-10,12");
+        // One of them was skipped, another replayed by an operator: those are accounted for as such.
+        (books.lanes[0].skipped, books.lanes[0].deliveries) = (ranges("2"), ranges("3"));
+        for received in [&[7, 8, 9, 10, 12][..], &[5, 7, 8, 9, 10, 12]] {
+            let audit = audit_received(books.clone(), received);
+            assert_eq!((audit.before_start, audit.expected, audit.missing, audit.unexpected), (4, 11, 0, 0), "{audit:?}");
+            assert_eq!((audit.delivered, audit.waiting, audit.skipped), (5, 5, 1), "{audit:?}");
+        }
+        assert_eq!(audit_received(books, &[7, 8, 9, 12]).missing, 1, "what lies after the start is still proven");
     }
 
     #[test]

@@ -515,6 +515,8 @@ impl Engine {
             if view.filter != sub.filter {
                 self.figures.warnings.push(format!("subscription '{}': a newer instance changed its filter; using that one", sub.name));
                 sub.filter = view.filter.clone();
+                // A poll under way was asked with the old filter.
+                sub.lanes.iter_mut().flatten().for_each(|lane| lane.asked = false);
             }
             if view.lanes != sub.lane_count {
                 (0..sub.lane_count).for_each(|lane| sub.drop_lane(lane));
@@ -642,8 +644,8 @@ impl Engine {
             may_rise && fits && lane.holes.len() < self.config.ranges_max && lane.bound == Position::MAX
         };
         let sub = &self.subs[index];
-        let higher: Vec<bool> = sub.lanes.iter().map(|lane| lane.as_ref().is_some_and(|lane| lane.phase == Phase::Active && extends(lane))).collect();
-        let touches = |lane: &Lane| !lane.holes.is_empty() && lane.phase == Phase::Active;
+        let higher: Vec<bool> = sub.lanes.iter().map(|lane| lane.as_ref().is_some_and(|lane| takes_part(lane) && extends(lane))).collect();
+        let touches = |lane: &Lane| !lane.holes.is_empty() && takes_part(lane);
         if !higher.contains(&true) && !sub.lanes.iter().flatten().any(touches) {
             return false;
         }
@@ -651,7 +653,7 @@ impl Engine {
         let sub = &mut self.subs[index];
         let mut pruned = 0;
         for (lane, higher) in sub.lanes.iter_mut().zip(higher) {
-            let Some(lane) = lane.as_mut().filter(|lane| lane.phase == Phase::Active) else { continue };
+            let Some(lane) = lane.as_mut().filter(|lane| takes_part(lane)) else { continue };
             if higher {
                 let top = stop.min(scan.covered_to).max(lane.top);
                 pruned += (log_start.min(top + 1) - (lane.top + 1)).max(0);
@@ -693,14 +695,14 @@ impl Engine {
             }
             let key = event.key_hash();
             let number = lane_of(key, event.position, sub.lane_count);
-            let Some(lane) = sub.lanes[number as usize].as_mut().filter(|lane| lane.phase == Phase::Active) else { continue };
+            let Some(lane) = sub.lanes[number as usize].as_mut().filter(|lane| takes_part(lane)) else { continue };
             if event.position <= lane.top {
                 if event.position >= lane.bound || lane.holes.is_empty() || !lane.holes.contains(event.position) {
                     continue;
                 }
             } else if !higher[number as usize] || event.position > stop {
                 continue;
-            } else if room == 0 || sub.bytes >= self.config.in_flight_bytes_max || (lane.careful && lane.rows() >= CAREFUL_ROWS_MAX) {
+            } else if room == 0 || sub.bytes >= self.config.in_flight_bytes_max || (lane.careful && lane.runnable() >= CAREFUL_ROWS_MAX) {
                 stop = event.position - 1;
                 continue;
             }
@@ -887,8 +889,6 @@ impl Engine {
                 sub.drop_lane(number);
                 continue;
             }
-            // The floor has moved and nothing failed: the lane can go on at full speed.
-            lane.careful &= lane.written.0 >= write.cursor.floor || lane.rows() > 0;
             lane.written = (write.cursor.floor, now.mono);
             let begin = |item: &mut Item| item.lane == number && announced.contains(&item.event.position);
             for item in sub.announced.extract_if(.., begin).collect::<Vec<_>>() {
@@ -1093,6 +1093,9 @@ impl Engine {
         self.stuck = false;
         self.last_poll = Some(now.mono);
         if let Some((request, plan)) = self.poll_request() {
+            for lane in self.subs.iter_mut().flat_map(|sub| sub.lanes.iter_mut().flatten()) {
+                lane.asked = lane.phase == Phase::Active;
+            }
             self.polling = Some(plan);
             self.actions.push(Action::Poll(request));
         }
@@ -1195,6 +1198,11 @@ impl Engine {
         self.random ^= self.random << 17;
         (self.random >> 11) as f64 / (1u64 << 53) as f64
     }
+}
+
+/// Whether a lane may use the answer to the poll under way: it was there, with this filter, when the poll was asked.
+fn takes_part(lane: &Lane) -> bool {
+    lane.phase == Phase::Active && lane.asked
 }
 
 fn attempt_number(item: &Item) -> u32 {

@@ -2,14 +2,17 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::{Level, Status, SubscriptionStatus, Timestamp};
+use crate::{InstanceStatus, Level, Status, SubscriptionStatus, Timestamp};
 
 /// When something that does not move is a problem.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HealthLimits {
-    /// A subscription with work that has delivered nothing for this long, or a retry that is overdue by it, is stalled.
-    /// Default: 60 s.
+    /// A subscription with work that has delivered nothing for this long, or a retry that is overdue by it, is stalled. An
+    /// instance that has not lived for so long is given the time. Default: 60 s.
     pub stalled_after: Duration,
+    /// A lane may be without an owner while events have waited for less than this, or no instance that could own it has lived
+    /// for as long: a relay that starts takes its lanes one look at the fleet later. Default: 10 s.
+    pub no_owner_after: Duration,
     /// A sink may be taken to be down for this long. Default: 60 s.
     pub sink_down_after: Duration,
     /// So many dead events are nobody's problem. Default: 0.
@@ -22,6 +25,7 @@ impl Default for HealthLimits {
     fn default() -> Self {
         HealthLimits {
             stalled_after: Duration::from_secs(60),
+            no_owner_after: Duration::from_secs(10),
             sink_down_after: Duration::from_secs(60),
             dead_max: 0,
             orphaned_bytes_max: 0,
@@ -74,7 +78,8 @@ pub enum ProblemKind {
 pub fn problems(status: &Status, limits: &HealthLimits) -> Vec<Problem> {
     let mut problems = Vec::new();
     for subscription in &status.subscriptions {
-        Judge { subscription, limits, now: status.at, problems: &mut problems }.judge();
+        let runner_age = runner_age(status, subscription);
+        Judge { subscription, runner_age, limits, now: status.at, problems: &mut problems }.judge();
     }
     problems.extend(status.log.holders.iter().map(|holder| Problem {
         subscription: None,
@@ -91,8 +96,18 @@ pub fn is_unhealthy(problems: &[Problem]) -> bool {
     problems.iter().any(|problem| problem.level == Level::Failed)
 }
 
+/// How long the oldest living instance that can run the subscription has lived. One that has not reported yet may be able to.
+fn runner_age(status: &Status, subscription: &SubscriptionStatus) -> Option<Duration> {
+    let runs = |instance: &&InstanceStatus| {
+        let reported = &instance.report.subscriptions;
+        instance.alive && (reported.is_empty() || reported.contains_key(&subscription.name))
+    };
+    status.instances.iter().filter(runs).map(|instance| status.at.since(instance.started_at)).max()
+}
+
 struct Judge<'a> {
     subscription: &'a SubscriptionStatus,
+    runner_age: Option<Duration>,
     limits: &'a HealthLimits,
     now: Timestamp,
     problems: &'a mut Vec<Problem>,
@@ -156,7 +171,8 @@ impl Judge<'_> {
             let message =
                 format!("{unowned} of {} lanes have no living owner and events wait", self.subscription.lanes);
             let advice = "see `pillarbox status` for the instances; a relay takes free lanes by itself".to_owned();
-            self.say(ProblemKind::NoOwner, Level::Failed, message, advice);
+            let level = if self.has_waited(self.limits.no_owner_after) { Level::Failed } else { Level::Warning };
+            self.say(ProblemKind::NoOwner, level, message, advice);
         } else if report.breaker.is_none() && report.stopped.is_none() && self.is_stalled() {
             let age = self.subscription.oldest_age_seconds.unwrap_or_default();
             let message = format!(
@@ -177,11 +193,17 @@ impl Judge<'_> {
     /// or a delay that lies ahead is no work.
     fn is_stalled(&self) -> bool {
         let limit = self.limits.stalled_after;
-        let overdue = self.subscription.oldest_due.is_some_and(|due_at| self.now.since(due_at) > limit);
-        let aged = self.subscription.oldest_age_seconds.is_some_and(|age| age > limit.as_secs_f64());
+        let lives = self.runner_age.is_some_and(|age| age > limit);
+        let overdue = lives && self.subscription.oldest_due.is_some_and(|due_at| self.now.since(due_at) > limit);
         let delivered_at = self.subscription.report.delivered_at;
         let silent = delivered_at.is_none_or(|delivered_at| self.now.since(delivered_at) > limit);
-        silent && (overdue || (aged && self.subscription.pending > 0))
+        silent && (overdue || (self.has_waited(limit) && self.subscription.pending > 0))
+    }
+
+    /// An event has waited for longer than this, and so has somebody who could have delivered it.
+    fn has_waited(&self, limit: Duration) -> bool {
+        let lives = self.runner_age.is_some_and(|age| age > limit);
+        lives && self.subscription.oldest_age_seconds.is_some_and(|age| age > limit.as_secs_f64())
     }
 
     fn waiting(&self) -> u64 {
@@ -200,7 +222,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::{BreakerReport, Filter, LogStatus, Mode, OnDead, SubscriptionId, SubscriptionReport};
+    use crate::{BreakerReport, Filter, InstanceId, LogStatus, Mode, OnDead, Report, SubscriptionId, SubscriptionReport};
 
     const NOW: Timestamp = Timestamp(1_000_000);
 
@@ -241,13 +263,29 @@ mod tests {
             kept: 0,
             holders: Vec::new(),
         };
-        Status { at: NOW, log, subscriptions: vec![subscription], instances: Vec::new() }
+        let instance = InstanceStatus {
+            id: InstanceId(1),
+            host: "here".to_owned(),
+            pid: 1,
+            version: "0".to_owned(),
+            started_at: ago(900),
+            beat_at: NOW,
+            alive: true,
+            lanes: 8,
+            report: Report::default(),
+        };
+        Status { at: NOW, log, subscriptions: vec![subscription], instances: vec![instance] }
     }
 
     #[track_caller]
     fn check(change: impl FnOnce(&mut SubscriptionStatus), expected: &[(ProblemKind, Level)]) {
+        check_status(|status| change(&mut status.subscriptions[0]), expected);
+    }
+
+    #[track_caller]
+    fn check_status(change: impl FnOnce(&mut Status), expected: &[(ProblemKind, Level)]) {
         let mut status = healthy();
-        change(&mut status.subscriptions[0]);
+        change(&mut status);
         let problems = problems(&status, &HealthLimits::default());
         let found: Vec<_> = problems.iter().map(|problem| (problem.kind, problem.level)).collect();
         assert_eq!(found, expected, "{problems:?}");
@@ -297,9 +335,44 @@ mod tests {
     }
 
     #[test]
-    fn an_unowned_lane_matters_only_with_work() {
+    fn an_unowned_lane_matters_only_with_work_that_has_waited() {
+        let waiting = |age| {
+            move |it: &mut SubscriptionStatus| {
+                (it.lanes_owned, it.pending, it.oldest_age_seconds) = (7, 1, Some(age));
+            }
+        };
         check(|it| it.lanes_owned = 7, &[]);
-        check(|it| (it.lanes_owned, it.pending) = (7, 1), &[(ProblemKind::NoOwner, Level::Failed)]);
+        check(waiting(10.0), &[(ProblemKind::NoOwner, Level::Warning)]);
+        check(waiting(10.1), &[(ProblemKind::NoOwner, Level::Failed)]);
+    }
+
+    #[test]
+    fn a_relay_that_has_just_started_on_an_old_backlog_is_given_time() {
+        let started = |lanes_owned, seconds| {
+            move |status: &mut Status| {
+                let it = &mut status.subscriptions[0];
+                (it.lanes_owned, it.pending, it.oldest_age_seconds) = (lanes_owned, 9, Some(9999.0));
+                it.report.delivered_at = None;
+                status.instances[0].started_at = ago(seconds);
+            }
+        };
+        check_status(started(0, 10), &[(ProblemKind::NoOwner, Level::Warning)]);
+        check_status(started(0, 11), &[(ProblemKind::NoOwner, Level::Failed)]);
+        check_status(started(8, 60), &[]);
+        check_status(started(8, 61), &[(ProblemKind::Stalled, Level::Failed)]);
+        // An instance that runs something else, or is gone, says nothing about this one.
+        let of_another = |change: fn(&mut InstanceStatus)| {
+            move |status: &mut Status| {
+                started(0, 5)(status);
+                let mut other = InstanceStatus { started_at: ago(900), ..status.instances[0].clone() };
+                change(&mut other);
+                status.instances.push(other);
+            }
+        };
+        let young = [(ProblemKind::NoOwner, Level::Warning)];
+        check_status(of_another(|it| it.alive = false), &young);
+        check_status(of_another(|it| it.report.subscriptions = [("t".into(), Default::default())].into()), &young);
+        check_status(of_another(|_| {}), &[(ProblemKind::NoOwner, Level::Failed)]);
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub(crate) struct Lane {
     pub(crate) top: Position,
     /// Positions up to `top` that no read has shown yet.
     pub(crate) holes: RangeSet,
+    /// The poll under way was asked for this lane too.
+    pub(crate) asked: bool,
     /// The lowest hole that the poll being looked at did not ask for, or [`Position::MAX`].
     pub(crate) bound: Position,
     /// Positions that were handed on and are not settled in the database yet, ascending.
@@ -39,11 +41,15 @@ pub(crate) struct Lane {
     put: Vec<Delivery>,
     change: Vec<(Delivery, Option<AttemptError>)>,
     finish: Vec<Position>,
-    /// Seized twice without progress: one event at a time, its attempt written first.
+    /// Seized twice without progress: one event at a time, its attempt written first, until some have gone well.
     pub(crate) careful: bool,
+    careful_left: u32,
     /// Attempts that are written first and not yet sent: the settle that writes them must come back before.
     pub(crate) announced: Vec<Position>,
 }
+
+/// A careful lane that has delivered this many events goes on at full speed.
+const CAREFUL_EVENTS: u32 = 20;
 
 /// What the owner does with a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,6 +103,7 @@ impl Lane {
             phase: Phase::Active,
             top,
             holes: settled.missing(floor + 1, top),
+            asked: false,
             bound: Position::MAX,
             open: VecDeque::new(),
             window: 0,
@@ -113,6 +120,7 @@ impl Lane {
             change: Vec::new(),
             finish: Vec::new(),
             careful: state.takeovers >= careful_after,
+            careful_left: CAREFUL_EVENTS,
             announced: Vec::new(),
         };
         for delivery in state.deliveries {
@@ -206,6 +214,11 @@ impl Lane {
     /// Failing keys.
     pub(crate) fn chains(&self) -> usize {
         self.chains.len()
+    }
+
+    /// Keys whose head waits only for its time.
+    pub(crate) fn runnable(&self) -> usize {
+        self.due.len()
     }
 
     /// Deliveries in chains.
@@ -345,6 +358,8 @@ impl Lane {
     pub(crate) fn succeed(&mut self, position: Position, key: Option<KeyHash>) {
         self.finish.push(position);
         self.remove(position, key);
+        self.careful_left = self.careful_left.saturating_sub(1);
+        self.careful &= self.careful_left > 0;
     }
 
     fn remove(&mut self, position: Position, key: Option<KeyHash>) {

@@ -261,7 +261,7 @@ pub struct Fate {
     pub settled: bool,
     /// The epoch under which it was settled, and the times between which that happened, as far as known.
     pub settled_by: Option<SettledBy>,
-    /// It lies before the place where the subscription began.
+    /// It lies before the place where the subscription began, or was in the log when that was declared a fresh copy.
     pub before_start: bool,
     /// It lies in a range that was closed as dead before it appeared; see `audit`.
     pub in_dead_range: bool,
@@ -380,7 +380,7 @@ pub struct Changed {
 pub struct PrunePolicy {
     /// Events older than this that every subscription has passed. None: keep all.
     pub keep: Option<Duration>,
-    /// Dead deliveries older than this. None: keep all.
+    /// Deliveries that have been dead for longer than this. None: keep all.
     pub dead: Option<Duration>,
     /// Deduplication keys older than this.
     pub dedup_window: Duration,
@@ -471,10 +471,13 @@ pub struct LaneBook {
     pub floor: Position,
     /// The cursor's ranges above it.
     pub settled: RangeSet,
-    /// What the settlements themselves say they covered, and what lay before the subscription's start.
+    /// What the settlements themselves say they covered.
     pub covered: RangeSet,
+    /// What the lane was never to deliver: what lay before the subscription's start, what was in the log when it was declared a
+    /// fresh copy, and what was dropped because the subscription's `hold` was over.
+    pub before_start: RangeSet,
     /// Positions in the delivery table.
     pub deliveries: RangeSet,
-    /// Positions given up by an operator.
+    /// Positions given up, by an operator or by retention, each with a reason.
     pub skipped: RangeSet,
 }

@@ -54,6 +54,9 @@ impl Ownership {
                 if target != Some(&self.me) {
                     if held && target.is_some() {
                         plan.release.push(view.lane);
+                    } else if !held && view.owner == Some(self.me) {
+                        // Its own by name only, since an operator raised the epoch: only who holds a lane can give it back.
+                        plan.take.push(Take { lane: view.lane, expected: view.epoch, cause: TakeCause::Free });
                     }
                     continue;
                 }
@@ -149,6 +152,14 @@ mod tests {
         let plan = ownership.plan(&joined, &mine, &[SUBSCRIPTION], Duration::ZERO);
         assert_eq!(plan.release, [lane(2), lane(3)]);
         assert!(plan.take.is_empty());
+    }
+
+    #[test]
+    fn a_lane_that_is_its_own_by_name_only_is_taken_so_that_it_can_be_given_back() {
+        let mut ownership = ownership(true);
+        let view = fleet(&[(1, 1, Lock::Held), (2, 1, Lock::Held)], &[Some(1), Some(1)]);
+        let plan = ownership.plan(&view, &HashMap::new(), &[SUBSCRIPTION], Duration::ZERO);
+        assert_eq!(taken(&plan), [(0, TakeCause::Free), (1, TakeCause::Free)]);
     }
 
     #[test]

@@ -27,7 +27,7 @@ impl RangeSet {
 
     /// How many positions there are.
     pub fn count(&self) -> u64 {
-        self.ranges.iter().map(|(low, high)| (high - low + 1) as u64).sum()
+        self.ranges.iter().fold(0, |count: u64, (low, high)| count.saturating_add(high.abs_diff(*low)).saturating_add(1))
     }
 
     /// The ranges, ascending.
@@ -91,9 +91,10 @@ impl RangeSet {
         if start >= end {
             return;
         }
-        let left = (self.ranges[start].0, low - 1);
-        let right = (high.saturating_add(1), self.ranges[end - 1].1);
-        let kept = [left, right].into_iter().filter(|range| range.0 <= range.1);
+        // Nothing lies below the lowest position or above the highest.
+        let left = low.checked_sub(1).map(|below| (self.ranges[start].0, below));
+        let right = high.checked_add(1).map(|above| (above, self.ranges[end - 1].1));
+        let kept = [left, right].into_iter().flatten().filter(|range| range.0 <= range.1);
         self.ranges.splice(start..end, kept);
     }
 
@@ -203,6 +204,25 @@ mod tests {
                 prop_assert!((0..80).all(|position| set.contains(position) == model.contains(&position)));
             }
         }
+    }
+
+    #[test]
+    fn holds_at_the_lowest_and_the_highest_position() {
+        const ALL: (Position, Position) = (Position::MIN, Position::MAX);
+        let all: RangeSet = [ALL.0..=ALL.1].into_iter().collect();
+        let without = |low, high| {
+            let mut set = all.clone();
+            set.remove_range(low, high);
+            set.iter().collect::<Vec<_>>()
+        };
+        assert_eq!(without(ALL.0, ALL.1), []);
+        assert_eq!(without(ALL.0, 4), [5..=ALL.1]);
+        assert_eq!(without(5, ALL.1), [ALL.0..=4]);
+        assert_eq!(without(ALL.0, ALL.0), [ALL.0 + 1..=ALL.1]);
+        assert_eq!(without(ALL.1, ALL.1), [ALL.0..=ALL.1 - 1]);
+        assert_eq!(all.missing(ALL.0, ALL.1), RangeSet::new());
+        assert_eq!(RangeSet::new().missing(ALL.0, ALL.1), all);
+        assert_eq!(all.count(), u64::MAX, "as many as can be said");
     }
 
     #[test]
