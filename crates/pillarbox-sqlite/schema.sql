@@ -37,6 +37,7 @@ CREATE TABLE pillarbox_delivery (
     attempts integer not null,
     due_at integer not null,
     since integer not null,
+    died_at integer,
     errors text not null default '[]',
     primary key (subscription, position)
 ) strict, without rowid;
@@ -151,12 +152,13 @@ CREATE TABLE pillarbox_subscription (
     retry text not null,
     processing_timeout_ms integer not null,
     paused integer not null default 0,
-    start_floor integer not null,
     defined_by integer not null,
     created_at integer not null
 ) strict;
 
 CREATE INDEX pillarbox_dedup_created_at on pillarbox_dedup (created_at);
+
+CREATE INDEX pillarbox_delivery_died_at on pillarbox_delivery (died_at) where died_at is not null;
 
 CREATE INDEX pillarbox_delivery_key on pillarbox_delivery (subscription, key, arrival);
 

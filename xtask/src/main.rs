@@ -1,2 +1,45 @@
-//! Developer commands.
-fn main() {}
+//! Developer commands: `cargo xtask test`, `bench`, `schema`, `simulate`.
+mod cargo;
+mod lock_file;
+mod metrics;
+mod part;
+mod test;
+mod tool;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+const USAGE: &str = "usage: cargo xtask COMMAND
+  test [--fast]            the whole check; --fast: format, lints and unit tests only
+  bench [--quick] [--json] Pillarbox against raw SQLite
+  schema                   write the dumped schema anew, after a migration was added
+  simulate [FROM COUNT]    run seeds of the simulation; one seed is printed step by step";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((command, rest)) = arguments.split_first() else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    // `cargo xtask simulate -- 0 1000` is what people type.
+    let rest: Vec<&str> = rest.iter().map(String::as_str).filter(|argument| *argument != "--").collect();
+    match run(command, &rest) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: &str, rest: &[&str]) -> Result<()> {
+    match (command, rest) {
+        ("test", []) => test::whole(),
+        ("test", ["--fast"]) => test::fast(),
+        ("bench", options) => cargo::example("bench", &["--release"], options),
+        ("schema", []) => test::bless_schema(),
+        ("simulate", seeds) => cargo::example("simulate", &[], seeds),
+        _ => bail!("there is no such command\n{USAGE}"),
+    }
+}

@@ -103,6 +103,10 @@ async fn progress(State(health): State<Arc<Health>>) -> Response {
         Ok(status) => status,
         Err(error) => return problem("no progress", &format!("the database cannot be read: {error}")),
     };
+    if !health.ready.load(Ordering::Acquire) {
+        // A relay that starts has taken no lane yet and one that drains has given them back: nothing has to move here.
+        return text("ok: this instance has not joined yet, or is draining\n".to_owned());
+    }
     let serious: Vec<String> = problems(&status, &HealthLimits::default())
         .iter()
         .filter(|problem| problem.level == Level::Failed)

@@ -88,7 +88,6 @@ create table pillarbox_subscription (
     retry text not null,
     processing_timeout_ms integer not null,
     paused integer not null default 0,
-    start_floor integer not null,
     defined_by integer not null,
     created_at integer not null
 ) strict;
@@ -130,6 +129,7 @@ create table pillarbox_delivery (
     attempts integer not null,
     due_at integer not null,
     since integer not null,
+    died_at integer,
     errors text not null default '[]',
     primary key (subscription, position)
 ) strict, without rowid;
@@ -142,6 +142,9 @@ create index pillarbox_delivery_lane on pillarbox_delivery (subscription, lane, 
 
 -- Serves retention: which events of a range are still needed.
 create index pillarbox_delivery_position on pillarbox_delivery (position);
+
+-- Serves retention: which deliveries have been dead for too long.
+create index pillarbox_delivery_died_at on pillarbox_delivery (died_at) where died_at is not null;
 
 -- A delivery as people see it: blocked while an earlier-arrived unfinished one of its key exists.
 -- Delayed ones stand outside the order; dead ones block only where the subscription says so.
@@ -188,7 +191,8 @@ create table pillarbox_skip (
     primary key (subscription, position)
 ) strict, without rowid;
 
--- What the settlements say they covered: floor_from < position <= floor_to. Epoch 0 is what lay before the start.
+-- What the settlements say they covered: floor_from < position <= floor_to. Epoch 0 is what the lane was never to deliver:
+-- what lay before the start, was in the log when it was declared a fresh copy, or was dropped because the hold was over.
 create table pillarbox_progress (
     id integer primary key,
     subscription integer not null,
@@ -217,6 +221,8 @@ insert into pillarbox_meta (name, value) values
     ('incarnation', 1),
     ('log_start', 1),
     ('pruned_to', 0),
+    -- Nothing up to here is ever delivered: it was in the log when that was declared a fresh copy.
+    ('fresh_floor', 0),
     ('revision', 0),
     ('instance_last', 0),
     ('payload_bytes_max', 1048576),

@@ -105,7 +105,8 @@ pub fn adopt(path: impl AsRef<Path>) -> Result<()> {
     })?)
 }
 
-/// Declares that the log at `path` is a copy: it gets a new identity and delivers nothing that is in it now.
+/// Declares that the log at `path` is a copy: it gets a new identity and delivers nothing that is in it now, to whatever
+/// subscription, also one that is made later.
 pub fn fresh(path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
     let connection = open(path, Purpose::Durable)?;
@@ -118,6 +119,7 @@ pub fn fresh(path: impl AsRef<Path>) -> Result<()> {
         tx.execute("delete from pillarbox_dedup", [])?;
         tx.execute("delete from pillarbox_event_kept", [])?;
         forget_instances(tx, path)?;
+        set_meta(tx, "fresh_floor", horizon(tx)?)?;
         start_over(tx)?;
         raise_revision(tx).map(drop)
     })?)
@@ -128,7 +130,6 @@ pub(crate) fn start_over(tx: &rusqlite::Transaction<'_>) -> Db<()> {
     let horizon = horizon(tx)?;
     tx.execute("delete from pillarbox_progress", [])?;
     tx.execute(include_str!("sql/start_over.sql"), [horizon])?;
-    tx.execute("update pillarbox_subscription set start_floor = ?1", [horizon])?;
     let mut statement = tx.prepare("select subscription, lane from pillarbox_cursor")?;
     let lanes = statement.query_map([], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, u32>(1)?)))?;
     for lane in lanes.collect::<std::result::Result<Vec<_>, _>>()? {

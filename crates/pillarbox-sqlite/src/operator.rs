@@ -101,7 +101,6 @@ pub(crate) struct SubscriptionRow {
     pub(crate) on_dead: OnDead,
     pub(crate) hold: Option<Duration>,
     pub(crate) paused: bool,
-    pub(crate) start_floor: Position,
     pub(crate) lanes: Vec<LaneRow>,
 }
 
@@ -222,7 +221,6 @@ fn subscription_row(row: &Row<'_>) -> rusqlite::Result<SubscriptionRow> {
         on_dead: if row.get::<_, String>(4)? == "skip" { OnDead::Skip } else { OnDead::Block },
         hold: row.get::<_, Option<i64>>(5)?.map(|hold| Duration::from_millis(hold.max(0) as u64)),
         paused: row.get(6)?,
-        start_floor: row.get(7)?,
         lanes: Vec::new(),
     })
 }

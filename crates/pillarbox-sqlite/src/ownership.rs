@@ -190,7 +190,6 @@ fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription) -> 
         }
         None => true,
     };
-    let floor = if created { start_floor(tx, subscription.start)? } else { 0 };
     let json = |value: serde_json::Result<String>| value.expect("plain data is JSON");
     let milliseconds = |time: std::time::Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
     tx.execute(
@@ -204,13 +203,13 @@ fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription) -> 
             subscription.hold.map(milliseconds),
             json(serde_json::to_string(&subscription.retry)),
             milliseconds(subscription.processing_timeout),
-            floor,
             me.0,
             Timestamp::now().0,
         ],
     )?;
     let view = find(tx, &subscription.name)?.expect("it was written in this transaction");
     if created {
+        let floor = start_floor(tx, subscription.start)?;
         (0..view.lanes).try_for_each(|lane| add_lane(tx, view.id, lane, floor, 0))?;
     }
     Ok(SubscriptionView { created, ..view })
@@ -236,9 +235,9 @@ pub(crate) fn record_progress(
     Ok(())
 }
 
-/// The floor from which a start delivers.
+/// The floor from which a start delivers. What was in a copy when it was declared fresh is never delivered.
 pub(crate) fn start_floor(tx: &Transaction<'_>, start: Start) -> Db<Position> {
-    let lowest = meta_number(tx, "log_start")? - 1;
+    let lowest = (meta_number(tx, "log_start")? - 1).max(meta_number(tx, "fresh_floor")?);
     let horizon = horizon(tx)?;
     Ok(match start {
         Start::Beginning => lowest,

@@ -81,6 +81,7 @@ fn put(tx: &Transaction<'_>, lane: LaneRef, delivery: &Delivery) -> Db<()> {
         delivery.attempts,
         delivery.due_at.0,
         delivery.since.0,
+        Timestamp::now().0,
     ])?;
     Ok(())
 }
@@ -95,6 +96,7 @@ fn change(tx: &Transaction<'_>, lane: LaneRef, delivery: &Delivery, error: Optio
         delivery.attempts,
         delivery.due_at.0,
         delivery.since.0,
+        Timestamp::now().0,
     ])?;
     match error {
         Some(error) if changed > 0 => add_error(tx, lane, delivery.position, error),

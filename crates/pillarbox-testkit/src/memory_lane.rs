@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use pillarbox::{
     AttemptError, Cursor, Delivery, ERRORS_KEPT_MAX, Epoch, InstanceId, LaneState, LaneWrite, Position, RangeSet,
-    Timestamp,
+    State, Timestamp,
 };
 
 use crate::Broken;
@@ -30,6 +30,21 @@ pub(crate) struct Lane {
 pub(crate) struct Row {
     pub(crate) delivery: Delivery,
     pub(crate) errors: Vec<AttemptError>,
+    /// When it became dead, if it is.
+    pub(crate) died_at: Option<Timestamp>,
+}
+
+impl Row {
+    pub(crate) fn new(delivery: Delivery, now: Timestamp) -> Self {
+        let died_at = (delivery.state == State::Dead).then_some(now);
+        Row { delivery, errors: Vec::new(), died_at }
+    }
+
+    /// One that stays dead has died when it first did.
+    pub(crate) fn set(&mut self, delivery: Delivery, now: Timestamp) {
+        self.died_at = (delivery.state == State::Dead).then(|| self.died_at.unwrap_or(now));
+        self.delivery = delivery;
+    }
 }
 
 /// What one settlement covered.
@@ -82,18 +97,17 @@ impl Lane {
     }
 
     /// Puts, then changes, then finishes, so that one settlement can put a delivery and record its first error.
-    pub(crate) fn write_deliveries(&mut self, write: &LaneWrite, broken: Option<Broken>) {
+    pub(crate) fn write_deliveries(&mut self, write: &LaneWrite, now: Timestamp, broken: Option<Broken>) {
         for delivery in &write.put {
-            let errors = self.deliveries.remove(&delivery.position).map(|row| row.errors).unwrap_or_default();
-            self.deliveries.insert(delivery.position, Row { delivery: delivery.clone(), errors });
+            let new = Row::new(delivery.clone(), now);
+            self.deliveries.entry(delivery.position).or_insert(new).set(delivery.clone(), now);
         }
         for (delivery, error) in &write.change {
             if broken == Some(Broken::ChangeResurrects) {
-                let row = Row { delivery: delivery.clone(), errors: Vec::new() };
-                self.deliveries.entry(delivery.position).or_insert(row);
+                self.deliveries.entry(delivery.position).or_insert(Row::new(delivery.clone(), now));
             }
             let Some(row) = self.deliveries.get_mut(&delivery.position) else { continue };
-            row.delivery = delivery.clone();
+            row.set(delivery.clone(), now);
             row.errors.extend(error.clone());
             let surplus = row.errors.len().saturating_sub(ERRORS_KEPT_MAX);
             row.errors.drain(..surplus);
@@ -103,9 +117,9 @@ impl Lane {
         }
     }
 
-    /// What the settlements say they covered, and what lay before the start.
+    /// What the settlements say they covered.
     pub(crate) fn covered(&self) -> RangeSet {
-        let mut covered = self.before_start.clone();
+        let mut covered = RangeSet::new();
         self.entries.iter().for_each(|entry| covered.union(&entry.covered));
         covered
     }

@@ -681,7 +681,7 @@ impl Inner {
             if fails {
                 return Err(unavailable("the connection was lost in the middle of the settlement"));
             }
-            lane.write_deliveries(write, broken);
+            lane.write_deliveries(write, now, broken);
             if write.release {
                 lane.release();
             }

@@ -200,8 +200,8 @@ impl Inner {
         for (position, lane) in positions.iter().filter(|_| !dry_run) {
             let lane = &mut row.lanes[*lane];
             lane.revision += 1;
-            let delivery = &mut lane.deliveries.get_mut(position).expect("it was just found").delivery;
-            (delivery.state, delivery.attempts, delivery.due_at) = (State::Pending, 0, now);
+            let row = lane.deliveries.get_mut(position).expect("it was just found");
+            row.set(Delivery { state: State::Pending, attempts: 0, due_at: now, ..row.delivery.clone() }, now);
         }
         let ids: Vec<Uuid> = positions.iter().filter_map(|(position, _)| Some(events.get(position)?.id)).collect();
         Ok(changed(positions.len() as u64, ids, format!("{} deliveries are due now", positions.len())))
@@ -258,8 +258,7 @@ impl Inner {
             lane.revision += 1;
             for event in &replayed {
                 lane.skipped.remove(&event.position);
-                let delivery = pending(event, now);
-                lane.deliveries.entry(event.position).or_insert(Row { delivery, errors: Vec::new() });
+                lane.deliveries.entry(event.position).or_insert(Row::new(pending(event, now), now));
             }
             let arrivals = lane.next_arrival()..;
             let of_key = lane.deliveries.values_mut().filter(|row| row.delivery.key.as_deref() == Some(key));
@@ -466,8 +465,7 @@ impl Inner {
     fn prune(&mut self, policy: &PrunePolicy) -> Pruned {
         let mut pruned = Pruned::default();
         if let Some(dead) = policy.dead {
-            let old =
-                |row: &Row, now: Timestamp| row.delivery.state == State::Dead && now.since(row.delivery.since) > dead;
+            let old = |row: &Row, now: Timestamp| row.died_at.is_some_and(|died_at| now.since(died_at) > dead);
             let now = self.now;
             for lane in self.subscriptions.iter_mut().flat_map(|row| &mut row.lanes) {
                 let before = lane.deliveries.len();
@@ -534,6 +532,7 @@ impl SubscriptionRow {
             floor: lane.cursor.floor,
             settled: lane.cursor.settled.clone(),
             covered: lane.covered(),
+            before_start: lane.before_start.clone(),
             deliveries: set(lane.deliveries.keys()),
             skipped: set(lane.skipped.keys()),
         };

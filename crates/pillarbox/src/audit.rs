@@ -409,7 +409,11 @@ mod tests {
         (books.lanes[0].skipped, books.lanes[0].deliveries) = (ranges("2"), ranges("3"));
         for received in [&[7, 8, 9, 10, 12][..], &[5, 7, 8, 9, 10, 12]] {
             let audit = audit_received(books.clone(), received);
-            assert_eq!((audit.before_start, audit.expected, audit.missing, audit.unexpected), (4, 11, 0, 0), "{audit:?}");
+            assert_eq!(
+                (audit.before_start, audit.expected, audit.missing, audit.unexpected),
+                (4, 11, 0, 0),
+                "{audit:?}"
+            );
             assert_eq!((audit.delivered, audit.waiting, audit.skipped), (5, 5, 1), "{audit:?}");
         }
         assert_eq!(audit_received(books, &[7, 8, 9, 12]).missing, 1, "what lies after the start is still proven");

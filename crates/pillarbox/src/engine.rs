@@ -396,25 +396,24 @@ impl Engine {
         std::mem::take(&mut self.actions)
     }
 
-    /// When to step with [`Input::Tick`] if nothing else happens before.
+    /// When to step with [`Input::Tick`] if nothing else happens before. Always later than now: what is due now was done by the
+    /// last step, or waits for an answer.
     pub fn deadline(&self, now: Now) -> Duration {
-        let wall = |due: Timestamp| now.mono + due.since(now.wall);
         let mut deadline = now.mono + self.config.beat_interval;
-        let mut sooner = |at: Option<Duration>| deadline = deadline.min(at.unwrap_or(deadline));
+        let mut sooner = |at: Option<Duration>| deadline = at.filter(|&at| at > now.mono).map_or(deadline, |at| at.min(deadline));
         sooner(self.last_observe.map(|last| last + self.observe_wait()));
-        sooner(self.last_poll.filter(|_| self.polling.is_none()).map(|last| last + self.poll_wait()));
-        sooner(self.rang_at.filter(|_| self.polling.is_none()).map(|at| at + self.config.debounce));
-        if self.settling.is_none() && self.has_writes() {
+        sooner(self.last_poll.map(|last| last + self.poll_wait()));
+        sooner(self.rang_at.map(|at| at + self.config.debounce));
+        if self.has_writes() {
             sooner(self.last_settle.map(|last| last + self.settle_interval));
         }
         self.backoff.values().for_each(|entry| sooner(Some(entry.1)));
         for sub in &self.subs {
-            sooner(sub.breaker.deadline().filter(|&at| at > now.mono));
-            let fetchable = self.fetching.is_none() && !sub.paused;
-            let due = sub.active().filter_map(|lane| lane.next_due()).min();
-            sooner(due.filter(|&due| fetchable && due > now.wall).map(wall));
+            sooner(sub.breaker.deadline());
+            let due = sub.active().filter_map(|lane| lane.next_due_after(now.wall)).min();
+            sooner(due.map(|due| now.mono + due.since(now.wall)));
         }
-        deadline.max(now.mono)
+        deadline
     }
 
     /// Nothing is under way and nothing can be delivered now: what is left waits for its time, for an operator or for another instance.

@@ -222,7 +222,9 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::{BreakerReport, Filter, InstanceId, LogStatus, Mode, OnDead, Report, SubscriptionId, SubscriptionReport};
+    use crate::{
+        BreakerReport, Filter, InstanceId, LogStatus, Mode, OnDead, Report, SubscriptionId, SubscriptionReport,
+    };
 
     const NOW: Timestamp = Timestamp(1_000_000);
 

@@ -303,6 +303,14 @@ impl Lane {
         [self.due.first().map(|entry| entry.0), self.delayed.first().map(|entry| entry.0)].into_iter().flatten().min()
     }
 
+    /// When more becomes due than is now.
+    pub(crate) fn next_due_after(&self, now: Timestamp) -> Option<Timestamp> {
+        let first = (Timestamp(now.0 + 1), ChainKey::Alone(Position::MIN).min(ChainKey::Key(KeyHash(0))));
+        let due = self.due.range(first..).next().map(|entry| entry.0);
+        let delayed = self.delayed.range((first.0, Position::MIN)..).next().map(|entry| entry.0);
+        [due, delayed].into_iter().flatten().min()
+    }
+
     /// Chains whose head is due and that `free` allows: up to `limit` rows each from the head on are marked as on their way.
     /// A chain that is not free stays scheduled.
     pub(crate) fn take_due(&mut self, now: Timestamp, limit: usize, free: impl Fn(ChainKey) -> bool) -> Vec<(Position, Option<KeyHash>)> {

@@ -27,7 +27,9 @@ impl RangeSet {
 
     /// How many positions there are.
     pub fn count(&self) -> u64 {
-        self.ranges.iter().fold(0, |count: u64, (low, high)| count.saturating_add(high.abs_diff(*low)).saturating_add(1))
+        self.ranges
+            .iter()
+            .fold(0, |count: u64, (low, high)| count.saturating_add(high.abs_diff(*low)).saturating_add(1))
     }
 
     /// The ranges, ascending.

@@ -50,7 +50,7 @@ pub enum Cause {
     Stopped,
     /// It is being delivered.
     Processing,
-    /// It waits for its turn.
+    /// It waits for its turn, or has been handed to the sink for the first time and is not settled yet.
     Pending,
     /// It appeared in a range that had been closed as dead.
     InDeadRange,
@@ -172,17 +172,18 @@ impl Facts<'_> {
             let message = format!("position {position} had been closed as dead before the event appeared there");
             return (Cause::InDeadRange, message, Some("pillarbox audit; then `pillarbox rewind` its key".to_owned()));
         }
+        // Before `before_start`: no rewind brings back what the log does not hold any more.
+        if position < self.status.log.log_start && (fate.before_start || !fate.settled) {
+            let log_start = self.status.log.log_start;
+            let message = format!("retention removed its range: the log begins at position {log_start}");
+            return (Cause::Pruned, message, None);
+        }
         if fate.before_start {
             let message = format!("position {position} lies before the place where the subscription began");
             return (Cause::BeforeStart, message, Some(self.rewind()));
         }
         if fate.settled {
             return (Cause::Delivered, self.settled_by(), None);
-        }
-        if position < self.status.log.log_start {
-            let log_start = self.status.log.log_start;
-            let message = format!("retention removed its range: the log begins at position {log_start}");
-            return (Cause::Pruned, message, None);
         }
         if let Some(due_at) = self.event.deliver_at.filter(|due_at| *due_at > self.now) {
             return self.paused().unwrap_or_else(|| delayed(due_at));
@@ -254,9 +255,10 @@ impl Facts<'_> {
     }
 
     fn pending(&self) -> Conclusion {
-        let mut message = format!("it waits for its turn{}", self.owner());
+        let mut message = format!("it waits for its turn or is at the sink{}", self.owner());
         if let Some(subscription) = self.subscription {
-            message.push_str(&format!("; {} events are pending", subscription.pending));
+            let (pending, processing) = (subscription.pending, subscription.processing);
+            message.push_str(&format!("; {pending} events are pending and {processing} are being delivered"));
         }
         let holders = &self.status.log.holders;
         if !holders.is_empty() {
@@ -502,6 +504,8 @@ mod tests {
         let mut pruned = status();
         pruned.log.log_start = 60;
         check(&fate(), &pruned, Cause::Pruned, &["60"]);
+        check(&Fate { before_start: true, settled: true, ..fate() }, &pruned, Cause::Pruned, &["60"]);
+        check(&Fate { settled: true, ..fate() }, &pruned, Cause::Delivered, &[]);
     }
 
     #[test]

@@ -81,6 +81,35 @@ fn a_range_limits_what_is_expected() {
 }
 
 #[test]
+fn what_lies_before_the_start_is_not_missing_from_a_receiver() {
+    let place = Place::new();
+    place.write(
+        "pillarbox.toml",
+        "[[subscription]]\nname = \"out\"\nstart = \"now\"\nsink = { kind = \"file\", path = \"out.ndjson\" }\n",
+    );
+    for _ in 0..3 {
+        place.publish(&["--key", "k"]);
+    }
+    place.ok(&["run", "--until-idle"]);
+    place.publish(&["--key", "k"]);
+    place.ok(&["run", "--until-idle"]);
+    assert_eq!(place.lines("out.ndjson").len(), 1);
+    let found = audit(&place, 0, &["--received", "out.ndjson"]);
+    assert_eq!((&found["expected"], &found["delivered"], &found["before_start"]), (&1.into(), &1.into(), &3.into()));
+    assert!(place.ok(&["audit"]).contains("BEFORE START"));
+    // The proof is still one: what lies after the start and is not there is missing.
+    place.write("empty.ndjson", "");
+    let found = audit(&place, 5, &["--received", "empty.ndjson"]);
+    assert_eq!((&found["missing"], &found["before_start"]), (&1.into(), &3.into()));
+
+    place.ok(&["rewind", "out", "--to", "1", "--yes"]);
+    assert_eq!(audit(&place, 0, &[])["before_start"], 1, "a rewind moves the start");
+    place.ok(&["run", "--until-idle"]);
+    let found = audit(&place, 0, &["--received", "out.ndjson"]);
+    assert_eq!((&found["expected"], &found["delivered"], &found["duplicates"]), (&3.into(), &3.into(), &1.into()));
+}
+
+#[test]
 fn what_waits_is_not_missing() {
     let place = delivered(10);
     place.publish(&["--key", "k"]);

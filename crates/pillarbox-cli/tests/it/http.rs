@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::place::{PATIENCE, Place, Running};
 
-fn listen(relay: &Running) -> String {
+pub(crate) fn listen(relay: &Running) -> String {
     let line: Value = serde_json::from_str(&relay.wait_for("\"listen\"")).unwrap();
     let address = line["fields"]["listen"].as_str().unwrap().to_owned();
     relay.wait_for("relay started");
@@ -13,7 +13,7 @@ fn listen(relay: &Running) -> String {
 }
 
 /// The status code and the rest.
-fn get(address: &str, path: &str) -> (u16, String) {
+pub(crate) fn get(address: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();

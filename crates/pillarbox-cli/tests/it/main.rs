@@ -8,10 +8,14 @@ mod config;
 mod demo;
 mod exit;
 mod http;
+mod ledger;
 mod migrate;
 mod output;
 mod place;
 mod publish;
 mod run;
+mod survive;
 mod tail;
+#[cfg(target_os = "linux")]
+mod torture;
 mod why;

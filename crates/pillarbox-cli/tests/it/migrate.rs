@@ -26,8 +26,8 @@ fn print_needs_no_database() {
 
 #[test]
 fn a_copy_is_refused_until_it_is_declared() {
+    // No relay has ever run: the subscription is made in the copies.
     let place = Place::with_file_sink();
-    place.ok(&["run", "--until-idle"]);
     let old = place.publish(&[]);
     for suffix in ["", "-wal"] {
         let from = place.path(&format!("app.db{suffix}"));
@@ -43,10 +43,12 @@ fn a_copy_is_refused_until_it_is_declared() {
 
     place.ok(&["migrate", "--fresh", "--database", "sqlite:fresh.db"]);
     place.ok(&["run", "--until-idle", "--database", "sqlite:fresh.db"]);
-    assert!(
-        !place.path("out.ndjson").exists() || !place.read("out.ndjson").contains(&old),
-        "a fresh copy delivered what is old"
-    );
+    assert!(!place.path("out.ndjson").exists(), "a fresh copy delivered what is old");
+    let new = place.publish(&["--database", "sqlite:fresh.db"]);
+    place.ok(&["rewind", "out", "--to", "start", "--yes", "--database", "sqlite:fresh.db"]);
+    place.ok(&["run", "--until-idle", "--database", "sqlite:fresh.db"]);
+    let text = place.read("out.ndjson");
+    assert!(text.contains(&new) && !text.contains(&old), "a fresh copy delivered {text}");
 
     place.ok(&["migrate", "--adopt", "--database", "sqlite:adopted.db"]);
     place.ok(&["run", "--until-idle", "--database", "sqlite:adopted.db"]);

@@ -134,11 +134,17 @@ impl Place {
 
     /// Starts it in the background.
     pub(crate) fn start(&self, args: &[&str]) -> Running {
-        let mut command = self.command(args);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let errors = read_lines(child.stderr.take().unwrap());
-        let output = read_lines(child.stdout.take().unwrap());
-        Running { child, errors, output }
+        Running::spawn(self.command(args))
+    }
+
+    /// Starts it in the background by a shell that first does as `script` says.
+    pub(crate) fn start_after(&self, script: &str, args: &[&str]) -> Running {
+        let binary = self.command(args);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("{script}; exec \"$0\" \"$@\"")]).arg(binary.get_program()).args(binary.get_args());
+        shell.env_clear().envs(binary.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        shell.current_dir(self.directory.path()).stdin(Stdio::null());
+        Running::spawn(shell)
     }
 
     /// Asks again and again until `found` says that the answer is the one waited for.
@@ -170,6 +176,13 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    fn spawn(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let errors = read_lines(child.stderr.take().unwrap());
+        let output = read_lines(child.stdout.take().unwrap());
+        Running { child, errors, output }
+    }
+
     /// The first line on standard error that contains `text`.
     pub(crate) fn wait_for(&self, text: &str) -> String {
         wait(&self.errors, text)
@@ -178,6 +191,11 @@ impl Running {
     /// The first line on standard output that contains `text`.
     pub(crate) fn wait_for_output(&self, text: &str) -> String {
         wait(&self.output, text)
+    }
+
+    /// The process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn signal(&self, name: &str) {

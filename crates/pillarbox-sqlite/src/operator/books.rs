@@ -27,6 +27,7 @@ pub(super) fn books(tx: &Connection, desk: &Desk) -> Db<Books> {
 
 fn lane_book(tx: &Connection, subscription: &SubscriptionRow, lane: &LaneRow, skipped: RangeSet) -> Db<LaneBook> {
     let mut covered = covered(tx, subscription.id, lane.lane)?;
+    let before_start = before_start(tx, subscription.id, lane.lane)?;
     // Ranges above the floor are written by settlements alone; they vouch for themselves.
     covered.union(&lane.cursor.settled);
     let sql = "select position, position from pillarbox_delivery where subscription = ?1 and lane = ?2 order by 1";
@@ -38,6 +39,7 @@ fn lane_book(tx: &Connection, subscription: &SubscriptionRow, lane: &LaneRow, sk
         floor: lane.cursor.floor,
         settled: lane.cursor.settled.clone(),
         covered,
+        before_start,
         deliveries: ranges(tx, sql, params![subscription.id.0, lane.lane])?,
         skipped,
     })
@@ -45,7 +47,15 @@ fn lane_book(tx: &Connection, subscription: &SubscriptionRow, lane: &LaneRow, sk
 
 /// What the settlements of a lane say they covered.
 pub(super) fn covered(tx: &Connection, id: SubscriptionId, lane: u32) -> Db<RangeSet> {
-    let sql = "select floor_from + 1, floor_to from pillarbox_progress where subscription = ?1 and lane = ?2";
+    let sql = "select floor_from + 1, floor_to from pillarbox_progress \
+               where subscription = ?1 and lane = ?2 and epoch > 0";
+    ranges(tx, sql, params![id.0, lane])
+}
+
+/// What a lane was never to deliver.
+pub(super) fn before_start(tx: &Connection, id: SubscriptionId, lane: u32) -> Db<RangeSet> {
+    let sql = "select floor_from + 1, floor_to from pillarbox_progress \
+               where subscription = ?1 and lane = ?2 and epoch = 0";
     ranges(tx, sql, params![id.0, lane])
 }
 

@@ -8,7 +8,7 @@ use rusqlite::{OptionalExtension, Transaction, params};
 use uuid::Uuid;
 
 use super::{InstanceRow, LaneRow, SubscriptionRow, World, books, positions_of, unknown_event};
-use crate::connection::{begin, raise_revision};
+use crate::connection::{begin, meta_number, raise_revision};
 use crate::error::{Db, DbError};
 use crate::ownership::{record_progress, start_floor};
 use crate::reader::id_of;
@@ -35,8 +35,8 @@ fn apply(tx: &Transaction<'_>, world: &World, change: &Change) -> Db<Changed> {
         Change::Skip { subscription, event, reason } => skip(tx, find(subscription)?, *event, reason),
         Change::Pause(name) => set_paused(tx, find(name)?, true),
         Change::Resume(name) => set_paused(tx, find(name)?, false),
-        Change::Rewind { subscription, to, key: None } => rewind(tx, world, find(subscription)?, *to),
-        Change::Rewind { subscription, to, key: Some(key) } => rewind_key(tx, world, find(subscription)?, *to, key),
+        Change::Rewind { subscription, to, key: None } => rewind(tx, find(subscription)?, *to),
+        Change::Rewind { subscription, to, key: Some(key) } => rewind_key(tx, find(subscription)?, *to, key),
         Change::Delete(name) => delete(tx, world, find(name)?),
         Change::Rename { from, to } => rename(tx, world, find(from)?, to),
         Change::Relane { subscription, lanes } => relane(tx, world, find(subscription)?, *lanes),
@@ -65,7 +65,7 @@ fn requeue(tx: &Transaction<'_>, row: &SubscriptionRow, which: &Selection, limit
     if let (Some(id), true) = (id, targets.is_empty()) {
         return Err(no_delivery(tx, row, id, "requeue"));
     }
-    let sql = "update pillarbox_delivery set state = 'pending', attempts = 0, due_at = ?3 \
+    let sql = "update pillarbox_delivery set state = 'pending', attempts = 0, due_at = ?3, died_at = null \
                where subscription = ?1 and position = ?2";
     for target in &targets {
         tx.prepare_cached(sql)?.execute(params![row.id.0, target.position, Timestamp::now().0])?;
@@ -161,16 +161,24 @@ fn set_paused(tx: &Transaction<'_>, row: &SubscriptionRow, paused: bool) -> Db<C
     Ok(Changed { count, events: Vec::new(), message: format!("'{}' is {was} {state}", row.name) })
 }
 
-/// The place that a rewind goes to, and what to say if the log no longer reaches that far back.
-fn rewind_target(tx: &Transaction<'_>, world: &World, to: Start) -> Db<(Position, &'static str)> {
+/// The place that a rewind goes to, and what to say if that is not as far back as was asked for.
+fn rewind_target(tx: &Transaction<'_>, to: Start) -> Db<(Position, &'static str)> {
     let target = start_floor(tx, to)?;
-    let clamped = matches!(to, Start::Position(position) if position < world.log_start - 1);
-    Ok((target, if clamped { " (as far back as retention has left the log)" } else { "" }))
+    let lower = matches!(to, Start::Position(position) if position < target) || to == Start::Beginning;
+    let note = match target {
+        _ if !lower => "",
+        target if target > 0 && target == meta_number(tx, "fresh_floor")? => {
+            " (what lies before was in this copy of the log when it was declared fresh)"
+        }
+        _ if to == Start::Beginning => "",
+        _ => " (as far back as retention has left the log)",
+    };
+    Ok((target, note))
 }
 
 /// Replays everything above the target. The raised epochs make every owner drop what it has in memory.
-fn rewind(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: Start) -> Db<Changed> {
-    let (target, clamped) = rewind_target(tx, world, to)?;
+fn rewind(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start) -> Db<Changed> {
+    let (target, note) = rewind_target(tx, to)?;
     for lane in &row.lanes {
         let settled = lane.cursor.settled.within(0, target);
         let floor = lane.cursor.floor.min(target);
@@ -184,15 +192,18 @@ fn rewind(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: Start)
     let sql = "delete from pillarbox_delivery where subscription = ?1 and position > ?2";
     tx.execute(sql, params![row.id.0, target])?;
     tx.execute("delete from pillarbox_skip where subscription = ?1 and position > ?2", params![row.id.0, target])?;
-    let sql = "update pillarbox_subscription set start_floor = min(start_floor, ?2) where id = ?1";
+    // What was covered before says nothing about the replay.
+    let sql = "delete from pillarbox_progress where subscription = ?1 and floor_from >= ?2";
     tx.execute(sql, params![row.id.0, target])?;
-    let message = format!("'{}' replays the events above position {target}{clamped}", row.name);
+    let sql = "update pillarbox_progress set floor_to = ?2 where subscription = ?1 and floor_to > ?2";
+    tx.execute(sql, params![row.id.0, target])?;
+    let message = format!("'{}' replays the events above position {target}{note}", row.name);
     Ok(Changed { count: row.lanes.len() as u64, events: Vec::new(), message })
 }
 
 /// Replays the settled events of one key as a chain of deliveries; what is not settled yet comes by itself.
-fn rewind_key(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: Start, key: &str) -> Db<Changed> {
-    let (target, clamped) = rewind_target(tx, world, to)?;
+fn rewind_key(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start, key: &str) -> Db<Changed> {
+    let (target, note) = rewind_target(tx, to)?;
     let lane = row.lane_of(Some(key), 0).ok_or_else(|| invalid(format!("'{}' has no lanes", row.name)))?;
     let sql = "select coalesce(max(arrival), 0) from pillarbox_delivery where subscription = ?1 and lane = ?2";
     let mut arrival: i64 = tx.query_row(sql, params![row.id.0, lane.lane], |row| row.get(0))?;
@@ -202,10 +213,12 @@ fn rewind_key(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: St
         arrival += 1;
         let mut statement = tx.prepare_cached(include_str!("../sql/rewind_key.sql"))?;
         statement.execute(params![row.id.0, position, lane.lane, arrival, key, now])?;
+        let sql = "delete from pillarbox_skip where subscription = ?1 and position = ?2 and position_to = ?2";
+        tx.prepare_cached(sql)?.execute(params![row.id.0, position])?;
     }
     touch_lanes(tx, row.id, [lane.lane].into_iter())?;
     let count = events.len() as u64;
-    let message = format!("'{}' replays {count} events of key '{key}' above position {target}{clamped}", row.name);
+    let message = format!("'{}' replays {count} events of key '{key}' above position {target}{note}", row.name);
     Ok(Changed { count, events: events.into_iter().map(|(_, id)| id).collect(), message })
 }
 
@@ -278,14 +291,19 @@ fn relane(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, lanes: u32
     let floor = row.floor();
     let epoch = row.lanes.iter().map(|lane| lane.epoch).max().unwrap_or(0) + 1;
     let revision = row.lanes.iter().map(|lane| lane.revision).max().unwrap_or(0) + 1;
-    let covered = covered_by_all(tx, row, floor)?;
+    let before_start = in_all(row, floor, |lane| books::before_start(tx, row.id, lane))?;
+    // What lies before the start of some lanes only was covered by the others.
+    let mut covered = in_all(row, floor, |lane| accounted(tx, row.id, lane))?;
+    covered.subtract(&before_start);
     tx.execute("delete from pillarbox_cursor where subscription = ?1", [row.id.0])?;
     tx.execute("delete from pillarbox_progress where subscription = ?1", [row.id.0])?;
     let sql = "insert into pillarbox_cursor (subscription, lane, floor, epoch, revision) values (?1, ?2, ?3, ?4, ?5)";
     for lane in 0..lanes {
         tx.prepare_cached(sql)?.execute(params![row.id.0, lane, floor, epoch, revision])?;
-        for range in covered.iter() {
-            record_progress(tx, row.id, lane, epoch, (range.start() - 1, *range.end()))?;
+        for (epoch, ranges) in [(0, &before_start), (epoch, &covered)] {
+            for range in ranges.iter() {
+                record_progress(tx, row.id, lane, epoch, (range.start() - 1, *range.end()))?;
+            }
         }
     }
     tx.execute("update pillarbox_subscription set lanes = ?2 where id = ?1", params![row.id.0, lanes])?;
@@ -318,15 +336,21 @@ fn refuse_unquiet(world: &World, row: &SubscriptionRow) -> Db<()> {
     Ok(())
 }
 
-/// What the books of every lane cover: a gap in one stays a gap.
-fn covered_by_all(tx: &Transaction<'_>, row: &SubscriptionRow, floor: Position) -> Db<RangeSet> {
-    let mut covered = RangeSet::new();
-    covered.insert_range(1, floor);
+/// What is in the set of every lane: a gap in one stays a gap.
+fn in_all(row: &SubscriptionRow, floor: Position, set: impl Fn(u32) -> Db<RangeSet>) -> Db<RangeSet> {
+    let mut all = RangeSet::new();
+    all.insert_range(1, floor);
     for lane in &row.lanes {
-        let gaps = books::covered(tx, row.id, lane.lane)?.missing(1, floor);
-        covered.subtract(&gaps);
+        all.subtract(&set(lane.lane)?.missing(1, floor));
     }
-    Ok(covered)
+    Ok(all)
+}
+
+/// What the books of a lane say was covered or never to be delivered.
+fn accounted(tx: &Transaction<'_>, id: SubscriptionId, lane: u32) -> Db<RangeSet> {
+    let mut accounted = books::covered(tx, id, lane)?;
+    accounted.union(&books::before_start(tx, id, lane)?);
+    Ok(accounted)
 }
 
 /// Gives each delivery its new lane, keeping the order of arrival within each key.

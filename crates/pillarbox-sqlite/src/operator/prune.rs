@@ -1,12 +1,14 @@
 use std::time::Duration;
 
-use pillarbox::{Position, PrunePolicy, Pruned, SubscriptionId, Timestamp};
+use pillarbox::{Cursor, Position, PrunePolicy, Pruned, RangeSet, SubscriptionId, Timestamp};
 use rusqlite::{Transaction, params};
 
-use super::World;
 use super::change::{give_up, touch_lanes};
+use super::status::Line;
+use super::{LaneRow, SubscriptionRow, World};
 use crate::connection::{meta_number, raise_revision, set_meta};
 use crate::error::Db;
+use crate::ownership::record_progress;
 use crate::store::Desk;
 
 /// The reason recorded for what a subscription lost because its `hold` was over.
@@ -96,22 +98,54 @@ fn expire_holds(tx: &Transaction<'_>, world: &World, candidates: &[(Position, i6
         let oldest = before(world.now, hold);
         let over = candidates.iter().take_while(|(_, created_at)| *created_at < oldest).last();
         let Some(&(end, _)) = over.filter(|(position, _)| *position > subscription.floor()) else { continue };
-        for lane in subscription.lanes.iter().filter(|lane| lane.cursor.floor < end) {
-            let mut settled = lane.cursor.settled.clone();
-            settled.remove_range(0, end);
-            let sql = "update pillarbox_cursor set floor = ?3, settled = ?4, epoch = epoch + 1 \
-                       where subscription = ?1 and lane = ?2";
-            tx.execute(sql, params![subscription.id.0, lane.lane, end, settled.to_string()])?;
-        }
-        give_up(tx, subscription.id, (subscription.floor() + 1, end), REASON_HOLD)?;
+        let dropped = awaited(tx, subscription, end)?;
+        dropped.iter().try_for_each(|range| give_up(tx, subscription.id, range.into_inner(), REASON_HOLD))?;
+        let lanes = subscription.lanes.iter().filter(|lane| lane.cursor.floor < end);
+        lanes.into_iter().try_for_each(|lane| jump(tx, subscription.id, lane, end))?;
         raise_revision(tx)?;
-        tracing::error!(
-            subscription = subscription.name,
-            from = subscription.floor() + 1,
-            to = end,
-            "events were dropped undelivered: the subscription's hold is over"
-        );
+        if !dropped.is_empty() {
+            tracing::error!(
+                subscription = subscription.name,
+                events = dropped.count(),
+                to = end,
+                "events were dropped undelivered: the subscription's hold is over"
+            );
+        }
     }
+    Ok(())
+}
+
+/// The events up to `end` that the subscription wants and has not settled.
+fn awaited(tx: &Transaction<'_>, subscription: &SubscriptionRow, end: Position) -> Db<RangeSet> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/backlog.sql"))?;
+    let mut rows = statement.query(params![subscription.floor(), i64::MAX])?;
+    let mut awaited = RangeSet::new();
+    while let Some(row) = rows.next()? {
+        let line = Line::of(row)?;
+        if line.position > end {
+            break;
+        }
+        if line.awaits(subscription) {
+            awaited.insert(line.position);
+        }
+    }
+    Ok(awaited)
+}
+
+/// Moves a lane's floor to `end`. The books say what it has settled and what it left out; its owner loads it again.
+fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, end: Position) -> Db<()> {
+    let Cursor { floor, settled, .. } = &lane.cursor;
+    let books = [(lane.epoch, settled.within(floor + 1, end)), (0, settled.missing(floor + 1, end))];
+    for (epoch, ranges) in &books {
+        for range in ranges.iter() {
+            record_progress(tx, id, lane.lane, *epoch, (range.start() - 1, *range.end()))?;
+        }
+    }
+    let mut settled = settled.clone();
+    settled.remove_range(0, end);
+    let sql = "update pillarbox_cursor set floor = ?3, settled = ?4, epoch = epoch + 1 \
+               where subscription = ?1 and lane = ?2";
+    tx.execute(sql, params![id.0, lane.lane, end, settled.to_string()])?;
     Ok(())
 }
 

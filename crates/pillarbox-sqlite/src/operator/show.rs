@@ -2,7 +2,7 @@ use pillarbox::{DeliveryRecord, Event, EventRecord, Fate, Position, SettledBy, S
 use rusqlite::{Connection, OptionalExtension, params};
 use uuid::Uuid;
 
-use super::{SubscriptionRow, World, positions_of};
+use super::{SubscriptionRow, World, books, positions_of};
 use crate::error::Db;
 use crate::reader::{Decoder, id_of};
 use crate::settle::parse_errors;
@@ -32,7 +32,7 @@ fn fate(tx: &Connection, world: &World, row: &SubscriptionRow, event: &Event) ->
         floor: lane.cursor.floor,
         settled: lane.has_settled(event.position),
         settled_by: settled_by(tx, row.id, lane.lane, event.position)?,
-        before_start: event.position <= row.start_floor,
+        before_start: books::before_start(tx, row.id, lane.lane)?.contains(event.position),
         in_dead_range: tx.prepare_cached(sql)?.exists([event.position])?,
         delivery: delivery(tx, row.id, event.position)?,
         skipped: skipped(tx, row.id, event.position)?,

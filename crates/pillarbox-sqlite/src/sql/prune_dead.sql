@@ -1,5 +1,5 @@
 select subscription, position, lane
 from pillarbox_delivery
-where state = 'dead' and since < ?1
-order by subscription, position
+where died_at < ?1
+order by died_at
 limit ?2

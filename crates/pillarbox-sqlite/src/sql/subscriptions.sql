@@ -1,3 +1,3 @@
-select id, name, filter, mode, on_dead, hold_ms, paused, start_floor
+select id, name, filter, mode, on_dead, hold_ms, paused
 from pillarbox_subscription
 order by name

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod conformance;
 mod fixture;
 mod operating;
+mod order;
 mod ownership;
 mod premises;
 mod publishing;
@@ -11,3 +13,4 @@ mod reading;
 mod retention;
 mod schema;
 mod waking;
+mod why;

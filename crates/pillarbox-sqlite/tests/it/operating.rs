@@ -256,6 +256,7 @@ async fn relane_needs_quiet_and_keeps_each_keys_order() {
     assert_eq!((fleet.lanes.len(), fleet.subscriptions[0].lanes), (3, 3));
     let books = store.books().await.unwrap();
     assert!(books.lanes.iter().all(|lane| lane.covered == covered && lane.floor == 5));
+    assert!(books.lanes.iter().all(|lane| lane.before_start.is_empty()));
     let mut positions = Vec::new();
     for lane in &fleet.lanes {
         let state = store.load(&[(lane.lane, lane.epoch)]).await.unwrap().remove(0).unwrap();
@@ -271,6 +272,29 @@ async fn relane_needs_quiet_and_keeps_each_keys_order() {
     assert_eq!(positions, [1, 2, 3, 4, 5]);
     database.execute("update pillarbox_cursor set floor = 6 where lane = 1");
     assert!(change(&store, relane(2)).await.unwrap_err().to_string().contains("same place"));
+}
+
+#[tokio::test]
+async fn relane_keeps_what_lay_before_the_start_and_a_gap_of_one_lane() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 9]);
+    let store = database.store();
+    let wish = Subscription { lanes: 2, start: Start::Position(4), ..Subscription::new("s") };
+    let id = join(&store, [wish]).await.subscriptions[0].id;
+    for lane in 0..2 {
+        let lane = pillarbox::LaneRef { subscription: id, lane };
+        let epoch = crate::fixture::take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
+        assert!(settle(&store, write(lane, epoch, 6)).await);
+        if lane.lane == 1 {
+            database.execute("update pillarbox_cursor set floor = 7 where lane = 1");
+        }
+        assert!(settle(&store, write(lane, epoch, 9)).await);
+    }
+    store.change(&Change::Pause("s".into()), false).await.unwrap();
+    store.change(&Change::Relane { subscription: "s".into(), lanes: 3 }, false).await.unwrap();
+    let books = store.books().await.unwrap();
+    let sets: Vec<_> = books.lanes.iter().map(|it| (it.before_start.to_string(), it.covered.to_string())).collect();
+    assert_eq!(sets, vec![("1-4".to_owned(), "5-6,8-9".to_owned()); 3]);
 }
 
 #[tokio::test]

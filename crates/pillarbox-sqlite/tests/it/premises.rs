@@ -47,6 +47,32 @@ async fn a_fresh_copy_has_a_new_identity_and_delivers_nothing_old() {
     assert_eq!((after.subscriptions[0].pending, after.subscriptions[0].floor, after.instances.len()), (0, 2, 0));
 }
 
+#[tokio::test]
+async fn what_lay_in_a_fresh_copy_is_never_delivered_to_whomever() {
+    use pillarbox::{Change, Start, Subscription};
+    let database = Database::new();
+    database.publish_keys(&["a", "b"]);
+    let copy = copy(&database, "copy.db");
+    fresh(&copy).unwrap();
+    let store = SqliteStore::open(&copy).unwrap();
+    store.publish(&[NewEvent::new("t", "new").key("a")]).await.unwrap();
+    let starts = [Start::Beginning, Start::Position(0), Start::Time(pillarbox::Timestamp(0)), Start::Position(3)];
+    let named = |(index, start): (usize, Start)| Subscription { start, ..one_lane(&format!("s{index}")) };
+    join(&store, starts.into_iter().enumerate().map(named)).await;
+    let floors = async || -> Vec<i64> {
+        store.status().await.unwrap().subscriptions.iter().map(|subscription| subscription.floor).collect()
+    };
+    assert_eq!(floors().await, [2, 2, 2, 3]);
+    for key in [None, Some("a".to_owned())] {
+        let rewind = Change::Rewind { subscription: "s3".into(), to: Start::Beginning, key };
+        let done = store.change(&rewind, false).await.unwrap();
+        assert!(done.message.contains("above position 2") && done.message.contains("fresh"), "{}", done.message);
+    }
+    assert_eq!(floors().await, [2, 2, 2, 2]);
+    let deliveries = store.books().await.unwrap().lanes.iter().map(|book| book.deliveries.count()).sum::<u64>();
+    assert_eq!(deliveries, 0, "a key is not replayed from before either");
+}
+
 #[test]
 fn a_moved_file_is_at_home_where_it_is() {
     let database = Database::new();

@@ -101,9 +101,40 @@ async fn a_hold_that_is_over_gives_way_and_is_recorded() {
     assert_eq!(prune_all(&store, &policy()).await.events, 3);
     let lane = crate::fixture::lane(joined.subscriptions[0].id);
     assert!(store.load(&[(lane, 0)]).await.unwrap()[0].is_none(), "the owner is made to load again");
-    let books = store.books().await.unwrap();
-    assert_eq!((books.lanes[0].floor, books.lanes[0].skipped.to_string().as_str()), (3, "1-3"));
+    let book = store.books().await.unwrap().lanes.remove(0);
+    let sets = (book.skipped.to_string(), book.before_start.to_string());
+    assert_eq!((book.floor, sets), (3, ("1-3".to_owned(), "1-3".to_owned())));
     assert!(store.show(ids[3]).await.unwrap().unwrap().subscriptions[0].skipped.is_none());
+}
+
+#[tokio::test]
+async fn a_hold_that_is_over_drops_only_what_was_awaited() {
+    let database = Database::new();
+    let topics = ["wanted", "wanted", "other", "wanted", "wanted", "wanted"];
+    let ids = database.publish(&topics.map(|topic| NewEvent::new(topic, "y").key("a")));
+    age(&database, 5);
+    let store = database.store();
+    // Another subscription keeps the events in the log, so that they can be asked about.
+    let keeper = database.store();
+    join(&keeper, [one_lane("keeper")]).await;
+    let hold = Some(Duration::from_secs(9 * 86_400));
+    let wish = Subscription { hold, ..one_lane("s").topics(["wanted"]) };
+    let lane = crate::fixture::lane(join(&store, [wish]).await.subscriptions[0].id);
+    let epoch = crate::fixture::take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
+    let mut settlement = write(lane, epoch, 1);
+    settlement.cursor.settled.insert(4);
+    assert!(settle(&store, settlement).await);
+    assert_eq!(prune_all(&store, &policy()).await.held_by.as_deref(), Some("keeper"));
+
+    let books = store.books().await.unwrap();
+    let book = books.lanes.iter().find(|book| book.subscription == "s").unwrap();
+    assert_eq!((book.floor, book.skipped.to_string().as_str()), (5, "2,5"));
+    assert_eq!((book.covered.to_string().as_str(), book.before_start.to_string().as_str()), ("1,4", "2-3,5"));
+    let mut auditor = pillarbox::Auditor::new(books).only("s").unwrap().expect_receipts("s").unwrap();
+    events(&store).await.iter().for_each(|event| auditor.event(event));
+    [0, 3].iter().for_each(|index| auditor.line(&ids[*index].to_string()));
+    let audit = auditor.finish().subscriptions.remove(0);
+    assert_eq!((audit.delivered, audit.skipped, audit.waiting, audit.missing), (2, 2, 1, 0), "{audit:?}");
 }
 
 #[tokio::test]
@@ -128,13 +159,22 @@ async fn old_dead_deliveries_and_dedup_keys_go() {
     let (lane, epoch) = own(&store, "s").await;
     let mut parked = write(lane, epoch, 2);
     let old = Timestamp(Timestamp::now().0 - 3 * DAY_MS);
-    parked.put = vec![
-        pillarbox::Delivery { since: old, ..delivery(1, "a", State::Dead) },
-        pillarbox::Delivery { since: old, ..delivery(2, "a", State::Retrying) },
-    ];
+    let failing = |position| pillarbox::Delivery { since: old, ..delivery(position, "a", State::Retrying) };
+    parked.put = vec![failing(1), failing(2)];
     assert!(settle(&store, parked).await);
-    assert_eq!(prune_all(&store, &policy()).await.dead, 0, "for ever by default");
     let dead = PrunePolicy { dead: Some(Duration::from_secs(2 * 86_400)), ..policy() };
+    let died_at = "select died_at from pillarbox_delivery where position = 1";
+    let mut first_death = None;
+    // It stays dead: the second settlement does not make it younger.
+    for _ in 0..2 {
+        let mut died = write(lane, epoch, 2);
+        died.change = vec![(pillarbox::Delivery { state: State::Dead, ..failing(1) }, None)];
+        assert!(settle(&store, died).await);
+        assert_eq!(prune_all(&store, &dead).await.dead, 0, "it has failed for long, but died just now");
+        assert_eq!(database.number(died_at), *first_death.get_or_insert_with(|| database.number(died_at)));
+    }
+    database.execute(&format!("update pillarbox_delivery set died_at = {} where position = 1", old.0));
+    assert_eq!(prune_all(&store, &policy()).await.dead, 0, "for ever by default");
     assert_eq!(prune_all(&store, &dead).await.dead, 1);
     let shown = store.show(ids[0]).await.unwrap().unwrap();
     assert!(shown.subscriptions[0].skipped.as_ref().unwrap().0.contains("retention"));

@@ -1,12 +1,18 @@
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillarbox::{NewEvent, Store, Wake};
+use pillarbox::engine::EngineConfig;
+use pillarbox::testing::Capture;
+use pillarbox::{NewEvent, Relay, RelayConfig, Store, Wake};
 use pillarbox_sqlite::publish;
 
 use crate::fixture::{Database, join, one_lane, own, poll_tail, settle, write};
 
 /// Far longer than any of these tests; reached only if a wake-up is lost.
 const LONG: Duration = Duration::from_secs(20);
+
+/// So long that it cannot be what ended a wait.
+const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// Long enough for a false wake-up to show.
 const SHORT: Duration = Duration::from_millis(150);
@@ -42,6 +48,49 @@ async fn a_commit_during_the_wait_rings() {
         assert_eq!(wake.unwrap(), Wake::Rang);
         poll_tail(&store, 0).await;
     }
+}
+
+/// Names the database in the second run of a test, which only publishes.
+const PUBLISH_TO: &str = "PILLARBOX_TEST_PUBLISH_TO";
+
+/// Publishes one event by plain INSERT from a process of its own.
+async fn publish_elsewhere(database: &Database) {
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", "waking::a_commit_of_another_process_rings"]).env(PUBLISH_TO, &database.path);
+    let output = tokio::task::spawn_blocking(move || again.output()).await.unwrap().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_of_another_process_rings() {
+    if let Some(path) = std::env::var_os(PUBLISH_TO) {
+        let connection = rusqlite::Connection::open(path).unwrap();
+        connection.busy_timeout(LONG).unwrap();
+        connection.execute("insert into pillarbox_event (topic, type) values ('t', 'y')", []).unwrap();
+        return;
+    }
+    let database = Database::new();
+    let store = database.store();
+    poll_tail(&store, 0).await;
+    let (wake, ()) = tokio::join!(store.wait(WATCHDOG), publish_elsewhere(&database));
+    assert_eq!(wake.unwrap(), Wake::Rang);
+
+    // The same with a whole relay, whose watchdog comes too late to be the one who found the event.
+    let capture = Capture::new();
+    let engine = EngineConfig { poll_interval: WATCHDOG, ..EngineConfig::default() };
+    let relay = Relay::builder(database.store())
+        .config(RelayConfig { engine, ..RelayConfig::default() })
+        .subscribe(one_lane("s"), Arc::new(capture.clone()))
+        .start()
+        .await
+        .unwrap();
+    relay.until_idle().await.unwrap();
+    assert_eq!(capture.events().len(), 1);
+    let asleep = Instant::now();
+    tokio::join!(capture.wait_for(2), publish_elsewhere(&database));
+    assert!(asleep.elapsed() < WATCHDOG / 2, "{:?}", asleep.elapsed());
+    relay.drain().await.unwrap();
 }
 
 #[tokio::test]

@@ -3,9 +3,9 @@ use std::time::Duration;
 
 use pillarbox::{
     AttemptError, Change, Cursor, Delivery, ERRORS_KEPT_MAX, Epoch, ErrorKind, Event, Filter, Fleet, Hello, Joined,
-    KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, NewEvent, Operator, Page, PollRequest, Position, RangeSet,
-    Report, Scan, ScanRequest, Selection, Settlement, Start, State, Store, Subscription, Take, TakeCause, Timestamp,
-    Wake, lane_of,
+    KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, NewEvent, Operator, Page, PollRequest, Position,
+    PrunePolicy, RangeSet, Report, Scan, ScanRequest, Selection, Settlement, Start, State, Store, Subscription, Take,
+    TakeCause, Timestamp, Wake, lane_of,
 };
 use uuid::Uuid;
 
@@ -68,6 +68,8 @@ cases! {
         joining_again_keeps_the_lanes_and_takes_the_newest_filter,
         starting_now_leaves_out_what_is_there,
         starting_at_a_position_leaves_out_what_is_below,
+        what_lies_before_the_start_is_in_the_books_until_a_rewind,
+        dead_for_how_long_counts_from_the_death,
         instances_have_numbers_of_their_own,
         dead_positions_are_in_the_books,
         the_books_say_what_settlements_covered,
@@ -736,6 +738,52 @@ async fn starting_at_a_position_leaves_out_what_is_below<F: Fixture>(fixture: &F
     Ok(())
 }
 
+async fn what_lies_before_the_start_is_in_the_books_until_a_rewind<F: Fixture>(fixture: &F) -> Outcome {
+    let at = fixture.publish(events("a", 4)).await?;
+    let member = join_with(fixture, Subscription { start: Start::Position(at[2]), ..subscription() }).await?;
+    let ids: Vec<Uuid> = member.store.fetch(&at).await?.iter().map(|event| event.id).collect();
+    let operator = fixture.operator().await?;
+    let lane = member.first_lane();
+    let epoch = member.take(lane, TakeCause::Free).await?;
+    ensure!(member.settle(write(lane, epoch, at[3])).await?, "could not settle");
+    for (to, before) in [(None, &at[..3]), (Some(at[0]), &at[..1])] {
+        if let Some(to) = to {
+            let rewind = Change::Rewind { subscription: "s".into(), to: Start::Position(to), key: None };
+            operator.change(&rewind, false).await?;
+        }
+        let books = operator.books().await?;
+        for (position, id) in at.iter().zip(&ids) {
+            let expected = before.contains(position);
+            let book = |lane: &pillarbox::LaneBook| lane.before_start.contains(*position) == expected;
+            ensure!(books.lanes.iter().all(book), "rewound to {to:?}, {position} of {at:?}: {:?}", books.lanes);
+            let fate = operator.show(*id).await?.and_then(|mut record| record.subscriptions.pop());
+            let fate = fate.ok_or("the event is not shown")?;
+            ensure!(fate.before_start == expected, "rewound to {to:?}, {position} of {at:?}: {fate:?}");
+        }
+    }
+    Ok(())
+}
+
+async fn dead_for_how_long_counts_from_the_death<F: Fixture>(fixture: &F) -> Outcome {
+    let (member, lane, epoch) = owner(fixture).await?;
+    let at = fixture.publish(events("a", 1)).await?;
+    let operator = fixture.operator().await?;
+    // Of long ago, so that whatever counts from the first failure would call it old.
+    let row = delivery(at[0], 0);
+    let policy = PrunePolicy { keep: None, dead: Some(Duration::from_secs(3600)), ..PrunePolicy::default() };
+    ensure!(
+        member.settle(LaneWrite { put: vec![row.clone()], ..write(lane, epoch, at[0]) }).await?,
+        "could not settle"
+    );
+    for _ in 0..2 {
+        let change = vec![(Delivery { state: State::Dead, ..row.clone() }, None)];
+        ensure!(member.settle(LaneWrite { change, ..write(lane, epoch, at[0]) }).await?, "could not settle");
+        let pruned = operator.prune(&policy).await?;
+        ensure!(pruned.dead == 0, "it died just now and was removed");
+    }
+    Ok(())
+}
+
 async fn instances_have_numbers_of_their_own<F: Fixture>(fixture: &F) -> Outcome {
     let first = join(fixture).await?;
     let log_id = first.joined.log_id;
@@ -780,6 +828,7 @@ async fn the_books_say_what_settlements_covered<F: Fixture>(fixture: &F) -> Outc
     let covered: Vec<_> = at.iter().copied().filter(|position| accounted(*position)).collect();
     let expected = [&at[..2], &at[3..5]].concat();
     ensure!(covered == expected, "settled were {expected:?}, the book accounts for {covered:?}");
+    ensure!(book.before_start.is_empty(), "from the beginning, and {:?} lay before the start", book.before_start);
     ensure!(book.deliveries == set(&at[4..5]), "the book has {:?} as deliveries", book.deliveries);
     Ok(())
 }

@@ -1,0 +1,168 @@
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pillarbox::{KeyHash, RangeSet, lane_of};
+use pillarbox_testkit::{Committed, Verdict};
+use rusqlite::Connection;
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::place::{PATIENCE, Place};
+
+/// The lanes of every subscription that a ledger looks at.
+pub(crate) const LANES: u32 = 8;
+
+/// Between two looks at a condition, so that waiting does not take the processor from what is waited for.
+const LOOK_PAUSE: Duration = Duration::from_millis(2);
+
+/// One receiver's file beside the log that feeds it, read straight from the disk: no part of the engine takes part.
+pub(crate) struct Ledger {
+    sql: Connection,
+    subscription: String,
+    file: PathBuf,
+    /// Up to here the file was taken in; always the end of a whole line.
+    read: u64,
+    received: Vec<Uuid>,
+    /// What has arrived, by position.
+    arrived: BTreeMap<i64, Arrived>,
+}
+
+struct Arrived {
+    lane: u32,
+    /// How often it came.
+    times: usize,
+    /// How many of these times its owner ended before it was settled.
+    charged: usize,
+}
+
+/// One lane as the database has it.
+pub(crate) struct Cursor {
+    pub(crate) owner: Option<i64>,
+    pub(crate) epoch: i64,
+    floor: i64,
+    settled: RangeSet,
+}
+
+impl Cursor {
+    fn has_settled(&self, position: i64) -> bool {
+        position <= self.floor || self.settled.contains(position)
+    }
+}
+
+impl Ledger {
+    /// For the subscription whose file sink writes `subscription.ndjson`.
+    pub(crate) fn new(place: &Place, subscription: &str) -> Self {
+        Ledger {
+            sql: place.sql(),
+            subscription: subscription.to_owned(),
+            file: place.path(&format!("{subscription}.ndjson")),
+            read: 0,
+            received: Vec::new(),
+            arrived: BTreeMap::new(),
+        }
+    }
+
+    /// Takes in the whole lines that were appended since the last time; how many have arrived by now.
+    pub(crate) fn arrivals(&mut self) -> usize {
+        let Ok(mut file) = File::open(&self.file) else { return 0 };
+        let mut bytes = Vec::new();
+        file.seek(SeekFrom::Start(self.read)).unwrap();
+        file.read_to_end(&mut bytes).unwrap();
+        // What stands behind the last line break may be half a line, or be cut by the next append.
+        let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        self.read += whole as u64;
+        for line in bytes[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            let line: Value = serde_json::from_slice(line)
+                .unwrap_or_else(|error| panic!("a torn line: {error}: {}", String::from_utf8_lossy(line)));
+            let position = line["sequence"].as_str().unwrap().parse().unwrap();
+            self.received.push(line["id"].as_str().unwrap().parse().unwrap());
+            let lane = lane_of(line["subject"].as_str().map(KeyHash::of), position, LANES);
+            self.arrived.entry(position).or_insert(Arrived { lane, times: 0, charged: 0 }).times += 1;
+        }
+        self.received.len()
+    }
+
+    /// The lanes of the subscription, by number; empty before a relay has joined.
+    pub(crate) fn cursors(&self) -> HashMap<u32, Cursor> {
+        let sql = "select lane, owner, epoch, floor, settled from pillarbox_cursor \
+                   where subscription = (select id from pillarbox_subscription where name = ?1)";
+        let mut statement = self.sql.prepare_cached(sql).unwrap();
+        let cursor = |row: &rusqlite::Row<'_>| {
+            let settled = row.get::<_, String>(4)?.parse().expect("a list of ranges");
+            Ok((row.get(0)?, Cursor { owner: row.get(1)?, epoch: row.get(2)?, floor: row.get(3)?, settled }))
+        };
+        statement.query_map([&self.subscription], cursor).unwrap().map(Result::unwrap).collect()
+    }
+
+    /// The owners named here (all, if none are) have ended: how many arrivals they have not settled, each counted once. So
+    /// often, and not once more, an event may come again. Nobody else may own those lanes while this looks.
+    pub(crate) fn charge(&mut self, owners: Option<&[i64]>) -> usize {
+        self.arrivals();
+        let parked = self.parked();
+        let cursors = self.cursors();
+        let ended =
+            |cursor: &&Cursor| owners.is_none_or(|owners| cursor.owner.is_some_and(|owner| owners.contains(&owner)));
+        let mut charged = 0;
+        for (position, arrived) in &mut self.arrived {
+            let Some(cursor) = cursors.get(&arrived.lane).filter(ended) else { continue };
+            if !cursor.has_settled(*position) || parked.contains(*position) {
+                charged += arrived.times - arrived.charged;
+                arrived.charged = arrived.times;
+            }
+        }
+        charged
+    }
+
+    /// Whether every committed event is settled and none waits.
+    pub(crate) fn is_settled(&self) -> bool {
+        let cursors = self.cursors();
+        if cursors.is_empty() || !self.parked().is_empty() {
+            return false;
+        }
+        let floor = cursors.values().map(|cursor| cursor.floor).min().unwrap_or(0);
+        let mut statement =
+            self.sql.prepare_cached("select position, key from pillarbox_event where position > ?1").unwrap();
+        let event = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get::<_, Option<String>>(1)?));
+        let mut events = statement.query_map([floor], event).unwrap().map(Result::unwrap);
+        events.all(|(position, key): (i64, _)| {
+            cursors[&lane_of(key.as_deref().map(KeyHash::of), position, LANES)].has_settled(position)
+        })
+    }
+
+    /// The positions of the slow path.
+    fn parked(&self) -> RangeSet {
+        let sql = "select position from pillarbox_delivery \
+                   where subscription = (select id from pillarbox_subscription where name = ?1)";
+        let mut statement = self.sql.prepare_cached(sql).unwrap();
+        let positions = statement.query_map([&self.subscription], |row| row.get::<_, i64>(0)).unwrap();
+        positions.map(|position| position.unwrap()).map(|position| position..=position).collect()
+    }
+
+    /// What was committed against what was received.
+    pub(crate) fn verdict(&mut self) -> Verdict {
+        self.arrivals();
+        let length = std::fs::metadata(&self.file).map_or(0, |metadata| metadata.len());
+        assert_eq!(length, self.read, "a torn line was left at the end of {}", self.file.display());
+        let mut statement = self.sql.prepare_cached("select id, key, position from pillarbox_event").unwrap();
+        let event = |row: &rusqlite::Row<'_>| {
+            let id = row.get::<_, String>(0)?.parse().expect("an id is a uuid");
+            Ok(Committed { id, key: row.get(1)?, position: row.get(2)? })
+        };
+        let committed: Vec<Committed> = statement.query_map([], event).unwrap().map(Result::unwrap).collect();
+        Verdict::of(&committed, &self.received)
+    }
+}
+
+/// Waits until `met` says so.
+#[track_caller]
+pub(crate) fn until(what: &str, mut met: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !met() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        thread::park_timeout(LOOK_PAUSE);
+    }
+}

@@ -1,0 +1,301 @@
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pillarbox::{Event, Failure, PAYLOAD_BYTES_MAX, Relay, RetryPolicy, Subscription};
+use pillarbox_sqlite::{SqliteStore, WAL_BYTES_MAX};
+use rusqlite::ErrorCode;
+use tokio::sync::{Semaphore, watch};
+
+use crate::ledger::{Ledger, until};
+use crate::place::{PATIENCE, Place, stderr};
+
+const INSERT: &str = "insert into pillarbox_event (topic, key, type, payload) values ('t', ?1, 'y', ?2)";
+
+/// Publishes one event a key.
+fn publish(place: &Place, keys: &[&str]) {
+    let sql = place.sql();
+    for key in keys {
+        sql.execute(INSERT, (key, "{}")).unwrap();
+    }
+}
+
+/// How often each key was handled, and a signal when that changes.
+#[derive(Default)]
+struct Calls {
+    by_key: Mutex<HashMap<String, usize>>,
+    total: watch::Sender<usize>,
+}
+
+impl Calls {
+    fn note(&self, event: &Event) {
+        *self.by_key.lock().unwrap().entry(event.key.as_deref().unwrap().to_owned()).or_default() += 1;
+        self.total.send_modify(|total| *total += 1);
+    }
+
+    fn of(&self, key: &str) -> usize {
+        self.by_key.lock().unwrap().get(key).copied().unwrap_or(0)
+    }
+
+    async fn wait_for(&self, met: impl Fn(&Calls) -> bool) {
+        let mut total = self.total.subscribe();
+        let waited = tokio::time::timeout(PATIENCE, total.wait_for(|_| met(self))).await;
+        assert!(waited.is_ok(), "still {:?}", self.by_key.lock().unwrap());
+    }
+}
+
+fn subscription(max_attempts: u32) -> Subscription {
+    let retry = RetryPolicy { max_attempts, base: Duration::from_millis(1), jitter: false, ..RetryPolicy::handler() };
+    Subscription { retry, ..Subscription::new("handler") }
+}
+
+fn store(place: &Place) -> SqliteStore {
+    SqliteStore::open(place.path("app.db")).unwrap()
+}
+
+/// The states and errors of the slow path, in log order.
+fn deliveries(place: &Place) -> Vec<(String, String)> {
+    let sql = place.sql();
+    let mut rows = sql.prepare("select state, errors from pillarbox_delivery order by position").unwrap();
+    rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().map(Result::unwrap).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_panics_is_a_failure_and_the_relay_lives() {
+    let place = Place::new();
+    let calls = Arc::new(Calls::default());
+    let handler = {
+        let calls = calls.clone();
+        move |event: Arc<Event>| {
+            let calls = calls.clone();
+            async move {
+                calls.note(&event);
+                assert_ne!(event.key.as_deref(), Some("bad"), "on purpose");
+                Ok::<(), Failure>(())
+            }
+        }
+    };
+    publish(&place, &["bad", "good", "bad", "fine"]);
+    let relay = Relay::builder(store(&place)).handle(subscription(3), handler).start().await.unwrap();
+    calls.wait_for(|calls| calls.of("bad") == 3 && calls.of("good") == 1 && calls.of("fine") == 1).await;
+    until("the event is dead", || deliveries(&place).iter().any(|(state, _)| state == "dead"));
+    publish(&place, &["good"]);
+    calls.wait_for(|calls| calls.of("good") == 2).await;
+    assert!(relay.ready());
+    relay.drain().await.unwrap();
+    let found = deliveries(&place);
+    assert_eq!(found.len(), 2, "its key waits behind it: {found:?}");
+    assert!(found[0].1.contains("\"panic\"") && found[0].1.contains("on purpose"), "{found:?}");
+    assert_eq!(calls.of("bad"), 3);
+}
+
+/// Says when it is dropped: what a cancelled handler looks like from inside.
+struct Cancelled(watch::Sender<usize>);
+
+impl Drop for Cancelled {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count += 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_never_returns_is_cancelled_and_others_flow() {
+    let place = Place::new();
+    let calls = Arc::new(Calls::default());
+    let cancelled = watch::Sender::new(0);
+    let handler = {
+        let (calls, cancelled) = (calls.clone(), cancelled.clone());
+        move |event: Arc<Event>| {
+            let (calls, cancelled) = (calls.clone(), cancelled.clone());
+            async move {
+                calls.note(&event);
+                if event.key.as_deref() == Some("stuck") {
+                    let _guard = Cancelled(cancelled);
+                    std::future::pending::<()>().await;
+                }
+                Ok::<(), Failure>(())
+            }
+        }
+    };
+    publish(&place, &["stuck", "a", "b", "stuck", "c"]);
+    let mut subscription = subscription(1);
+    subscription.workers = 2;
+    subscription.processing_timeout = Duration::from_secs(3);
+    let relay = Relay::builder(store(&place)).handle(subscription, handler).start().await.unwrap();
+    let mut count = cancelled.subscribe();
+    calls.wait_for(|calls| ["stuck", "a", "b", "c"].iter().all(|key| calls.of(key) == 1)).await;
+    assert_eq!(*count.borrow(), 0, "the others waited for the time-out");
+    tokio::time::timeout(PATIENCE, count.wait_for(|count| *count == 1)).await.expect("it is cancelled").unwrap();
+    until("the event is dead", || deliveries(&place).iter().any(|(state, _)| state == "dead"));
+    relay.drain().await.unwrap();
+    let found = deliveries(&place);
+    assert_eq!(found.len(), 2, "its key waits behind it: {found:?}");
+    assert!(found[0].1.contains("\"timeout\""), "{found:?}");
+    assert_eq!((calls.of("stuck"), calls.of("a"), calls.of("b"), calls.of("c")), (1, 1, 1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_in_the_middle_of_a_batch_repeats_nothing() {
+    const EVENTS: usize = 40;
+    let place = Place::new();
+    let calls = Arc::new(Calls::default());
+    let gate = Arc::new(Semaphore::new(0));
+    let handler = {
+        let (calls, gate) = (calls.clone(), gate.clone());
+        move |event: Arc<Event>| {
+            let (calls, gate) = (calls.clone(), gate.clone());
+            async move {
+                calls.note(&event);
+                gate.acquire().await.unwrap().forget();
+                Ok::<(), Failure>(())
+            }
+        }
+    };
+    let keys: Vec<String> = (0..EVENTS).map(|number| format!("key-{number}")).collect();
+    publish(&place, &keys.iter().map(String::as_str).collect::<Vec<_>>());
+    let relay = Relay::builder(store(&place)).handle(subscription(1), handler.clone()).start().await.unwrap();
+    // One is done, and its worker is inside the next: what follows is the middle of a batch.
+    gate.add_permits(1);
+    let workers = Subscription::new("x").workers;
+    calls.wait_for(|calls| *calls.total.borrow() > workers).await;
+    let drain = tokio::spawn(relay.drain());
+    let report = "select count(*) from pillarbox_instance where report like '%\"draining\":true%'";
+    let sql = place.sql();
+    until("it is draining", || sql.query_row(report, [], |row| row.get::<_, i64>(0)).unwrap() == 1);
+    assert!(!drain.is_finished(), "it waits for what is inside the handler");
+    gate.add_permits(EVENTS);
+    drain.await.unwrap().unwrap();
+    let before = *calls.total.borrow();
+    assert!(before < EVENTS, "nothing was left to do: {before}");
+    let relay = Relay::builder(store(&place)).handle(subscription(1), handler).start().await.unwrap();
+    relay.until_idle().await.unwrap();
+    relay.drain().await.unwrap();
+    assert_eq!(*calls.total.borrow(), EVENTS, "lost or repeated");
+    assert!(keys.iter().all(|key| calls.of(key) == 1));
+}
+
+#[test]
+fn sigterm_while_the_sink_writes_repeats_nothing() {
+    const EVENTS: usize = 500;
+    let place = Place::with_file_sink();
+    let held = std::fs::File::create(place.path("out.ndjson")).unwrap();
+    held.lock().unwrap();
+    let keys: Vec<String> = (0..EVENTS).map(|number| format!("key-{}", number % 20)).collect();
+    publish(&place, &keys.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut relay = place.start(&["run", "--listen", "off"]);
+    let report =
+        "select count(*) from pillarbox_instance where json_extract(report, '$.subscriptions.out.in_flight') > 0";
+    let sql = place.sql();
+    until("a batch is at the sink", || sql.query_row(report, [], |row| row.get::<_, i64>(0)).unwrap() == 1);
+    relay.signal("-TERM");
+    relay.wait_for("draining");
+    held.unlock().unwrap();
+    relay.wait_for("drained");
+    assert_eq!(relay.end(), Some(0));
+    let before = Ledger::new(&place, "out").arrivals();
+    assert!(0 < before && before < EVENTS, "not in the middle: {before}");
+    place.ok(&["run", "--until-idle"]);
+    let verdict = Ledger::new(&place, "out").verdict();
+    assert_eq!(verdict.received, EVENTS);
+    verdict.assert_sound(0);
+}
+
+#[test]
+fn a_full_disk_is_the_publishers_error_and_the_relay_goes_on() {
+    let place = Place::with_file_sink();
+    let mut relay = place.start(&["run", "--listen", "off"]);
+    let sql = place.sql();
+    let pages: i64 = sql.query_row("pragma page_count", [], |row| row.get(0)).unwrap();
+    sql.pragma_update(None, "max_page_count", pages + 20).unwrap();
+    let payload = format!("\"{}\"", "x".repeat(5_000));
+    let mut committed = 0;
+    let error = loop {
+        match sql.execute(INSERT, ("k", &payload)) {
+            Ok(_) => committed += 1,
+            Err(error) => break error,
+        }
+        assert!(committed < 1_000, "the disk is never full");
+    };
+    assert_eq!(error.sqlite_error_code(), Some(ErrorCode::DiskFull), "{error}");
+    let mut ledger = Ledger::new(&place, "out");
+    assert!(committed > 0);
+    until("what was committed arrives", || ledger.arrivals() == committed);
+    sql.pragma_update(None, "max_page_count", i64::from(u32::MAX - 1)).unwrap();
+    sql.execute(INSERT, ("k", &payload)).unwrap();
+    until("it goes on once there is room", || ledger.arrivals() == committed + 1);
+    relay.signal("-TERM");
+    assert_eq!(relay.end(), Some(0));
+    ledger.verdict().assert_sound(0);
+}
+
+/// A limit on the size of files is what a process sees of a disk on which nothing fits any more.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_relay_that_can_write_nothing_waits_and_goes_on_once_there_is_room() {
+    const EVENTS: usize = 300;
+    let place = Place::with_file_sink();
+    // Without this the kernel ends a process that writes beyond the limit.
+    let mut relay = place.start_after("trap '' XFSZ", &["run", "--listen", "off"]);
+    let limit = |bytes: &str| {
+        let pid = format!("--pid={}", relay.id());
+        let status = std::process::Command::new("prlimit").args([&pid, &format!("--fsize={bytes}:")]).status();
+        assert!(status.expect("prlimit is part of util-linux").success());
+    };
+    let mut ledger = Ledger::new(&place, "out");
+    publish(&place, &["first"]);
+    until("the first event is settled", || ledger.arrivals() == 1 && ledger.is_settled());
+    limit("0");
+    let keys: Vec<String> = (0..EVENTS).map(|number| format!("key-{}", number % 20)).collect();
+    publish(&place, &keys.iter().map(String::as_str).collect::<Vec<_>>());
+    let warning = relay.wait_for("the database did not take a call");
+    assert!(warning.contains("disk"), "{warning}");
+    limit("unlimited");
+    until("it goes on once there is room", || ledger.arrivals() == EVENTS + 1 && ledger.is_settled());
+    relay.signal("-TERM");
+    assert_eq!(relay.end(), Some(0));
+    ledger.verdict().assert_sound(0);
+}
+
+#[test]
+fn a_payload_over_the_limit_by_plain_insert_stops_nobody_else() {
+    let place = Place::with_file_sink();
+    let relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    let mut sql = place.sql();
+    let over = format!("\"{}\"", "x".repeat(PAYLOAD_BYTES_MAX - 1));
+    let edge = &over[..over.len() - 2];
+    let transaction = sql.transaction().unwrap();
+    transaction.execute(INSERT, ("k", "1")).unwrap();
+    let error = transaction.execute(INSERT, ("k", &over)).unwrap_err().to_string();
+    assert!(error.contains("payload_bytes_max"), "{error}");
+    transaction.execute(INSERT, ("k", format!("{edge}\""))).unwrap();
+    transaction.commit().unwrap();
+    publish(&place, &["other"]);
+    let mut ledger = Ledger::new(&place, "out");
+    until("the others arrive", || ledger.arrivals() == 3);
+    ledger.verdict().assert_sound(0);
+}
+
+#[test]
+fn a_long_reader_is_warned_of_in_the_log_in_status_and_by_the_doctor() {
+    let place = Place::with_file_sink();
+    let reader = place.sql();
+    reader.execute_batch("begin; select count(*) from pillarbox_event").unwrap();
+    let sql = place.sql();
+    sql.pragma_update(None, "synchronous", "off").unwrap();
+    let payload = vec![b'x'; PAYLOAD_BYTES_MAX];
+    for _ in 0..=WAL_BYTES_MAX / PAYLOAD_BYTES_MAX as u64 {
+        sql.execute(INSERT, ("k", &payload)).unwrap();
+    }
+    let relay = place.start(&["run", "--listen", "off"]);
+    let warning = relay.wait_for("long reading transaction");
+    assert!(warning.contains("WARN"), "{warning}");
+    let output = place.command(&["status", "--check"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(4));
+    assert!(stderr(&output).contains("write-ahead log"), "{}", stderr(&output));
+    let output = place.command(&["doctor", "--json"]).output().unwrap();
+    let checks: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let check = checks.as_array().unwrap().iter().find(|check| check["name"] == "write-ahead log").unwrap();
+    assert_eq!(check["level"], "failed", "{check}");
+    reader.execute_batch("rollback").unwrap();
+}

@@ -1,0 +1,387 @@
+use std::fs::OpenOptions;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use pillarbox::engine::EngineConfig;
+use rusqlite::Connection;
+use serde_json::Value;
+
+use crate::http;
+use crate::ledger::{LANES, Ledger, until};
+use crate::place::Place;
+
+/// Kills at random moments, of two relays that share the lanes.
+const KILLS: usize = 200;
+/// At most this many lines are waited for between two kills.
+const LINES_BETWEEN_MAX: u64 = 30;
+/// So far a publisher may be ahead of the receiver.
+const BACKLOG_MAX: usize = 400;
+/// The keys of the random runs.
+const KEYS: u64 = 40;
+/// Take-overs that are looked at one by one.
+const TAKEOVERS: usize = 20;
+/// A take-over by the lease would take `lease_ttl`, 10 s by default; by the lock it must be over long before that.
+const TAKEOVER_MAX: Duration = Duration::from_secs(5);
+
+const SIGKILL: i32 = 9;
+
+/// A current schema, and a file sink `NAME.ndjson` for each name. Small batches, so that there is much to be torn apart, and
+/// short retries, so that an event whose owner was killed while it worked carefully is not waited for.
+fn place(names: &[&str]) -> Place {
+    let place = Place::new();
+    let subscription = |name: &&str| {
+        format!(
+            "[[subscription]]\nname = \"{name}\"\nlanes = {LANES}\nbatch_size = 10\nworkers = 3\n\
+             retry = {{ max_attempts = 1000, base = \"10ms\", cap = \"50ms\" }}\n\
+             sink = {{ kind = \"file\", path = \"{name}.ndjson\" }}\n"
+        )
+    };
+    place.write("pillarbox.toml", &names.iter().map(subscription).collect::<String>());
+    place
+}
+
+/// A relay whose log goes to a file, to be killed.
+struct Victim {
+    child: Child,
+}
+
+impl Victim {
+    fn start(place: &Place, failpoint: Option<String>) -> Self {
+        let log = OpenOptions::new().create(true).append(true).open(place.path("relay.log")).unwrap();
+        let mut command = place.command(&["run", "--listen", "off", "--log-format", "json"]);
+        command.stderr(log).envs(failpoint.map(|failpoint| ("PILLARBOX_FAILPOINT", failpoint)));
+        Victim { child: command.spawn().unwrap() }
+    }
+
+    /// How it ended, if it has.
+    fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(std::process::Command::new("kill").args([name, &pid]).status().unwrap().success());
+    }
+
+    /// Freezes it wherever it is, counts what it has delivered and not settled, and kills it.
+    fn kill(&mut self, place: &Place, ledger: &mut Ledger) -> usize {
+        assert_eq!(self.ended(), None, "the relay ended by itself: {}", place.read("relay.log"));
+        self.signal("-STOP");
+        until("the relay is frozen", || self.is_frozen());
+        let owners = instances(&place.sql(), self.child.id());
+        // Frozen, it holds its lock: nobody takes its lanes before this is counted.
+        let in_flight = ledger.charge(Some(&owners));
+        self.child.kill().unwrap();
+        assert_eq!(self.child.wait().unwrap().signal(), Some(SIGKILL));
+        in_flight
+    }
+
+    /// Whether every thread has stopped; the signal returns before.
+    fn is_frozen(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        tasks.map(|task| task.unwrap().path().join("stat")).all(|stat| {
+            // The state follows the name, which may hold anything but ends with the last parenthesis. A thread may have ended.
+            let Ok(stat) = std::fs::read_to_string(stat) else { return true };
+            stat.rsplit(')').next().unwrap().trim_start().starts_with(['T', 'Z', 'X'])
+        })
+    }
+
+    /// Ends it cleanly.
+    fn terminate(&mut self, place: &Place) {
+        self.signal("-TERM");
+        let status = self.child.wait().unwrap();
+        assert_eq!(status.code(), Some(0), "{}", place.read("relay.log"));
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The instances that a process has, or had before its number was given to another.
+fn instances(sql: &Connection, pid: u32) -> Vec<i64> {
+    let mut statement = sql.prepare("select id from pillarbox_instance where pid = ?1").unwrap();
+    statement.query_map([pid], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+}
+
+/// Commits events of these keys in one transaction.
+fn publish(sql: &mut Connection, keys: impl IntoIterator<Item = u64>) {
+    let transaction = sql.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).unwrap();
+    for key in keys {
+        let event =
+            "insert into pillarbox_event (topic, key, type, payload) values ('t', 'key-' || ?1, 'y', '{\"n\":1}')";
+        transaction.prepare_cached(event).unwrap().execute([key as i64]).unwrap();
+    }
+    transaction.commit().unwrap();
+}
+
+fn now_ms() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as i64
+}
+
+/// The causes of all take-overs that the relays logged, with how many lanes each.
+fn takeovers(place: &Place) -> Vec<(String, u64)> {
+    let log = place.read("relay.log");
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let fields = lines.map(|line| line["fields"].clone()).filter(|fields| fields["message"] == "took lanes over");
+    fields.map(|fields| (fields["cause"].as_str().unwrap().to_owned(), fields["count"].as_u64().unwrap())).collect()
+}
+
+/// A small generator; what it decides cannot be replayed, because the processes' own timing cannot.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % below
+    }
+}
+
+#[test]
+fn two_hundred_kills_at_random_lose_nothing() {
+    let place = place(&["out"]);
+    let mut ledger = Ledger::new(&place, "out");
+    let mut dice = Dice(now_ms() as u64 | 1);
+    let arrived = Arc::new(AtomicUsize::new(0));
+    let stop = Arc::new(AtomicBool::new(false));
+    let publisher = thread::spawn({
+        let (sql, dice, arrived, stop) = (place.sql(), Dice(dice.0 ^ 0x5bd1_e995), arrived.clone(), stop.clone());
+        move || publish_until(sql, dice, &arrived, &stop)
+    });
+    let mut relays = [Victim::start(&place, None), Victim::start(&place, None)];
+    let mut in_flight = 0;
+    for _ in 0..KILLS {
+        // One in four comes at once, while the relay killed before is still on its way up.
+        let lines = if dice.roll(4) == 0 { 0 } else { dice.roll(LINES_BETWEEN_MAX) as usize };
+        let goal = ledger.arrivals() + lines;
+        until("delivery goes on between kills", || {
+            arrived.store(ledger.arrivals(), Ordering::SeqCst);
+            ledger.arrivals() >= goal
+        });
+        let victim = &mut relays[dice.roll(2) as usize];
+        in_flight += victim.kill(&place, &mut ledger);
+        *victim = Victim::start(&place, None);
+    }
+    stop.store(true, Ordering::SeqCst);
+    let published = publisher.join().unwrap();
+    until("everything is settled", || ledger.is_settled());
+    relays.iter_mut().for_each(|relay| relay.terminate(&place));
+    let verdict = ledger.verdict();
+    let takeovers = takeovers(&place);
+    println!("{verdict}; in flight at the kills {in_flight}; take-overs {}", takeovers.len());
+    assert_eq!(verdict.committed, published);
+    verdict.assert_sound(in_flight);
+    assert!(in_flight <= KILLS * EngineConfig::default().in_flight_max);
+    assert!(!takeovers.is_empty() && takeovers.iter().all(|(cause, _)| cause == "lock"), "{takeovers:?}");
+}
+
+/// Publishes in transactions of any size, some of which are rolled back, staying a little ahead of the receiver.
+fn publish_until(mut sql: Connection, mut dice: Dice, arrived: &AtomicUsize, stop: &AtomicBool) -> usize {
+    let mut published = 0;
+    while !stop.load(Ordering::SeqCst) {
+        if published > arrived.load(Ordering::SeqCst) + BACKLOG_MAX {
+            // The killer unparks nobody; it only counts, and may be waiting for a relay to come up.
+            thread::park_timeout(Duration::from_millis(1));
+            continue;
+        }
+        if dice.roll(10) == 0 {
+            let transaction = sql.transaction().unwrap();
+            let event = "insert into pillarbox_event (topic, type) values ('t', 'rolled back')";
+            transaction.execute(event, []).unwrap();
+            transaction.rollback().unwrap();
+        }
+        let count = 1 + dice.roll(20);
+        publish(&mut sql, (0..count).map(|_| dice.roll(KEYS)));
+        published += count as usize;
+    }
+    published
+}
+
+#[test]
+fn a_killed_relay_is_replaced_by_its_lock_and_not_by_the_lease() {
+    let place = place(&["out"]);
+    let mut ledger = Ledger::new(&place, "out");
+    let mut sql = place.sql();
+    let start = || {
+        let relay = place.start(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"]);
+        let address = http::listen(&relay);
+        (relay, address)
+    };
+    let mut survivor = start();
+    let mut victim = start();
+    let mut slowest = Duration::ZERO;
+    for _ in 0..TAKEOVERS {
+        until("both relays own lanes", || shares(&ledger) == [LANES as usize / 2; 2]);
+        until("nothing is in flight", || ledger.is_settled());
+        let owner = instances(&sql, victim.0.id());
+        let of_victim = |ledger: &Ledger| -> Vec<(u32, i64)> {
+            let cursors = ledger.cursors().into_iter();
+            cursors
+                .filter(|(_, cursor)| owner.contains(&cursor.owner.unwrap()))
+                .map(|(lane, cursor)| (lane, cursor.epoch))
+                .collect()
+        };
+        let before = of_victim(&ledger);
+        assert_eq!(before.len(), LANES as usize / 2);
+        let (locks, arrivals) = (taken_by_lock(&survivor.1), ledger.arrivals());
+        victim.0.signal("-KILL");
+        let killed = Instant::now();
+        victim.0.end();
+        publish(&mut sql, 0..KEYS);
+        until("what was published after the kill arrives", || ledger.arrivals() >= arrivals + KEYS as usize);
+        let took = killed.elapsed();
+        assert!(took < TAKEOVER_MAX, "the take-over took {took:?}");
+        slowest = slowest.max(took);
+        assert_eq!(of_victim(&ledger), [], "lanes were left behind");
+        let after = ledger.cursors();
+        assert!(before.iter().all(|(lane, epoch)| after[lane].epoch > *epoch), "{before:?}");
+        assert_eq!(taken_by_lock(&survivor.1) - locks, before.len() as u64);
+        // The survivor is the next victim, so that every one has been both.
+        victim = std::mem::replace(&mut survivor, start());
+    }
+    println!("the slowest of {TAKEOVERS} take-overs took {slowest:?}");
+    let verdict = ledger.verdict();
+    verdict.assert_sound(0);
+}
+
+/// How many lanes each owner has, most first.
+fn shares(ledger: &Ledger) -> Vec<usize> {
+    let mut counts = std::collections::BTreeMap::<i64, usize>::new();
+    let cursors = ledger.cursors();
+    cursors.values().filter_map(|cursor| cursor.owner).for_each(|owner| *counts.entry(owner).or_default() += 1);
+    counts.into_values().collect()
+}
+
+/// The survivor's own count of lanes that it took because a lock came free; none may have come by the lease.
+fn taken_by_lock(address: &str) -> u64 {
+    let (_, metrics) = http::get(address, "/metrics");
+    assert!(!metrics.contains("pillarbox_takeovers_total{cause=\"lease\"}"), "{metrics}");
+    let line = metrics.lines().find_map(|line| line.strip_prefix("pillarbox_takeovers_total{cause=\"lock\"} "));
+    line.map_or(0, |count| count.parse().unwrap())
+}
+
+#[cfg(feature = "failpoints")]
+mod failpoints {
+    use std::io::Write;
+
+    use pillarbox::{CLOUD_EVENT_START, Failpoint};
+
+    use super::*;
+
+    /// Which time the failpoint is reached is the one that kills.
+    const COUNTS: [u64; 3] = [1, 2, 5];
+    /// How often a relay that has settled everything gets new work, so that every step is reached often enough.
+    const ROUNDS_MAX: usize = 8;
+    const NAMES: [&str; 2] = ["one", "two"];
+    const SIGABRT: i32 = 6;
+    /// A delayed event is due this soon.
+    const DELAY_MS: i64 = 20;
+
+    #[test]
+    fn a_kill_at_every_failpoint_loses_nothing() {
+        let cases = Failpoint::ALL.into_iter().flat_map(|point| COUNTS.map(|count| (point, count)));
+        for (point, count) in cases {
+            check(point, count);
+        }
+    }
+
+    fn check(point: Failpoint, count: u64) {
+        let name = format!("{}:{count}", point.name());
+        let place = place(&NAMES);
+        let mut sql = place.sql();
+        let mut ledgers = NAMES.map(|name| Ledger::new(&place, name));
+        let mut due = wave(&mut sql);
+        let mut victim = Victim::start(&place, Some(name.clone()));
+        let status = work(&place, &mut victim, &ledgers, || due = wave(&mut sql));
+        // A process joins and leaves only once.
+        let once = matches!(point, Failpoint::Joined | Failpoint::Leave);
+        let dies = count == 1 || !once;
+        assert_eq!(status.signal() == Some(SIGABRT), dies, "{name}: {status}\n{}", place.read("relay.log"));
+        let in_flight = ledgers.each_mut().map(|ledger| ledger.charge(None));
+        if !dies {
+            assert_eq!((status.code(), in_flight), (Some(0), [0, 0]), "{name}: {}", place.read("relay.log"));
+        }
+        NAMES.iter().for_each(|name| tear(&place, name));
+        // At least one more line for each file, so that both torn tails are found.
+        publish(&mut sql, 0..8);
+        until("the delayed events are due", || now_ms() > due);
+        let mut after = Victim::start(&place, None);
+        until(&format!("{name}: everything is settled"), || ledgers.iter().all(Ledger::is_settled));
+        after.terminate(&place);
+        // Killed between the sink's answer and the settlement: if nothing came again here, nothing was tortured.
+        assert!(point != Failpoint::Delivered || in_flight != [0, 0], "{name}");
+        for (ledger, in_flight) in ledgers.iter_mut().zip(in_flight) {
+            let verdict = ledger.verdict();
+            assert!(verdict.is_sound() && verdict.duplicates <= in_flight, "{name}: {verdict}, in flight {in_flight}");
+            assert!(in_flight <= EngineConfig::default().in_flight_max);
+        }
+    }
+
+    /// Gives the relay work, until it dies at its failpoint or has had enough of it and is told to end.
+    fn work(place: &Place, victim: &mut Victim, ledgers: &[Ledger], mut wave: impl FnMut()) -> ExitStatus {
+        for _ in 0..ROUNDS_MAX {
+            if let Some(status) = ended_or(victim, || ledgers.iter().all(Ledger::is_settled)) {
+                return status;
+            }
+            // Nothing is left to be delivered, so this repeats nothing; but the lanes have to be taken and loaded anew.
+            let before = epochs(ledgers);
+            let horizon = place.json(&["status"])["log"]["horizon"].to_string();
+            NAMES.iter().for_each(|name| drop(place.ok(&["rewind", name, "--to", &horizon, "--yes"])));
+            // What the relay would read under an epoch that is over would come again.
+            let taken = || epochs(ledgers).iter().zip(&before).all(|(after, before)| *after >= before + 2);
+            if let Some(status) = ended_or(victim, taken) {
+                return status;
+            }
+            wave();
+        }
+        until("the last round is settled", || ledgers.iter().all(Ledger::is_settled));
+        victim.signal("-TERM");
+        victim.child.wait().unwrap()
+    }
+
+    /// Waits until the relay dies, or until `met` says that it works on.
+    fn ended_or(victim: &mut Victim, met: impl Fn() -> bool) -> Option<ExitStatus> {
+        let mut status = None;
+        until("the relay dies or works on", || {
+            status = victim.ended();
+            status.is_some() || met()
+        });
+        status
+    }
+
+    /// The epochs of all lanes, lane by lane.
+    fn epochs(ledgers: &[Ledger]) -> Vec<i64> {
+        let of = |ledger: &Ledger| {
+            let cursors = ledger.cursors();
+            (0..LANES).map(move |lane| cursors[&lane].epoch)
+        };
+        ledgers.iter().flat_map(of).collect()
+    }
+
+    /// Events of several keys, in order, and two without a key that are delayed, so that the slow path has work too.
+    fn wave(sql: &mut Connection) -> i64 {
+        let due = now_ms() + DELAY_MS;
+        publish(sql, (0..60).map(|number| number % 7));
+        let delayed =
+            "insert into pillarbox_event (topic, type, deliver_at) values ('t', 'delayed', ?1), ('t', 'delayed', ?1)";
+        sql.execute(delayed, [due]).unwrap();
+        due
+    }
+
+    /// What a process leaves that is killed in the middle of a write.
+    fn tear(place: &Place, name: &str) {
+        let path = place.path(&format!("{name}.ndjson"));
+        let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
+        file.write_all(CLOUD_EVENT_START.as_bytes()).unwrap();
+        file.write_all(b"01890a5d-ac96-774b-bcce-b302099a8057").unwrap();
+    }
+}

@@ -1,0 +1,113 @@
+use std::ops::Range;
+
+use pillarbox::engine::Mutant;
+use pillarbox_testkit::{Broken, Plan, Run, simulate};
+
+/// The seeds that every run goes through; `cargo xtask simulate FROM COUNT` runs others.
+const SEEDS: Range<u64> = 0..2_000;
+
+fn plan(seed: u64) -> Plan {
+    Plan { calm: seed.is_multiple_of(10), ..Plan::default() }
+}
+
+/// Runs seeds on both cores; the first seed that breaks a promise, with what it broke.
+fn first_failure(seeds: Range<u64>, plan: impl Fn(u64) -> Plan + Sync) -> Option<(u64, Vec<String>)> {
+    let (low, middle, high) = (seeds.start, seeds.start.midpoint(seeds.end), seeds.end);
+    let run = |range: Range<u64>| {
+        range.map(|seed| (seed, simulate(seed, plan(seed)).violations)).find(|(_, violations)| !violations.is_empty())
+    };
+    std::thread::scope(|scope| {
+        let upper = scope.spawn(|| run(middle..high));
+        let lower = run(low..middle);
+        lower.or(upper.join().expect("the other half ran"))
+    })
+}
+
+#[test]
+fn no_seed_breaks_a_promise() {
+    if let Some((seed, violations)) = first_failure(SEEDS, plan) {
+        panic!("seed {seed}: {violations:#?}\nreplay it by: cargo xtask simulate {seed} 1");
+    }
+}
+
+#[test]
+fn the_simulation_does_what_it_says() {
+    let runs: Vec<Run> = (0..50).map(|seed| simulate(seed, plan(seed))).collect();
+    let sum = |figure: fn(&Run) -> usize| runs.iter().map(figure).sum::<usize>();
+    assert!(sum(|run| run.committed) > 10_000, "events are published");
+    assert!(sum(|run| run.arrived) > 10_000, "and arrive");
+    assert!(sum(|run| run.duplicates) > 100, "crashes make some come twice");
+    assert!(sum(|run| run.faults) > 300, "instances die and freeze");
+    assert!(runs.iter().any(|run| run.parallel > 8), "events are at sinks at the same time");
+    assert!(runs.iter().step_by(10).all(|run| run.duplicates == 0), "nothing comes twice in calm runs");
+}
+
+#[test]
+fn a_seed_replays_bit_for_bit() {
+    for seed in [1, 7, 10, 4711] {
+        assert_eq!(simulate(seed, plan(seed)).trace, simulate(seed, plan(seed)).trace, "seed {seed}");
+    }
+    assert_ne!(simulate(1, plan(1)).trace, simulate(2, plan(2)).trace);
+}
+
+/// A broken engine or store is found within 500 seeds, wherever one begins.
+fn check_found(name: &str, broken: Plan) {
+    for start in [0, 10_000, 20_000] {
+        let found = first_failure(start..start + 500, |seed| Plan { calm: seed.is_multiple_of(10), ..broken });
+        let (seed, violations) = found.unwrap_or_else(|| panic!("{name} was not found from seed {start} on"));
+        println!("{name}: seed {seed}: {}", violations[0]);
+    }
+}
+
+fn check_mutant(mutant: Mutant) {
+    check_found(&format!("{mutant:?}"), Plan { mutant: Some(mutant), ..Plan::default() });
+}
+
+fn check_broken(broken: Broken) {
+    check_found(&format!("{broken:?}"), Plan { broken: Some(broken), ..Plan::default() });
+}
+
+#[test]
+fn finds_a_cursor_at_the_highest_visible_position() {
+    check_mutant(Mutant::CursorAtHighestVisible);
+}
+
+#[test]
+fn finds_holes_closed_before_reading() {
+    check_mutant(Mutant::CloseHolesBeforeReading);
+}
+
+#[test]
+fn finds_settling_before_delivering() {
+    check_mutant(Mutant::SettleBeforeDeliver);
+}
+
+#[test]
+fn finds_a_join_at_the_tail_without_rereading_holes() {
+    check_mutant(Mutant::JoinWithoutRereading);
+}
+
+#[test]
+fn finds_absolute_cursor_writes() {
+    check_mutant(Mutant::AbsoluteCursor);
+}
+
+#[test]
+fn finds_a_missing_fence() {
+    check_broken(Broken::FenceIgnored);
+}
+
+#[test]
+fn finds_a_take_over_that_loads_before_it_commits() {
+    check_broken(Broken::StaleLoad);
+}
+
+#[test]
+fn finds_a_missing_barrier() {
+    check_broken(Broken::NoBarrier);
+}
+
+#[test]
+fn finds_writers_read_before_the_horizon() {
+    check_broken(Broken::WritersBeforeHorizon);
+}

@@ -1,0 +1,92 @@
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::cargo::{cargo, command, output, run};
+use crate::part::{Outcome, Parts};
+use crate::{lock_file, metrics, tool};
+
+/// The tests kill processes at failpoints, so all parts build with them and share what is built.
+const WORKSPACE: [&str; 3] = ["--workspace", "--features", "pillarbox-cli/failpoints"];
+
+/// The test that compares the committed schema with what the migrations make.
+const SCHEMA_TEST: &str = "schema::the_committed_schema_is_what_the_migrations_make";
+
+/// The whole check.
+pub(crate) fn whole() -> Result<()> {
+    let mut parts = Parts::default();
+    parts.run("tools", tool::provide);
+    parts.run("format", format);
+    if parts.run("build", || run(on_workspace(&["test", "--all-targets", "--no-run"], &[]))) {
+        parts.run("lints", lints);
+        parts.run("tests", || run(on_workspace(&["test", "--all-targets", "--no-fail-fast"], &[])));
+        parts.run("doc tests", || run(on_workspace(&["test", "--doc", "--no-fail-fast"], &[])));
+        parts.run("schema", schema);
+    } else {
+        for part in ["lints", "tests", "doc tests", "schema"] {
+            parts.skip(part, "the build failed");
+        }
+    }
+    parts.run("docs", docs);
+    parts.run("metrics documented", metrics::check);
+    parts.run("dependencies", lock_file::check);
+    parts.run_or_skip("cargo deny", cargo_deny);
+    parts.finish()
+}
+
+/// What is worth waiting for after every change.
+pub(crate) fn fast() -> Result<()> {
+    let mut parts = Parts::default();
+    parts.run("format", format);
+    parts.run("lints", lints);
+    parts.run("unit tests", || run(on_workspace(&["test", "--lib", "--bins", "--no-fail-fast"], &[])));
+    parts.finish()
+}
+
+/// Writes the dumped schema anew.
+pub(crate) fn bless_schema() -> Result<()> {
+    let mut command = schema_test();
+    command.env("PILLARBOX_BLESS", "1");
+    expect_one_passed(&output(command)?)
+}
+
+fn on_workspace(before: &[&str], after: &[&str]) -> Command {
+    cargo(&[before, &WORKSPACE, after].concat())
+}
+
+fn format() -> Result<()> {
+    run(cargo(&["fmt", "--all", "--check"]))
+}
+
+fn lints() -> Result<()> {
+    run(on_workspace(&["clippy", "--all-targets"], &["--", "-D", "warnings"]))
+}
+
+fn docs() -> Result<()> {
+    let mut command = cargo(&["doc", "--workspace", "--no-deps"]);
+    command.env("RUSTDOCFLAGS", "-D warnings");
+    run(command)
+}
+
+fn schema() -> Result<()> {
+    expect_one_passed(&output(schema_test())?)
+}
+
+fn schema_test() -> Command {
+    on_workspace(&["test", "--test", "it"], &["--", "--exact", SCHEMA_TEST])
+}
+
+/// A filter that finds no test passes too; that would be a check that checks nothing.
+fn expect_one_passed(printed: &str) -> Result<()> {
+    if printed.matches("ok. 1 passed").count() != 1 {
+        bail!("the test {SCHEMA_TEST} did not run; was it renamed?\n{printed}");
+    }
+    Ok(())
+}
+
+fn cargo_deny() -> Result<Outcome> {
+    if !tool::answers(command("cargo-deny", &["--version"])) {
+        return Ok(Outcome::Skipped("not run: cargo install --locked cargo-deny".into()));
+    }
+    run(command("cargo-deny", &["check"])).map(|()| Outcome::Ok)
+}
