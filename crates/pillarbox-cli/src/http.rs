@@ -28,7 +28,8 @@ pub(crate) struct Health {
     operator: Arc<SqliteStore>,
     recorder: Recorder,
     ready: AtomicBool,
-    cached: Mutex<Option<(Instant, Status)>>,
+    /// When it was read, whether this instance took part then, and the status.
+    cached: Mutex<Option<(Instant, bool, Status)>>,
 }
 
 impl Health {
@@ -43,14 +44,21 @@ impl Health {
 
     async fn status(&self) -> pillarbox::Result<Status> {
         let mut cached = self.cached.lock().await;
-        if let Some((at, status)) = &*cached
+        let ready = self.is_ready();
+        // What was read before this instance joined says that nobody runs its subscriptions.
+        if let Some((at, was_ready, status)) = &*cached
             && at.elapsed() < STATUS_AGE_MAX
+            && *was_ready == ready
         {
             return Ok(status.clone());
         }
         let status = self.operator.status().await?;
-        *cached = Some((Instant::now(), status.clone()));
+        *cached = Some((Instant::now(), ready, status.clone()));
         Ok(status)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
     }
 }
 
@@ -89,7 +97,7 @@ async fn live() -> Response {
 }
 
 async fn ready(State(health): State<Arc<Health>>) -> Response {
-    if !health.ready.load(Ordering::Acquire) {
+    if !health.is_ready() {
         return problem("not ready", "this instance has not joined yet, or is draining");
     }
     match health.status().await {
@@ -99,11 +107,12 @@ async fn ready(State(health): State<Arc<Health>>) -> Response {
 }
 
 async fn progress(State(health): State<Arc<Health>>) -> Response {
+    let ready = health.is_ready();
     let status = match health.status().await {
         Ok(status) => status,
         Err(error) => return problem("no progress", &format!("the database cannot be read: {error}")),
     };
-    if !health.ready.load(Ordering::Acquire) {
+    if !ready {
         // A relay that starts has taken no lane yet and one that drains has given them back: nothing has to move here.
         return text("ok: this instance has not joined yet, or is draining\n".to_owned());
     }

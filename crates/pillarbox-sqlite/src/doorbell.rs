@@ -26,7 +26,7 @@ const FIRST_LOOK_MAX: Duration = Duration::from_secs(1);
 const SYNCED_KEPT_MAX: usize = 64;
 
 /// After a publisher in this process began: look without pause, then ever less often.
-const SPIN_FOR: Duration = Duration::from_micros(300);
+const SPIN_FOR: Duration = Duration::from_millis(1);
 const FINE_FOR: Duration = Duration::from_millis(5);
 const FINE_PAUSE: Duration = Duration::from_micros(50);
 const COARSE_FOR: Duration = Duration::from_millis(100);

@@ -282,7 +282,8 @@ impl Barrier {
     fn pass(&mut self, highest: Option<&Event>, horizon: Position, bell: &Bell) -> Db<()> {
         let Some(highest) = highest.filter(|highest| highest.position > self.durable_through) else { return Ok(()) };
         let failed = |source| DbError::io("the events that were read could not be made durable", source);
-        // Its own commit was a barrier already, unless the log was started anew since the last one.
+        // Its own commit was a barrier already, unless the log was started anew since the last one. Syncing a file that has
+        // nothing new in it still flushes the disk: that would add a third to the time from commit to handler.
         if bell.is_synced(highest.position, highest.id)
             && self.header.is_some()
             && self.read_header().map_err(failed)? == self.header

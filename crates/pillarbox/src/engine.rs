@@ -231,6 +231,7 @@ pub struct Engine {
     last_poll: Option<Duration>,
     last_settle: Option<Duration>,
     hole_polls: u32,
+    polls: u64,
     /// Failed calls in a row, and not before when the next may be tried.
     backoff: HashMap<Call, (u32, Duration)>,
 }
@@ -362,6 +363,7 @@ impl Engine {
             last_poll: None,
             last_settle: None,
             hole_polls: 0,
+            polls: 0,
             backoff: HashMap::new(),
             config,
         }
@@ -428,6 +430,11 @@ impl Engine {
     /// Whether nothing is left to be read now, so that only the doorbell or time can bring more.
     pub fn is_asleep(&self) -> bool {
         self.polling.is_none() && self.rang_at.is_none() && (self.stuck || !self.is_behind())
+    }
+
+    /// How many polls have begun.
+    pub fn polls(&self) -> u64 {
+        self.polls
     }
 
     /// The drain is over.
@@ -1096,6 +1103,7 @@ impl Engine {
                 lane.asked = lane.phase == Phase::Active;
             }
             self.polling = Some(plan);
+            self.polls += 1;
             self.actions.push(Action::Poll(request));
         }
     }
@@ -1280,6 +1288,9 @@ impl Sub {
         debug_assert!(mutant.is_some() || event.position > lane.top || lane.holes.contains(event.position));
         lane.admit(event.position);
         self.window += 1;
+        if lane.is_parked(event.position) {
+            return lane.done(event.position, event.id);
+        }
         if let Some(until) = event.deliver_at.filter(|&at| at > now.wall) {
             return lane.delay(event, until, now.wall);
         }

@@ -1,4 +1,4 @@
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -37,6 +37,8 @@ pub(crate) struct Lane {
     delayed: BTreeSet<(Timestamp, Position)>,
     delayed_rows: HashMap<Position, Delivery>,
     rows: usize,
+    /// Positions with a row in the delivery table, dead ones included. A cursor that was cut at its limit shows them again.
+    parked: HashSet<Position>,
     next_arrival: i64,
     put: Vec<Delivery>,
     change: Vec<(Delivery, Option<AttemptError>)>,
@@ -115,6 +117,7 @@ impl Lane {
             delayed: BTreeSet::new(),
             delayed_rows: HashMap::new(),
             rows: 0,
+            parked: state.deliveries.iter().map(|delivery| delivery.position).collect(),
             next_arrival: 1,
             put: Vec::new(),
             change: Vec::new(),
@@ -207,6 +210,11 @@ impl Lane {
 
     // --- deliveries ---
 
+    /// Whether an event is in the delivery table already.
+    pub(crate) fn is_parked(&self, position: Position) -> bool {
+        !self.parked.is_empty() && self.parked.contains(&position)
+    }
+
     pub(crate) fn has_chain(&self, chain: ChainKey) -> bool {
         !self.chains.is_empty() && self.chains.contains_key(&chain)
     }
@@ -247,6 +255,7 @@ impl Lane {
     fn delivery(&mut self, event: &Event, state: State, due_at: Timestamp, now: Timestamp) -> Delivery {
         let arrival = self.next_arrival;
         self.next_arrival += 1;
+        self.parked.insert(event.position);
         Delivery { position: event.position, key: event.key.clone(), arrival, state, attempts: 0, due_at, since: now }
     }
 
@@ -365,6 +374,7 @@ impl Lane {
     /// A delivery succeeded.
     pub(crate) fn succeed(&mut self, position: Position, key: Option<KeyHash>) {
         self.finish.push(position);
+        self.parked.remove(&position);
         self.remove(position, key);
         self.careful_left = self.careful_left.saturating_sub(1);
         self.careful &= self.careful_left > 0;

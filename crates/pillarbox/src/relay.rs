@@ -252,9 +252,18 @@ struct Shell<S> {
     calls: JoinSet<()>,
     batches: HashMap<(usize, BatchId), tokio::task::AbortHandle>,
     idle: Vec<oneshot::Sender<()>>,
-    /// How many rings the engine has taken in, and whether it sleeps.
-    doorbell: watch::Sender<(u64, bool)>,
+    doorbell: watch::Sender<Doorbell>,
     rings: u64,
+}
+
+/// What the listener at the doorbell knows of the engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Doorbell {
+    /// Rings that the engine has taken in.
+    rings: u64,
+    /// Polls that it has begun.
+    polls: u64,
+    asleep: bool,
 }
 
 /// What comes back from a task.
@@ -280,7 +289,7 @@ impl<S: Store> Shell<S> {
             calls: JoinSet::new(),
             batches: HashMap::new(),
             idle: Vec::new(),
-            doorbell: watch::channel((0, false)).0,
+            doorbell: watch::channel(Doorbell::default()).0,
             rings: 0,
         }
     }
@@ -421,7 +430,7 @@ impl<S: Store> Shell<S> {
                 let _ = sender.send(());
             });
         }
-        let state = (self.rings, self.engine.is_asleep());
+        let state = Doorbell { rings: self.rings, polls: self.engine.polls(), asleep: self.engine.is_asleep() };
         self.doorbell.send_if_modified(|old| std::mem::replace(old, state) != state);
     }
 
@@ -454,21 +463,24 @@ impl<S: Store> Shell<S> {
 }
 
 /// Rings the engine whenever the store says that something may have happened while the engine sleeps.
-async fn listen<S: Store>(store: Arc<S>, mut doorbell: watch::Receiver<(u64, bool)>, answers: mpsc::UnboundedSender<Answer>, watchdog: Duration) {
+async fn listen<S: Store>(store: Arc<S>, mut doorbell: watch::Receiver<Doorbell>, answers: mpsc::UnboundedSender<Answer>, watchdog: Duration) {
     let mut rings = 0;
     loop {
         // Not before the engine has taken the last ring in, or this one would be for the same thing.
-        if doorbell.wait_for(|state| state.0 >= rings && state.1).await.is_err() {
+        if doorbell.wait_for(|state| state.rings >= rings && state.asleep).await.is_err() {
             return;
         }
         Failpoint::Wait.hit();
         match store.wait(watchdog).await {
             Ok(Wake::Rang) => {
-                rings = doorbell.borrow().0 + 1;
-                if answers.send(Answer::Input(Input::Rang)).is_err() || doorbell.wait_for(|state| state.0 >= rings).await.is_err() {
+                let before = *doorbell.borrow();
+                rings = before.rings + 1;
+                if answers.send(Answer::Input(Input::Rang)).is_err() {
                     return;
                 }
-                if doorbell.borrow().1 {
+                let Ok(after) = doorbell.wait_for(|state| state.rings >= rings).await.map(|state| *state) else { return };
+                // A ring that the engine has no use for now, for example while all is paused, must not become a busy loop.
+                if after.polls == before.polls {
                     tokio::time::sleep(RING_MIN).await;
                 }
             }

@@ -1,5 +1,6 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -51,6 +52,26 @@ fn health_and_metrics_are_served() {
     let (code, text) = get(&address, "/nothing");
     assert_eq!(code, 404);
     assert!(text.contains("application/problem+json"), "{text}");
+}
+
+#[test]
+fn a_relay_that_starts_on_an_old_backlog_is_never_called_stuck() {
+    let place = Place::with_file_sink();
+    // The subscription is there and orphaned, with work that has waited for an hour.
+    place.ok(&["run", "--until-idle"]);
+    let sql = "insert into pillarbox_event (topic, type, created_at) values ('t', 'y', ?1)";
+    let hour_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+    let hour_ago = hour_ago.duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
+    place.sql().execute(sql, [hour_ago]).unwrap();
+    place.fails(4, &["status", "--check"]);
+    let relay = place.start(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"]);
+    let line: Value = serde_json::from_str(&relay.wait_for("\"listen\"")).unwrap();
+    let address = line["fields"]["listen"].as_str().unwrap();
+    until(address, "/metrics", |metrics| {
+        let answer = get(address, "/progressz");
+        assert_eq!(answer.0, 200, "{answer:?}");
+        metrics.1.contains("pillarbox_delivered_total{subscription=\"out\"} 1")
+    });
 }
 
 #[test]

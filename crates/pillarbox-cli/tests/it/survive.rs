@@ -12,12 +12,14 @@ use crate::place::{PATIENCE, Place, stderr};
 
 const INSERT: &str = "insert into pillarbox_event (topic, key, type, payload) values ('t', ?1, 'y', ?2)";
 
-/// Publishes one event a key.
+/// Publishes one event a key, in one transaction.
 fn publish(place: &Place, keys: &[&str]) {
-    let sql = place.sql();
+    let mut sql = place.sql();
+    let transaction = sql.transaction().unwrap();
     for key in keys {
-        sql.execute(INSERT, (key, "{}")).unwrap();
+        transaction.execute(INSERT, (key, "{}")).unwrap();
     }
+    transaction.commit().unwrap();
 }
 
 /// How often each key was handled, and a signal when that changes.
@@ -136,7 +138,8 @@ async fn a_handler_that_never_returns_is_cancelled_and_others_flow() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_in_the_middle_of_a_batch_repeats_nothing() {
-    const EVENTS: usize = 40;
+    // More than fit into the batches of all workers.
+    const EVENTS: usize = 1_000;
     let place = Place::new();
     let calls = Arc::new(Calls::default());
     let gate = Arc::new(Semaphore::new(0));

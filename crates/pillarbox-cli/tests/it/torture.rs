@@ -279,12 +279,14 @@ mod failpoints {
 
     /// Which time the failpoint is reached is the one that kills.
     const COUNTS: [u64; 3] = [1, 2, 5];
-    /// How often a relay that has settled everything gets new work, so that every step is reached often enough.
-    const ROUNDS_MAX: usize = 8;
+    /// How often a relay that has settled everything gets new work: where the failpoint must be reached, until it is.
+    const ROUNDS_MAX: usize = 40;
+    /// Where a process joins or leaves there is nothing to be reached a second time.
+    const ROUNDS_ONCE: usize = 2;
     const NAMES: [&str; 2] = ["one", "two"];
     const SIGABRT: i32 = 6;
-    /// A delayed event is due this soon.
-    const DELAY_MS: i64 = 20;
+    /// A delayed event is due this soon; where the relay reads it later still, the next round has another.
+    const DELAY_MS: i64 = 100;
 
     #[test]
     fn a_kill_at_every_failpoint_loses_nothing() {
@@ -301,9 +303,10 @@ mod failpoints {
         let mut ledgers = NAMES.map(|name| Ledger::new(&place, name));
         let mut due = wave(&mut sql);
         let mut victim = Victim::start(&place, Some(name.clone()));
-        let status = work(&place, &mut victim, &ledgers, || due = wave(&mut sql));
         // A process joins and leaves only once.
         let once = matches!(point, Failpoint::Joined | Failpoint::Leave);
+        let rounds = if once { ROUNDS_ONCE } else { ROUNDS_MAX };
+        let status = work(&place, &mut victim, &ledgers, rounds, || due = wave(&mut sql));
         let dies = count == 1 || !once;
         assert_eq!(status.signal() == Some(SIGABRT), dies, "{name}: {status}\n{}", place.read("relay.log"));
         let in_flight = ledgers.each_mut().map(|ledger| ledger.charge(None));
@@ -327,8 +330,14 @@ mod failpoints {
     }
 
     /// Gives the relay work, until it dies at its failpoint or has had enough of it and is told to end.
-    fn work(place: &Place, victim: &mut Victim, ledgers: &[Ledger], mut wave: impl FnMut()) -> ExitStatus {
-        for _ in 0..ROUNDS_MAX {
+    fn work(
+        place: &Place,
+        victim: &mut Victim,
+        ledgers: &[Ledger],
+        rounds: usize,
+        mut wave: impl FnMut(),
+    ) -> ExitStatus {
+        for _ in 0..rounds {
             if let Some(status) = ended_or(victim, || ledgers.iter().all(Ledger::is_settled)) {
                 return status;
             }
@@ -343,9 +352,10 @@ mod failpoints {
             }
             wave();
         }
-        until("the last round is settled", || ledgers.iter().all(Ledger::is_settled));
-        victim.signal("-TERM");
-        victim.child.wait().unwrap()
+        ended_or(victim, || ledgers.iter().all(Ledger::is_settled)).unwrap_or_else(|| {
+            victim.signal("-TERM");
+            victim.child.wait().unwrap()
+        })
     }
 
     /// Waits until the relay dies, or until `met` says that it works on.

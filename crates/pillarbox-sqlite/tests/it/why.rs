@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use pillarbox::engine::EngineConfig;
 use pillarbox::testing::{Capture, run_until_idle};
 use pillarbox::{
-    Cause, Change, Failure, NewEvent, Operator, PrunePolicy, Relay, RelayBuilder, RelayConfig, RetryPolicy, Start, Store,
-    Subscription, Timestamp, Why,
+    Cause, Change, Failure, NewEvent, Operator, PrunePolicy, Relay, RelayBuilder, RelayConfig, RetryPolicy, Start,
+    Store, Subscription, Timestamp, Why,
 };
 use pillarbox_sqlite::SqliteStore;
 use tokio::sync::Notify;
