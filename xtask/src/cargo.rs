@@ -3,9 +3,13 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// The root of the repository.
+/// The root of the repository that cargo was called in.
+///
+/// Asked at run time: a target folder that was copied to another checkout holds a program that was compiled for the first.
 pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_owned()
+    let manifest = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let xtask = manifest.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    xtask.parent().expect("xtask lies in the repository").to_owned()
 }
 
 /// A command that runs at the root of the repository.

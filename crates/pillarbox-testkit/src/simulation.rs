@@ -159,6 +159,8 @@ struct World {
     attempts: HashMap<(usize, Uuid), u32>,
     /// How often the sink of the second subscription refused an event; often enough to make it dead counts as three.
     refused: HashMap<Uuid, u32>,
+    /// What an operator skipped, for good or until a rewind.
+    skipped: HashSet<(usize, Uuid)>,
     sink_down: [bool; 2],
     floors: HashMap<(String, u32), Position>,
     rewound: bool,
@@ -215,6 +217,7 @@ impl World {
             arrived: vec![HashSet::new(); 2],
             attempts: HashMap::new(),
             refused: HashMap::new(),
+            skipped: HashSet::new(),
             sink_down: [false; 2],
             floors: HashMap::new(),
             rewound: false,
@@ -593,11 +596,18 @@ impl World {
         if sub == 1 && self.refused.get(&id).is_some_and(|refusals| *refusals >= 3) {
             return true;
         }
+        if self.skipped.contains(&(sub, id)) {
+            return true;
+        }
         let Some(record) = self.log.show_event(id) else { return true };
-        let Some(fate) = record.subscriptions.into_iter().find(|fate| fate.subscription == ["all", "some"][sub]) else { return false };
+        let Some(fate) = record.subscriptions.into_iter().find(|fate| fate.subscription == ["all", "some"][sub]) else {
+            return false;
+        };
         // An attempt that a crash ended is counted in the row and not by the sink; its last failure may not be written yet.
-        let dead = |row: &pillarbox::DeliveryRecord| row.state == State::Dead || (row.attempts >= 2 && self.refused.contains_key(&id));
-        fate.skipped.is_some() || (sub == 1 && fate.delivery.as_ref().is_some_and(dead))
+        let dead = |row: &pillarbox::DeliveryRecord| {
+            row.state == State::Dead || (row.attempts >= 2 && self.refused.contains_key(&id))
+        };
+        sub == 1 && fate.delivery.as_ref().is_some_and(dead)
     }
 
     /// A floor never goes back, but by an operator's rewind.
@@ -713,6 +723,7 @@ impl World {
                     })
                 });
                 let Some(event) = dead else { return };
+                self.skipped.insert((usize::from(subscription == "some"), event.id));
                 Change::Skip { subscription, event: event.id, reason: "simulated".into() }
             }
         };

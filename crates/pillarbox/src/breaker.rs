@@ -122,7 +122,13 @@ impl Breaker {
     }
 
     /// Nobody can say whose fault the failure of this event was: it is the event's once others succeed and it does not.
-    pub(crate) fn unclear(&mut self, now: Now, position: Position, error: &str, retry_after: Option<Duration>) -> Charge {
+    pub(crate) fn unclear(
+        &mut self,
+        now: Now,
+        position: Position,
+        error: &str,
+        retry_after: Option<Duration>,
+    ) -> Charge {
         let successes = self.successes;
         let suspect = self.suspects.entry(position).or_insert(Suspect { first: now.mono, successes, again: 0 });
         if successes > suspect.successes {

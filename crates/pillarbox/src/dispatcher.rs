@@ -257,3 +257,144 @@ impl Hasher for PassThrough {
         self.0 = value;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Headers, Payload, Timestamp};
+
+    fn item(position: Position, key: Option<u8>) -> Item {
+        let key = key.map(|key| format!("k{key}").into_boxed_str());
+        let event = Event {
+            position,
+            id: uuid::Uuid::from_u128(position as u128),
+            topic: "t".into(),
+            key,
+            r#type: "y".into(),
+            payload: Payload::None,
+            content_type: None,
+            headers: Headers::default(),
+            stream_version: None,
+            deliver_at: None,
+            created_at: Timestamp(0),
+        };
+        Item { key: event.key_hash(), event: Arc::new(event), lane: 0, epoch: 1, attempts: 0, parked: false }
+    }
+
+    /// What happens next in a run of the model.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Push(Option<u8>),
+        Cut,
+        Probe,
+        /// A batch ends; from the given share on nothing was tried.
+        Finish(prop::sample::Index, u8),
+        HandBack(prop::sample::Index, u8),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let index = any::<prop::sample::Index>;
+        prop_oneof![
+            4 => prop::option::weighted(0.9, 0u8..4).prop_map(Step::Push),
+            3 => Just(Step::Cut),
+            1 => Just(Step::Probe),
+            3 => (index(), 0u8..6).prop_map(|(batch, tried)| Step::Finish(batch, tried)),
+            1 => (index(), 1u8..4).prop_map(|(batch, kept)| Step::HandBack(batch, kept)),
+        ]
+    }
+
+    /// Ends a batch as the engine does: what was not tried comes first again, then what waited for the keys.
+    fn finish(
+        dispatcher: &mut Dispatcher,
+        batch: BatchId,
+        tried: usize,
+        sent: &mut BTreeMap<KeyHash, Vec<Position>>,
+    ) -> usize {
+        let items = dispatcher.finish(batch);
+        let mut stopped: HashSet<KeyHash> = HashSet::new();
+        let mut back = Vec::new();
+        let mut done = 0;
+        for (index, item) in items.iter().enumerate() {
+            if index >= tried || item.key.is_some_and(|key| stopped.contains(&key)) {
+                stopped.extend(item.key);
+                back.push(item.clone());
+                continue;
+            }
+            done += 1;
+            if let Some(key) = item.key {
+                sent.entry(key).or_default().push(item.event.position);
+            }
+        }
+        for key in items.iter().filter_map(|item| item.key) {
+            let waiting = dispatcher.release(key);
+            dispatcher.push_front(waiting.into());
+        }
+        dispatcher.push_front(back);
+        done
+    }
+
+    proptest! {
+        /// Model: a queue a key. Whatever is cut, fails, comes back and is handed back: a key is in one batch at a time, its events
+        /// are delivered in the order they were pushed, and none is lost.
+        #[test]
+        fn every_key_stays_in_order(steps in prop::collection::vec(step(), 1..120), ordered in any::<bool>(), one_by_one in any::<bool>()) {
+            let mut dispatcher = Dispatcher::new(3, 4, ordered, one_by_one);
+            let mut sent: BTreeMap<KeyHash, Vec<Position>> = BTreeMap::new();
+            let mut open: Vec<BatchId> = Vec::new();
+            let (mut pushed, mut done) = (0, 0);
+            for step in steps {
+                match step {
+                    Step::Push(key) => {
+                        pushed += 1;
+                        dispatcher.push(item(pushed, key));
+                    }
+                    Step::Cut => open.extend(dispatcher.cut(|position| position % 7 == 0)),
+                    Step::Probe if dispatcher.has_idle_worker() => {
+                        open.extend(dispatcher.cut_probe(|position| position % 7 == 0));
+                    }
+                    Step::Finish(index, tried) if !open.is_empty() => {
+                        let batch = open.swap_remove(index.index(open.len()));
+                        done += finish(&mut dispatcher, batch, tried.into(), &mut sent);
+                    }
+                    Step::HandBack(index, kept) if !open.is_empty() => dispatcher.hand_back(*index.get(&open), kept.into()),
+                    _ => {}
+                }
+                let mut holders: BTreeMap<KeyHash, usize> = BTreeMap::new();
+                for &batch in &open {
+                    let keys: Vec<KeyHash> = dispatcher.batch(batch).iter().filter_map(|item| item.key).collect();
+                    let distinct: HashSet<KeyHash> = keys.iter().copied().collect();
+                    prop_assert!(ordered || distinct.len() == keys.len(), "two of a key in a batch");
+                    distinct.into_iter().for_each(|key| *holders.entry(key).or_default() += 1);
+                }
+                prop_assert!(holders.values().all(|&holders| holders == 1), "a key in two batches");
+                prop_assert!(open.len() <= 3);
+            }
+            while !open.is_empty() || dispatcher.has_ready() {
+                open.extend(dispatcher.cut(|_| false));
+                if let Some(batch) = open.pop() {
+                    done += finish(&mut dispatcher, batch, usize::MAX, &mut sent);
+                }
+            }
+            prop_assert!(sent.values().all(|positions| positions.is_sorted()), "out of order: {:?}", sent);
+            prop_assert_eq!(done, pushed as usize, "lost");
+        }
+    }
+
+    #[test]
+    fn few_events_are_spread_over_all_workers_if_they_are_worked_one_by_one() {
+        let mut dispatcher = Dispatcher::new(4, 100, true, true);
+        (1..=8).for_each(|position| dispatcher.push(item(position, None)));
+        for _ in 0..4 {
+            let batch = dispatcher.cut(|_| false).expect("ready");
+            assert_eq!(dispatcher.batch(batch).len(), 2);
+        }
+        let mut dispatcher = Dispatcher::new(4, 100, true, false);
+        (1..=8).for_each(|position| dispatcher.push(item(position, None)));
+        let batch = dispatcher.cut(|_| false).expect("ready");
+        assert_eq!(dispatcher.batch(batch).len(), 8);
+    }
+}

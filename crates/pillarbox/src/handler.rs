@@ -45,8 +45,13 @@ pub(crate) async fn call(handler: &dyn AnyHandler, event: Arc<Event>, timeout: D
     match tokio::time::timeout(timeout, guarded).await {
         Ok(Ok(Ok(()))) => Outcome::Delivered,
         Ok(Ok(Err(failure))) => Outcome::Failed(failure),
-        Ok(Err(panic)) => Outcome::Failed(Failure { kind: "panic", ..Failure::event(format!("the handler panicked: {panic}")) }),
-        Err(_) => Outcome::Failed(Failure { kind: "timeout", ..Failure::event(format!("the handler did not return within {timeout:?} and was cancelled")) }),
+        Ok(Err(panic)) => {
+            Outcome::Failed(Failure { kind: "panic", ..Failure::event(format!("the handler panicked: {panic}")) })
+        }
+        Err(_) => Outcome::Failed(Failure {
+            kind: "timeout",
+            ..Failure::event(format!("the handler did not return within {timeout:?} and was cancelled"))
+        }),
     }
 }
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::{
-    AttemptError, Cursor, Delivery, Epoch, Event, KeyHash, LaneRef, LaneState, LaneWrite, OnDead, Position, RangeSet, State, Timestamp,
+    AttemptError, Cursor, Delivery, Epoch, Event, KeyHash, LaneRef, LaneState, LaneWrite, OnDead, Position, RangeSet,
+    State, Timestamp,
 };
 
 /// What an owner knows of one lane: which positions are settled, and the deliveries of its failing keys.
@@ -95,7 +96,13 @@ struct Chain {
 }
 
 impl Lane {
-    pub(crate) fn load(reference: LaneRef, epoch: Epoch, state: LaneState, on_dead: OnDead, careful_after: u32) -> Self {
+    pub(crate) fn load(
+        reference: LaneRef,
+        epoch: Epoch,
+        state: LaneState,
+        on_dead: OnDead,
+        careful_after: u32,
+    ) -> Self {
         let Cursor { floor, settled, anchor } = state.cursor;
         let top = settled.last().unwrap_or(floor).max(floor);
         let mut lane = Lane {
@@ -170,6 +177,11 @@ impl Lane {
     /// Unsettled positions that were handed on.
     pub(crate) fn open_count(&self) -> usize {
         self.open.len()
+    }
+
+    /// Whether everything that was shown is settled, and more than up to `floor`.
+    pub(crate) fn is_idle_above(&self, floor: Position) -> bool {
+        self.phase == Phase::Active && floor < self.top && self.open.is_empty() && self.holes.is_empty()
     }
 
     /// The cursor as it would be written now. Beyond `ranges_max` ranges the highest are left out: they would come again
@@ -322,7 +334,12 @@ impl Lane {
 
     /// Chains whose head is due and that `free` allows: up to `limit` rows each from the head on are marked as on their way.
     /// A chain that is not free stays scheduled.
-    pub(crate) fn take_due(&mut self, now: Timestamp, limit: usize, free: impl Fn(ChainKey) -> bool) -> Vec<(Position, Option<KeyHash>)> {
+    pub(crate) fn take_due(
+        &mut self,
+        now: Timestamp,
+        limit: usize,
+        free: impl Fn(ChainKey) -> bool,
+    ) -> Vec<(Position, Option<KeyHash>)> {
         let mut positions = Vec::new();
         let mut held = Vec::new();
         while let Some(entry) = self.due.first().copied().filter(|entry| entry.0 <= now) {
@@ -332,7 +349,8 @@ impl Lane {
             self.due.remove(&entry);
             let careful = self.careful;
             let Some(chain) = self.chains.get_mut(&entry.1) else { continue };
-            let stale = chain.busy > 0 || chain.rows.front().is_none_or(|head| head.due_at != entry.0 || head.state == State::Dead);
+            let stale = chain.busy > 0
+                || chain.rows.front().is_none_or(|head| head.due_at != entry.0 || head.state == State::Dead);
             if stale {
                 continue;
             }
@@ -342,7 +360,8 @@ impl Lane {
             }
             let ready = |row: &&Delivery| row.due_at <= now && row.state != State::Dead;
             let length = if careful { 1 } else { limit - positions.len() };
-            positions.extend(chain.rows.iter().take(length).take_while(ready).map(|row| (row.position, row.key_hash())));
+            positions
+                .extend(chain.rows.iter().take(length).take_while(ready).map(|row| (row.position, row.key_hash())));
             chain.busy = chain.rows.iter().take(length).take_while(ready).count();
         }
         self.due.extend(held);

@@ -35,7 +35,13 @@ impl Ownership {
     }
 
     /// Plans from what can be seen. `mine` are the lanes in memory with their epochs.
-    pub(crate) fn plan(&mut self, fleet: &Fleet, mine: &HashMap<LaneRef, Epoch>, running: &[SubscriptionId], now: Duration) -> Plan {
+    pub(crate) fn plan(
+        &mut self,
+        fleet: &Fleet,
+        mine: &HashMap<LaneRef, Epoch>,
+        running: &[SubscriptionId],
+        now: Duration,
+    ) -> Plan {
         self.note_beats(fleet, now);
         let deaths: HashMap<InstanceId, Option<TakeCause>> =
             fleet.instances.iter().map(|instance| (instance.id, self.death(instance, now))).collect();
@@ -93,7 +99,8 @@ impl Ownership {
             Lock::Free => Some(TakeCause::Lock),
             Lock::Held if self.features.lock_proves_life => None,
             Lock::Held | Lock::Unknown => {
-                let silent = self.beats.get(&instance.id).is_some_and(|seen| now.saturating_sub(seen.1) >= self.lease_ttl);
+                let silent =
+                    self.beats.get(&instance.id).is_some_and(|seen| now.saturating_sub(seen.1) >= self.lease_ttl);
                 silent.then_some(TakeCause::Lease)
             }
         }
@@ -112,7 +119,12 @@ mod tests {
     }
 
     fn fleet(instances: &[(i64, i64, Lock)], owners: &[Option<i64>]) -> Fleet {
-        let view = |&(id, beat, lock): &(i64, i64, Lock)| InstanceView { id: InstanceId(id), beat, lock, subscriptions: vec![SUBSCRIPTION] };
+        let view = |&(id, beat, lock): &(i64, i64, Lock)| InstanceView {
+            id: InstanceId(id),
+            beat,
+            lock,
+            subscriptions: vec![SUBSCRIPTION],
+        };
         let lanes = owners.iter().enumerate().map(|(number, owner)| LaneView {
             lane: lane(number as u32),
             owner: owner.map(InstanceId),
@@ -174,7 +186,8 @@ mod tests {
     fn a_silent_owner_is_seized_after_the_lease_and_not_within_one_of_a_reconnect() {
         let mut ownership = ownership(false);
         let view = fleet(&[(1, 1, Lock::Held), (2, 9, Lock::Held)], &[Some(2), Some(2)]);
-        let mut at = |seconds| taken(&ownership.plan(&view, &HashMap::new(), &[SUBSCRIPTION], Duration::from_secs(seconds)));
+        let mut at =
+            |seconds| taken(&ownership.plan(&view, &HashMap::new(), &[SUBSCRIPTION], Duration::from_secs(seconds)));
         assert_eq!(at(0), []);
         assert_eq!(at(9), []);
         assert_eq!(at(10), [(0, TakeCause::Lease), (1, TakeCause::Lease)]);

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use crate::engine::{Action, Call, Engine, EngineConfig, Figures, Input};
 use crate::handler::{AnyHandler, CatchUnwind, call};
 use crate::{
-    Advice, Attempt, Batch, BatchId, Error, ErrorKind, Failpoint, Failure, Handler, Hello, InstanceId, Now, Outcome, Report, Result, Sink,
-    SinkFeatures, Store, Subscription, SubscriptionView, Timestamp, Wake, metric,
+    Advice, Attempt, Batch, BatchId, Error, ErrorKind, Failpoint, Failure, Handler, Hello, InstanceId, Now, Outcome,
+    Report, Result, Sink, SinkFeatures, Store, Subscription, SubscriptionView, Timestamp, Wake, metric,
 };
 
 /// A worker that is held up by one event of its batch for longer than this gives the rest back to others.
@@ -35,7 +35,10 @@ impl Default for RelayConfig {
     fn default() -> Self {
         let host = std::env::var("HOSTNAME").ok().or_else(|| std::fs::read_to_string("/etc/hostname").ok());
         RelayConfig {
-            engine: EngineConfig { seed: u64::from(std::process::id()) ^ Timestamp::now().0 as u64, ..EngineConfig::default() },
+            engine: EngineConfig {
+                seed: u64::from(std::process::id()) ^ Timestamp::now().0 as u64,
+                ..EngineConfig::default()
+            },
             shutdown_grace: Duration::from_secs(25),
             host: host.map_or_else(|| "localhost".into(), |host| host.trim().to_owned()),
         }
@@ -116,7 +119,10 @@ impl<S: Store> RelayBuilder<S> {
         for (subscription, _) in &self.targets {
             subscription.validate()?;
             if self.targets.iter().filter(|other| other.0.name == subscription.name).count() > 1 {
-                return Err(Error::new(ErrorKind::Invalid, format!("two subscriptions are named '{}'; give each its own name", subscription.name)));
+                return Err(Error::new(
+                    ErrorKind::Invalid,
+                    format!("two subscriptions are named '{}'; give each its own name", subscription.name),
+                ));
             }
         }
         let hello = Hello {
@@ -127,7 +133,8 @@ impl<S: Store> RelayBuilder<S> {
         };
         let joined = self.store.join(hello).await?;
         Failpoint::Joined.hit();
-        let features = self.targets.iter().map(|(subscription, target)| (subscription.clone(), target.features())).collect();
+        let features =
+            self.targets.iter().map(|(subscription, target)| (subscription.clone(), target.features())).collect();
         let engine = Engine::new(self.config.engine.clone(), &joined, self.store.features(), features);
         let (commands, inbox) = mpsc::unbounded_channel();
         let (end_sender, end) = watch::channel(None);
@@ -274,9 +281,17 @@ enum Answer {
 }
 
 impl<S: Store> Shell<S> {
-    fn new(store: S, engine: Engine, targets: Vec<(Subscription, Target)>, watchdog: Duration, report: Arc<Mutex<Report>>) -> Self {
+    fn new(
+        store: S,
+        engine: Engine,
+        targets: Vec<(Subscription, Target)>,
+        watchdog: Duration,
+        report: Arc<Mutex<Report>>,
+    ) -> Self {
         let (answers, inputs) = mpsc::unbounded_channel();
-        let target = |(subscription, target): (Subscription, Target)| (subscription.name.as_str().into(), subscription.processing_timeout, target);
+        let target = |(subscription, target): (Subscription, Target)| {
+            (subscription.name.as_str().into(), subscription.processing_timeout, target)
+        };
         Shell {
             store: Arc::new(store),
             engine,
@@ -409,7 +424,8 @@ impl<S: Store> Shell<S> {
             metrics::counter!(metric::DELIVERED, "subscription" => subscription.to_string()).increment(count);
         }
         for ((subscription, kind), count) in failed {
-            metrics::counter!(metric::FAILURES, "subscription" => subscription.to_string(), "kind" => kind).increment(count);
+            metrics::counter!(metric::FAILURES, "subscription" => subscription.to_string(), "kind" => kind)
+                .increment(count);
         }
         for (subscription, count) in dead {
             tracing::warn!(%subscription, count, "events are dead; see them by `pillarbox list --state dead`");
@@ -463,7 +479,12 @@ impl<S: Store> Shell<S> {
 }
 
 /// Rings the engine whenever the store says that something may have happened while the engine sleeps.
-async fn listen<S: Store>(store: Arc<S>, mut doorbell: watch::Receiver<Doorbell>, answers: mpsc::UnboundedSender<Answer>, watchdog: Duration) {
+async fn listen<S: Store>(
+    store: Arc<S>,
+    mut doorbell: watch::Receiver<Doorbell>,
+    answers: mpsc::UnboundedSender<Answer>,
+    watchdog: Duration,
+) {
     let mut rings = 0;
     loop {
         // Not before the engine has taken the last ring in, or this one would be for the same thing.
@@ -478,7 +499,9 @@ async fn listen<S: Store>(store: Arc<S>, mut doorbell: watch::Receiver<Doorbell>
                 if answers.send(Answer::Input(Input::Rang)).is_err() {
                     return;
                 }
-                let Ok(after) = doorbell.wait_for(|state| state.rings >= rings).await.map(|state| *state) else { return };
+                let Ok(after) = doorbell.wait_for(|state| state.rings >= rings).await.map(|state| *state) else {
+                    return;
+                };
                 // A ring that the engine has no use for now, for example while all is paused, must not become a busy loop.
                 if after.polls == before.polls {
                     tokio::time::sleep(RING_MIN).await;

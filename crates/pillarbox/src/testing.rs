@@ -8,7 +8,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::handler::call;
-use crate::{Batch, BoxFuture, Event, Failure, Handler, Outcome, Relay, RelayBuilder, Result, Sink, SinkFeatures, Store};
+use crate::{
+    Batch, BoxFuture, Event, Failure, Handler, Outcome, Relay, RelayBuilder, Result, Sink, SinkFeatures, Store,
+};
 
 /// A sink that keeps what it gets. Clones share it.
 #[derive(Clone)]

@@ -1,0 +1,221 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{Action, Call, Claim, Engine, Mutant, PROMOTE_MAX};
+use crate::breaker::{Charge, Permit};
+use crate::dispatcher::{BatchId, Item};
+use crate::lane::{ChainKey, Failed, Phase};
+use crate::{Attempt, AttemptError, ERROR_BYTES_MAX, Event, Failure, Fault, Now, Outcome, Position, State, Timestamp};
+
+impl Engine {
+    pub(super) fn delivered(&mut self, now: Now, (index, batch): (usize, BatchId), outcomes: Vec<Outcome>) {
+        let items = self.subscribers[index].dispatcher.finish(batch);
+        let freed: usize = items.iter().map(|item| item.event.size()).sum();
+        self.subscribers[index].bytes -= freed;
+        let mut back = Vec::new();
+        let mut outcomes = outcomes.into_iter();
+        let mut delivered = 0;
+        for item in &items {
+            match outcomes.next().unwrap_or(Outcome::NotTried) {
+                Outcome::Delivered => {
+                    delivered += 1;
+                    self.subscribers[index].succeed(item);
+                }
+                Outcome::Failed(failure) => {
+                    if !self.charge(now, index, item, failure) {
+                        back.push(item.clone());
+                    }
+                }
+                Outcome::NotTried => back.push(item.clone()),
+            }
+        }
+        let sub = &mut self.subscribers[index];
+        if delivered > 0 {
+            sub.delivered += delivered;
+            sub.delivered_at = Some(now.wall);
+            *self.figures.delivered.entry(sub.name.clone()).or_default() += delivered;
+        }
+        sub.breaker.probe_lost(now);
+        let back = sub.take_back(now, back);
+        for item in &items {
+            sub.release_key(now, item);
+        }
+        sub.dispatcher.push_front(back);
+    }
+
+    /// Deals with a failure; false if the event is to be tried again as if nothing had happened.
+    pub(super) fn charge(&mut self, now: Now, index: usize, item: &Item, failure: Failure) -> bool {
+        let sub = &mut self.subscribers[index];
+        let position = item.event.position;
+        *self.figures.failed.entry((sub.name.clone(), failure.kind)).or_default() += 1;
+        let charge = match failure.fault {
+            Fault::Event => {
+                sub.breaker.answered();
+                Charge::Event
+            }
+            Fault::Sink => {
+                sub.breaker.failure(now, &failure.message, failure.retry_after);
+                Charge::Sink
+            }
+            Fault::Unclear => sub.breaker.unclear(now, position, &failure.message, failure.retry_after),
+        };
+        let key = item.key.map_or(position as u64, |key| key.0);
+        if charge == Charge::Sink {
+            return false;
+        }
+        sub.flood_guard.note(key, true);
+        let valid = sub.lane(item.lane).is_some_and(|lane| lane.epoch == item.epoch);
+        if !valid {
+            return true;
+        }
+        let row = sub.lane(item.lane).and_then(|lane| lane.row(item.key, position));
+        let since = row.map_or(now.wall, |row| row.since);
+        // An attempt that was announced is counted already.
+        let counted = row.is_some_and(|row| row.state == State::Processing);
+        let attempts = item.attempts + u32::from(!counted);
+        let failed = self.failed(index, now, attempts, since, &failure);
+        let sub = &mut self.subscribers[index];
+        let on_dead = sub.spec.on_dead;
+        let lane = sub.lane_at(item.lane, item.epoch).expect("checked above");
+        if item.parked {
+            lane.fail(position, item.key, failed, on_dead);
+        } else {
+            lane.park(&item.event, failed, now.wall, on_dead);
+        }
+        true
+    }
+
+    /// What the failure of an event's `attempts`-th attempt makes of it.
+    pub(super) fn failed(
+        &mut self,
+        index: usize,
+        now: Now,
+        attempts: u32,
+        since: Timestamp,
+        failure: &Failure,
+    ) -> Failed {
+        let noise = self.noise();
+        let sub = &self.subscribers[index];
+        let policy = &sub.spec.retry;
+        let dead = failure.permanent || policy.is_dead(attempts, now.wall.since(since));
+        let state = if dead && !sub.flood_guard.is_open() { State::Dead } else { State::Retrying };
+        if state == State::Dead {
+            *self.figures.dead.entry(sub.name.clone()).or_default() += 1;
+        }
+        let wait = policy.delay(attempts, noise).max(failure.retry_after.unwrap_or_default());
+        let mut message = failure.message.clone();
+        message.truncate(message.floor_char_boundary(ERROR_BYTES_MAX));
+        let error = AttemptError { at: now.wall, attempt: attempts, kind: failure.kind.into(), message };
+        Failed { state, attempts, due_at: now.wall.plus(wait), error }
+    }
+
+    pub(super) fn fetched(&mut self, now: Now, events: Vec<Arc<Event>>) {
+        self.call_succeeded(Call::Fetch);
+        let claims = self.fetching.take().unwrap_or_default();
+        let events: HashMap<Position, Arc<Event>> = events.into_iter().map(|event| (event.position, event)).collect();
+        for claim in claims {
+            let Claim { sub: index, lane: number, epoch, position, key } = claim;
+            let sub = &mut self.subscribers[index];
+            let Some(lane) = sub.lane_at(number, epoch) else { continue };
+            let Some(row) = lane.row(key, position) else { continue };
+            let (attempts, since) = (row.attempts, row.since);
+            if lane.phase != Phase::Active {
+                lane.unclaim(position, key);
+                continue;
+            }
+            let Some(event) = events.get(&position) else {
+                let failure = Failure::permanent("the event is neither in the log nor kept aside");
+                let failed = self.failed(index, now, attempts + 1, since, &failure);
+                let sub = &mut self.subscribers[index];
+                let on_dead = sub.spec.on_dead;
+                sub.lane_at(number, epoch).expect("checked above").fail(position, key, failed, on_dead);
+                continue;
+            };
+            let careful = lane.careful;
+            if careful {
+                lane.announce(position, key);
+            }
+            let item = Item { event: event.clone(), key, lane: number, epoch, attempts, parked: true };
+            sub.bytes += event.size();
+            if careful { sub.announced.push(item) } else { sub.dispatcher.push(item) }
+        }
+    }
+
+    pub(super) fn dispatch(&mut self, now: Now, index: usize) {
+        let sub = &mut self.subscribers[index];
+        if sub.paused {
+            return;
+        }
+        while sub.dispatcher.has_idle_worker() && sub.dispatcher.has_ready() {
+            let breaker = &sub.breaker;
+            let batch = match breaker.permit(now) {
+                Permit::Nothing => return,
+                Permit::All => sub.dispatcher.cut(|position| breaker.suspects(position)),
+                Permit::Probe => {
+                    let batch = sub.dispatcher.cut_probe(|position| breaker.suspects(position));
+                    if batch.is_some() {
+                        sub.breaker.probing();
+                    }
+                    batch
+                }
+            };
+            let Some(batch) = batch else { return };
+            let items = sub.dispatcher.batch(batch);
+            let attempt =
+                |item: &Item| Attempt { event: item.event.clone(), number: attempt_number(item), epoch: item.epoch };
+            let events = items.iter().map(attempt).collect();
+            if self.config.mutant == Some(Mutant::SettleBeforeDeliver) {
+                let early: Vec<(u32, Position, uuid::Uuid)> =
+                    items.iter().map(|item| (item.lane, item.event.position, item.event.id)).collect();
+                for (lane, position, id) in early {
+                    sub.lanes[lane as usize].iter_mut().for_each(|lane| lane.done(position, id));
+                }
+            }
+            self.actions.push(Action::Deliver { batch: (index, batch), events });
+        }
+    }
+
+    pub(super) fn call_fetch(&mut self, now: Now) {
+        if self.fetching.is_some() || !self.may_call(now, Call::Fetch) {
+            return;
+        }
+        let mut claims = Vec::new();
+        for (index, sub) in self.subscribers.iter_mut().enumerate() {
+            if sub.paused || sub.breaker.permit(now) == Permit::Nothing || sub.bytes >= self.config.in_flight_bytes_max
+            {
+                continue;
+            }
+            let limit = (sub.spec.batch_size * sub.spec.workers).min(PROMOTE_MAX);
+            let dispatcher = &sub.dispatcher;
+            let free = |chain| {
+                matches!(chain, ChainKey::Alone(_)) || matches!(chain, ChainKey::Key(key) if !dispatcher.is_busy(key))
+            };
+            for lane in sub.lanes.iter_mut().flatten().filter(|lane| lane.phase == Phase::Active) {
+                if lane.careful && (!lane.announced.is_empty() || dispatcher.in_flight_of(lane.reference.lane) > 0) {
+                    continue;
+                }
+                let (number, epoch) = (lane.reference.lane, lane.epoch);
+                let due = lane.take_due(now.wall, limit, free);
+                claims.extend(due.into_iter().map(|(position, key)| Claim {
+                    sub: index,
+                    lane: number,
+                    epoch,
+                    position,
+                    key,
+                }));
+            }
+        }
+        if claims.is_empty() {
+            return;
+        }
+        let mut positions: Vec<Position> = claims.iter().map(|claim| claim.position).collect();
+        positions.sort_unstable();
+        positions.dedup();
+        self.fetching = Some(claims);
+        self.actions.push(Action::Fetch(positions));
+    }
+}
+
+fn attempt_number(item: &Item) -> u32 {
+    item.attempts + 1
+}

@@ -1,0 +1,195 @@
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use super::{Action, Call, Engine, Mutant};
+use crate::lane::{Lane, Phase};
+use crate::{Epoch, Failure, Fleet, InstanceId, LaneRef, LaneState, Now, SubscriptionId, Take, TakeCause};
+
+/// After a ring the fleet is looked at too, but not more often than this.
+const OBSERVE_MIN: Duration = Duration::from_millis(50);
+/// A lane seized this often without progress is careful.
+const CAREFUL_AFTER: u32 = 2;
+
+impl Engine {
+    pub(super) fn observed(&mut self, now: Now, fleet: Fleet) {
+        self.observing = false;
+        self.seen_fleet = true;
+        self.call_succeeded(Call::Observe);
+        self.adopt_subscriptions(&fleet);
+        let views: HashMap<LaneRef, (Option<InstanceId>, Epoch, i64)> =
+            fleet.lanes.iter().map(|view| (view.lane, (view.owner, view.epoch, view.revision))).collect();
+        let mut mine = HashMap::new();
+        for sub in &mut self.subscribers {
+            let mut lost = Vec::new();
+            for lane in sub.lanes.iter_mut().flatten() {
+                match views.get(&lane.reference) {
+                    Some(&(owner, epoch, revision)) if epoch == lane.epoch && owner == Some(self.me) => {
+                        mine.insert(lane.reference, epoch);
+                        if revision != lane.revision && matches!(lane.phase, Phase::Active | Phase::Paused) {
+                            lane.phase = Phase::Reloading;
+                        }
+                    }
+                    // A view may be older than what this instance has since taken; only a newer epoch is a loss.
+                    Some(&(_, epoch, _)) if epoch <= lane.epoch => {
+                        mine.insert(lane.reference, epoch.max(lane.epoch));
+                    }
+                    _ => lost.push(lane.reference.lane),
+                }
+            }
+            lost.into_iter().for_each(|lane| sub.drop_lane(lane));
+        }
+        if self.draining {
+            return;
+        }
+        let running: Vec<SubscriptionId> = self.subscribers.iter().map(|sub| sub.id).collect();
+        let plan = self.ownership.plan(&fleet, &mine, &running, now.mono);
+        for lane in plan.release {
+            if let Some(lane) = self.lane_mut(lane).filter(|lane| matches!(lane.phase, Phase::Active | Phase::Paused)) {
+                lane.phase = Phase::Releasing;
+            }
+        }
+        let loading = self.loading.iter().flatten().chain(&self.to_load).map(|entry| entry.0);
+        let taking = self.taking.iter().flatten().map(|take| take.lane);
+        let under_way: HashSet<LaneRef> = loading.chain(taking).collect();
+        let unknown = |take: &Take| !mine.contains_key(&take.lane) && !under_way.contains(&take.lane);
+        self.to_take = plan.take.into_iter().filter(unknown).collect();
+    }
+
+    /// The newest started instance's filter wins; pauses are the operator's.
+    pub(super) fn adopt_subscriptions(&mut self, fleet: &Fleet) {
+        for sub in &mut self.subscribers {
+            let Some(view) = fleet.subscriptions.iter().find(|view| view.id == sub.id) else { continue };
+            if view.filter != sub.filter {
+                self.figures
+                    .warnings
+                    .push(format!("subscription '{}': a newer instance changed its filter; using that one", sub.name));
+                sub.filter = view.filter.clone();
+                // A poll under way was asked with the old filter.
+                sub.lanes.iter_mut().flatten().for_each(|lane| lane.asked = false);
+            }
+            if view.lanes != sub.lane_count {
+                (0..sub.lane_count).for_each(|lane| sub.drop_lane(lane));
+                sub.lane_count = view.lanes;
+                sub.lanes = (0..view.lanes).map(|_| None).collect();
+            }
+            if view.paused != sub.paused {
+                sub.paused = view.paused;
+                let (from, to) =
+                    if sub.paused { (Phase::Active, Phase::Paused) } else { (Phase::Paused, Phase::Reloading) };
+                sub.lanes.iter_mut().flatten().filter(|lane| lane.phase == from).for_each(|lane| lane.phase = to);
+            }
+        }
+    }
+
+    pub(super) fn taken(&mut self, epochs: Vec<Option<Epoch>>) {
+        self.call_succeeded(Call::Take);
+        let takes = self.taking.take().unwrap_or_default();
+        for (take, epoch) in takes.iter().zip(epochs) {
+            if let Some(epoch) = epoch {
+                if take.cause != TakeCause::Free {
+                    *self.figures.takeovers.entry(take.cause.name()).or_default() += 1;
+                }
+                self.to_load.push((take.lane, epoch));
+            }
+        }
+        self.observe_now = true;
+    }
+
+    pub(super) fn loaded(&mut self, now: Now, states: Vec<Option<LaneState>>) {
+        self.call_succeeded(Call::Load);
+        let lanes = self.loading.take().unwrap_or_default();
+        for ((reference, epoch), state) in lanes.into_iter().zip(states) {
+            let Some(index) = self.subscribers.iter().position(|sub| sub.id == reference.subscription) else {
+                continue;
+            };
+            let sub = &mut self.subscribers[index];
+            sub.drop_lane(reference.lane);
+            let Some(state) = state else { continue };
+            let mut lane = Lane::load(reference, epoch, state, sub.spec.on_dead, CAREFUL_AFTER);
+            lane.written.1 = now.mono;
+            if self.draining {
+                lane.phase = Phase::Releasing;
+            } else if sub.paused {
+                lane.phase = Phase::Paused;
+            }
+            if self.config.mutant == Some(Mutant::JoinWithoutRereading) && lane.top < self.horizon {
+                lane.top = self.horizon;
+            }
+            let interrupted = lane.interrupted();
+            sub.lanes[reference.lane as usize] = Some(lane);
+            for row in interrupted {
+                let failure =
+                    Failure { kind: "crash", ..Failure::event("the process ended while it worked on this event") };
+                let failed = self.failed(index, now, row.attempts, row.since, &failure);
+                let (on_dead, key) = (self.subscribers[index].spec.on_dead, row.key_hash());
+                let lane = self.lane_mut(reference).expect("just loaded");
+                lane.fail(row.position, key, failed, on_dead);
+                lane.careful = true;
+            }
+        }
+        self.rang_at.get_or_insert(now.mono);
+    }
+
+    pub(super) fn drain(&mut self) {
+        self.draining = true;
+        self.to_take.clear();
+        for lane in self.subscribers.iter_mut().flat_map(|sub| sub.lanes.iter_mut().flatten()) {
+            if lane.phase != Phase::Waiting {
+                lane.phase = Phase::Releasing;
+            }
+        }
+    }
+
+    pub(super) fn lane_mut(&mut self, lane: LaneRef) -> Option<&mut Lane> {
+        self.subscribers.iter_mut().find(|sub| sub.id == lane.subscription)?.lanes.get_mut(lane.lane as usize)?.as_mut()
+    }
+
+    /// Lanes that are to be given up, loaded anew or paused drop what is not at the sink; once quiet they are loaded.
+    pub(super) fn quiesce(&mut self) {
+        for (index, sub) in self.subscribers.iter_mut().enumerate() {
+            for number in 0..sub.lanes.len() {
+                let Some(lane) = &sub.lanes[number] else { continue };
+                let (phase, epoch, reference) = (lane.phase, lane.epoch, lane.reference);
+                if phase == Phase::Active {
+                    continue;
+                }
+                sub.bytes -= sub.dispatcher.purge(number as u32);
+                let lane = sub.lanes[number].as_mut().expect("checked above");
+                let busy = sub.dispatcher.in_flight_of(number as u32) > 0 || lane.has_writes();
+                let settling = self.settling.iter().flatten().any(|pending| pending.write.lane == reference);
+                // A reload keeps the epoch, so nothing of the lane's life before may come back after it.
+                let fetching =
+                    self.fetching.iter().flatten().any(|claim| claim.sub == index && claim.lane == number as u32);
+                if phase == Phase::Reloading && !busy && !settling && !fetching {
+                    lane.phase = Phase::Waiting;
+                    self.to_load.push((reference, epoch));
+                }
+            }
+        }
+    }
+
+    pub(super) fn observe_wait(&self) -> Duration {
+        if self.observe_now { OBSERVE_MIN } else { self.config.beat_interval.min(self.config.lease_ttl / 3) }
+    }
+
+    pub(super) fn call_fleet(&mut self, now: Now) {
+        let due = self.last_observe.is_none_or(|last| now.mono >= last + self.observe_wait());
+        let leaving = self.draining && self.subscribers.iter().all(|sub| sub.lanes().next().is_none());
+        if due && !leaving && !self.observing && self.may_call(now, Call::Observe) {
+            self.observing = true;
+            self.observe_now = false;
+            self.last_observe = Some(now.mono);
+            self.actions.push(Action::Observe(self.report()));
+        }
+        if self.taking.is_none() && !self.to_take.is_empty() && self.may_call(now, Call::Take) {
+            let takes = std::mem::take(&mut self.to_take);
+            self.taking = Some(takes.clone());
+            self.actions.push(Action::Take(takes));
+        }
+        if self.loading.is_none() && !self.to_load.is_empty() && self.may_call(now, Call::Load) {
+            let lanes = std::mem::take(&mut self.to_load);
+            self.loading = Some(lanes.clone());
+            self.actions.push(Action::Load(lanes));
+        }
+    }
+}

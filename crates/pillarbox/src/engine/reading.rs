@@ -1,0 +1,229 @@
+use std::collections::HashSet;
+use std::time::Duration;
+
+use super::subscriber::Subscriber;
+use super::{Action, Call, Engine, Mutant, PollPlan};
+use crate::lane::{Lane, Phase};
+use crate::{Now, Page, PollRequest, Position, RangeSet, Scan, ScanRequest, lane_of};
+
+/// The shortest and the longest wait between polls while a hole is open.
+const HOLE_POLL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+/// A careful lane moves at most this many events into the delivery table ahead.
+const CAREFUL_ROWS_MAX: usize = 100;
+
+impl Engine {
+    pub(super) fn polled(&mut self, now: Now, page: Page) {
+        self.call_succeeded(Call::Poll);
+        let Some(plan) = self.polling.take() else { return };
+        self.horizon = self.horizon.max(page.horizon);
+        self.grace.observe(&page);
+        let before = self.progress();
+        let mut covered_holes = RangeSet::new();
+        for scan in &page.scans[..plan.hole_scans.min(page.scans.len())] {
+            covered_holes.insert_range(scan.after + 1, scan.covered_to);
+        }
+        self.subscribers.iter_mut().for_each(|sub| sub.set_bounds(&covered_holes));
+        for (index, scan) in page.scans.iter().enumerate() {
+            let mut dead = self.grace.dead(scan, page.log_start);
+            if self.config.mutant == Some(Mutant::CloseHolesBeforeReading) {
+                dead = scan.visible.missing((scan.after + 1).max(page.log_start), scan.covered_to);
+            }
+            self.horizon = self.horizon.max(scan.visible.last().unwrap_or(0));
+            let hole_scan = index < plan.hole_scans;
+            let mut used = false;
+            for sub in 0..self.subscribers.len() {
+                let may_rise = !hole_scan && plan.room.contains(&sub);
+                used |= self.apply(now, sub, scan, &dead, page.log_start, may_rise);
+            }
+            if used {
+                self.dead.union(&dead);
+            }
+        }
+        let holes = self.subscribers.iter().flat_map(Subscriber::active).any(|lane| !lane.holes.is_empty());
+        self.hole_polls = if holes { self.hole_polls.saturating_add(1) } else { 0 };
+        self.stuck = self.progress() == before;
+    }
+
+    /// A figure that rises when a lane is shown something new.
+    pub(super) fn progress(&self) -> i64 {
+        self.subscribers.iter().flat_map(Subscriber::active).map(|lane| lane.top - lane.holes.count() as i64).sum()
+    }
+
+    /// Whether a lane with room lies behind what is known to be there.
+    pub(super) fn is_behind(&self) -> bool {
+        let behind = |lane: &Lane| lane.top < self.horizon && lane.holes.len() < self.config.ranges_max;
+        self.subscribers.iter().any(|sub| sub.has_room(&self.config) && sub.active().any(behind))
+    }
+
+    /// Shows one scan to the lanes of a subscription; with `may_rise` they may go higher. What is visible together is handed on in
+    /// order, so a lane takes nothing from above a hole of its own that this poll did not look at.
+    pub(super) fn apply(
+        &mut self,
+        now: Now,
+        index: usize,
+        scan: &Scan,
+        dead: &RangeSet,
+        log_start: Position,
+        may_rise: bool,
+    ) -> bool {
+        let extends = |lane: &Lane| {
+            let fits = scan.after <= lane.top && scan.covered_to > lane.top;
+            may_rise && fits && lane.holes.len() < self.config.ranges_max && lane.bound == Position::MAX
+        };
+        let sub = &self.subscribers[index];
+        let higher: Vec<bool> =
+            sub.lanes.iter().map(|lane| lane.as_ref().is_some_and(|lane| takes_part(lane) && extends(lane))).collect();
+        let touches = |lane: &Lane| !lane.holes.is_empty() && takes_part(lane);
+        if !higher.contains(&true) && !sub.lanes.iter().flatten().any(touches) {
+            return false;
+        }
+        let stop = self.admit_events(now, index, scan, &higher);
+        let sub = &mut self.subscribers[index];
+        let mut pruned = 0;
+        for (lane, higher) in sub.lanes.iter_mut().zip(higher) {
+            let Some(lane) = lane.as_mut().filter(|lane| takes_part(lane)) else { continue };
+            if higher {
+                let top = stop.min(scan.covered_to).max(lane.top);
+                pruned += (log_start.min(top + 1) - (lane.top + 1)).max(0);
+                let missing = scan.visible.missing((lane.top + 1).max(log_start), top);
+                lane.top = top;
+                lane.holes.union(&missing);
+            }
+            if !lane.holes.is_empty() {
+                // What was shown has been handed on, or is not this lane's.
+                let shown = scan.visible.within(scan.after + 1, scan.covered_to.min(lane.top).min(lane.bound - 1));
+                lane.holes.subtract(&shown);
+                lane.holes.subtract(dead);
+                if lane.holes.first().is_some_and(|first| first < log_start) {
+                    pruned += lane.holes.within(0, log_start - 1).count() as i64;
+                    lane.holes.remove_range(0, log_start - 1);
+                }
+            }
+            if self.config.mutant == Some(Mutant::CursorAtHighestVisible) {
+                lane.holes = RangeSet::new();
+            }
+        }
+        if pruned > 0 {
+            let name = sub.name.clone();
+            self.figures.warnings.push(format!(
+                "subscription '{name}': retention removed {pruned} positions before this subscription had passed them"
+            ));
+            *self.figures.pruned.entry(name).or_default() += pruned as u64;
+        }
+        true
+    }
+
+    /// Hands the events of a scan on; returns the position that the lanes may go up to.
+    pub(super) fn admit_events(&mut self, now: Now, index: usize, scan: &Scan, higher: &[bool]) -> Position {
+        let mut stop = scan.covered_to;
+        let sub = &mut self.subscribers[index];
+        let mut room = sub.room(&self.config);
+        let all = sub.filter.is_all();
+        for event in &scan.events {
+            if !all && !sub.filter.wants(event) {
+                continue;
+            }
+            let key = event.key_hash();
+            let number = lane_of(key, event.position, sub.lane_count);
+            let Some(lane) = sub.lanes[number as usize].as_mut().filter(|lane| takes_part(lane)) else { continue };
+            if event.position <= lane.top {
+                if event.position >= lane.bound || lane.holes.is_empty() || !lane.holes.contains(event.position) {
+                    continue;
+                }
+            } else if !higher[number as usize] || event.position > stop {
+                continue;
+            } else if room == 0
+                || sub.bytes >= self.config.in_flight_bytes_max
+                || (lane.careful && lane.runnable() >= CAREFUL_ROWS_MAX)
+            {
+                stop = event.position - 1;
+                continue;
+            }
+            room = room.saturating_sub(1);
+            sub.admit(now, number, key, event, self.config.mutant);
+        }
+        stop
+    }
+
+    pub(super) fn poll_request(&self) -> Option<(PollRequest, PollPlan)> {
+        let mut holes = RangeSet::new();
+        let mut tops: Vec<Position> = Vec::new();
+        let mut room = HashSet::new();
+        for (index, sub) in self.subscribers.iter().enumerate() {
+            sub.active().for_each(|lane| holes.union(&lane.holes));
+            if sub.has_room(&self.config) {
+                room.insert(index);
+                tops.extend(sub.active().filter(|lane| lane.holes.len() < self.config.ranges_max).map(|lane| lane.top));
+            }
+        }
+        let mut scans: Vec<ScanRequest> = coalesce(&holes, self.config.hole_scans_max);
+        scans.iter_mut().for_each(|scan| scan.limit = self.config.page_size.max(1_000));
+        let hole_scans = scans.len();
+        let limit = self.config.page_size;
+        let (lowest, highest) = (tops.iter().min().copied(), tops.iter().max().copied());
+        if let (Some(lowest), Some(highest)) = (lowest, highest) {
+            scans.push(ScanRequest { after: lowest, to: Position::MAX, limit });
+            if highest > lowest {
+                scans.push(ScanRequest { after: highest, to: Position::MAX, limit });
+            }
+        }
+        if scans.is_empty() {
+            return None;
+        }
+        let wanted =
+            self.subscribers.iter().filter(|sub| sub.active().next().is_some()).map(|sub| sub.filter.clone()).collect();
+        Some((PollRequest { scans, wanted }, PollPlan { hole_scans, room }))
+    }
+
+    pub(super) fn poll_wait(&self) -> Duration {
+        if self.hole_polls > 0 {
+            return HOLE_POLL.0.saturating_mul(self.hole_polls).min(HOLE_POLL.1).min(self.config.poll_interval);
+        }
+        self.config.poll_interval
+    }
+
+    pub(super) fn call_poll(&mut self, now: Now) {
+        let rang = self.rang_at.is_some_and(|at| now.mono >= at + self.config.debounce);
+        let due = self.last_poll.is_none_or(|last| now.mono >= last + self.poll_wait());
+        let behind = !self.stuck && self.polling.is_none() && self.is_behind();
+        if self.polling.is_some() || !(rang || due || behind) || !self.may_call(now, Call::Poll) {
+            return;
+        }
+        self.rang_at = None;
+        self.stuck = false;
+        self.last_poll = Some(now.mono);
+        if let Some((request, plan)) = self.poll_request() {
+            for lane in self.subscribers.iter_mut().flat_map(|sub| sub.lanes.iter_mut().flatten()) {
+                lane.asked = lane.phase == Phase::Active;
+            }
+            self.polling = Some(plan);
+            self.polls += 1;
+            self.actions.push(Action::Poll(request));
+        }
+    }
+}
+
+/// Whether a lane may use the answer to the poll under way: it was there, with this filter, when the poll was asked.
+fn takes_part(lane: &Lane) -> bool {
+    lane.phase == Phase::Active && lane.asked
+}
+
+/// Scans that cover all holes, at most `limit`: beyond it the nearest neighbours are asked for as one.
+fn coalesce(holes: &RangeSet, limit: usize) -> Vec<ScanRequest> {
+    let mut ranges: Vec<(Position, Position)> = holes.iter().map(|range| (*range.start(), *range.end())).collect();
+    if ranges.len() > limit {
+        let mut gaps: Vec<(Position, usize)> =
+            ranges.windows(2).enumerate().map(|(index, pair)| (pair[1].0 - pair[0].1, index)).collect();
+        gaps.sort_unstable();
+        let joined: HashSet<usize> = gaps.iter().take(ranges.len() - limit).map(|gap| gap.1).collect();
+        let mut merged: Vec<(Position, Position)> = Vec::with_capacity(limit);
+        for (index, range) in ranges.into_iter().enumerate() {
+            match merged.last_mut() {
+                Some(last) if index > 0 && joined.contains(&(index - 1)) => last.1 = range.1,
+                _ => merged.push(range),
+            }
+        }
+        ranges = merged;
+    }
+    ranges.into_iter().map(|(low, high)| ScanRequest { after: low - 1, to: high, limit: 0 }).collect()
+}

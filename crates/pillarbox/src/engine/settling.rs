@@ -1,0 +1,109 @@
+use super::subscriber::Subscriber;
+use super::{Action, Call, Engine, Mutant, PendingWrite};
+use crate::dispatcher::Item;
+use crate::lane::{Lane, Phase};
+use crate::{Cursor, Now, Position, RangeSet, Settlement};
+
+impl Engine {
+    pub(super) fn has_writes(&self) -> bool {
+        !self.dead.is_empty() || self.subscribers.iter().flat_map(Subscriber::lanes).any(Lane::has_writes)
+    }
+
+    pub(super) fn settled(&mut self, now: Now, written: Vec<bool>) {
+        self.call_succeeded(Call::Settle);
+        self.dead_settling = RangeSet::new();
+        for (pending, written) in self.settling.take().unwrap_or_default().into_iter().zip(written) {
+            let PendingWrite { write, done, announced } = pending;
+            let (number, epoch) = (write.lane.lane, write.epoch);
+            let Some(sub) = self.subscribers.iter_mut().find(|sub| sub.id == write.lane.subscription) else { continue };
+            sub.window -= done;
+            let Some(lane) = sub.lane_at(number, epoch) else { continue };
+            if !written || write.release {
+                self.observe_now = true;
+                sub.drop_lane(number);
+                continue;
+            }
+            lane.written = (write.cursor.floor, now.mono);
+            let begin = |item: &mut Item| item.lane == number && announced.contains(&item.event.position);
+            for item in sub.announced.extract_if(.., begin).collect::<Vec<_>>() {
+                sub.dispatcher.push(item);
+            }
+        }
+    }
+
+    pub(super) fn settle(&mut self, now: Now) {
+        if self.settling.is_some() || !self.may_call(now, Call::Settle) || !self.settle_is_due(now) {
+            return;
+        }
+        let mut lanes = Vec::new();
+        for sub in &mut self.subscribers {
+            for lane in sub.lanes.iter_mut().flatten().filter(|lane| lane.phase != Phase::Waiting) {
+                let releasing = lane.phase == Phase::Releasing && sub.dispatcher.in_flight_of(lane.reference.lane) == 0;
+                let floor_is_old =
+                    now.mono >= lane.written.1 + self.config.floor_interval && lane.is_idle_above(lane.written.0);
+                if !lane.has_writes() && !releasing && !floor_is_old {
+                    continue;
+                }
+                let (mut write, done) = lane.take_write(self.config.ranges_max);
+                break_cursor(self.config.mutant, lane.top, &mut write.cursor);
+                if releasing {
+                    write.release = true;
+                    lane.phase = Phase::Waiting;
+                }
+                lanes.push(PendingWrite { write, done, announced: std::mem::take(&mut lane.announced) });
+            }
+        }
+        if lanes.is_empty() && self.dead.is_empty() {
+            return;
+        }
+        lanes.sort_by_key(|pending| pending.write.lane);
+        self.last_settle = Some(now.mono);
+        self.dead_settling = std::mem::take(&mut self.dead);
+        let writes = lanes.iter().map(|pending| pending.write.clone()).collect();
+        self.settling = Some(lanes);
+        self.actions.push(Action::Settle(Settlement { lanes: writes, dead: self.dead_settling.clone() }));
+    }
+
+    /// Writes are gathered for a while, unless the window fills up or a lane waits for them to be given back or loaded anew.
+    pub(super) fn settle_is_due(&self, now: Now) -> bool {
+        let gathered = self.last_settle.is_none_or(|last| now.mono >= last + self.settle_interval);
+        let pressed = |sub: &Subscriber| {
+            sub.lanes().map(|lane| lane.done_unwritten).sum::<usize>() * 2 > self.config.in_flight_max
+        };
+        let awaited = |sub: &Subscriber, lane: &Lane| {
+            let waits = lane.phase == Phase::Releasing || (lane.phase == Phase::Reloading && lane.has_writes());
+            waits && sub.dispatcher.in_flight_of(lane.reference.lane) == 0
+        };
+        gathered || self.subscribers.iter().any(|sub| pressed(sub) || sub.lanes().any(|lane| awaited(sub, lane)))
+    }
+
+    pub(super) fn restore_settling(&mut self) {
+        let dead = std::mem::take(&mut self.dead_settling);
+        self.dead.union(&dead);
+        for PendingWrite { write, done, announced } in self.settling.take().unwrap_or_default() {
+            let Some(sub) = self.subscribers.iter_mut().find(|sub| sub.id == write.lane.subscription) else { continue };
+            match sub.lane_at(write.lane.lane, write.epoch) {
+                Some(lane) => {
+                    if write.release {
+                        lane.phase = Phase::Releasing;
+                    }
+                    lane.announced.splice(..0, announced);
+                    lane.restore_write(write, done);
+                }
+                None => sub.window -= done,
+            }
+        }
+    }
+}
+
+/// What a deliberately broken variant writes instead of the truth.
+fn break_cursor(mutant: Option<Mutant>, top: Position, cursor: &mut Cursor) {
+    match mutant {
+        Some(Mutant::CursorAtHighestVisible) => cursor.floor = top,
+        Some(Mutant::AbsoluteCursor) => {
+            cursor.floor = cursor.anchor.map_or(cursor.floor, |anchor| anchor.0.max(cursor.floor))
+        }
+        _ => return,
+    }
+    cursor.settled.remove_range(0, cursor.floor);
+}

@@ -1,0 +1,228 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{EngineConfig, Mutant, PROMOTE_MAX};
+use crate::breaker::Breaker;
+use crate::dispatcher::{Dispatcher, Item};
+use crate::flood_guard::FloodGuard;
+use crate::lane::{ChainKey, Lane, Phase};
+use crate::{
+    Delivery, Epoch, Event, Filter, KeyHash, Now, Position, RangeSet, Subscription, SubscriptionId, Timestamp,
+};
+
+/// One subscription of the engine.
+#[derive(Debug)]
+pub(super) struct Subscriber {
+    pub(super) spec: Subscription,
+    pub(super) name: Arc<str>,
+    pub(super) id: SubscriptionId,
+    pub(super) filter: Filter,
+    pub(super) lane_count: u32,
+    pub(super) paused: bool,
+    pub(super) lanes: Vec<Option<Lane>>,
+    pub(super) dispatcher: Dispatcher,
+    pub(super) breaker: Breaker,
+    pub(super) flood_guard: FloodGuard,
+    /// Events read and not yet settled in the database.
+    pub(super) window: usize,
+    pub(super) bytes: usize,
+    pub(super) delivered: u64,
+    pub(super) delivered_at: Option<Timestamp>,
+    pub(super) stopped: Option<String>,
+    /// Events of careful lanes whose attempt is being written down first.
+    pub(super) announced: Vec<Item>,
+    /// Delayed deliveries that are due while an event of their key is at the sink: they take their place when that is over.
+    pub(super) due_behind: HashMap<KeyHash, Vec<(u32, Delivery)>>,
+}
+
+impl Subscriber {
+    pub(super) fn lanes(&self) -> impl Iterator<Item = &Lane> {
+        self.lanes.iter().flatten()
+    }
+
+    pub(super) fn active(&self) -> impl Iterator<Item = &Lane> {
+        self.lanes().filter(|lane| lane.phase == Phase::Active)
+    }
+
+    pub(super) fn lane(&self, number: u32) -> Option<&Lane> {
+        self.lanes.get(number as usize)?.as_ref()
+    }
+
+    /// The lane, if it is still held under that epoch.
+    pub(super) fn lane_at(&mut self, number: u32, epoch: Epoch) -> Option<&mut Lane> {
+        self.lanes.get_mut(number as usize)?.as_mut().filter(|lane| lane.epoch == epoch)
+    }
+
+    /// Notes for each lane the lowest of its holes that a poll did not look at.
+    pub(super) fn set_bounds(&mut self, covered: &RangeSet) {
+        for lane in self.lanes.iter_mut().flatten() {
+            let mut unseen = lane.holes.clone();
+            unseen.subtract(covered);
+            lane.bound = unseen.first().unwrap_or(Position::MAX);
+        }
+    }
+
+    /// How many more events may be read.
+    pub(super) fn room(&self, config: &EngineConfig) -> usize {
+        if self.stopped.is_some() || self.paused { 0 } else { config.in_flight_max.saturating_sub(self.window) }
+    }
+
+    /// Whether reading is worth a poll: a part of the window is free.
+    pub(super) fn has_room(&self, config: &EngineConfig) -> bool {
+        self.room(config) > config.in_flight_max / 4 && self.bytes < config.in_flight_bytes_max
+    }
+
+    pub(super) fn is_idle(&self, now: Now, horizon: Position) -> bool {
+        let lane_idle = |lane: &Lane| {
+            let read = lane.top >= horizon && lane.holes.is_empty() && lane.open_count() == 0;
+            (read && lane.phase == Phase::Active && lane.next_due().is_none_or(|due| due > now.wall))
+                || lane.phase == Phase::Paused
+        };
+        let given_up = self.breaker.is_down() || self.stopped.is_some();
+        let quiet = self.dispatcher.in_flight() == 0 && self.announced.is_empty();
+        quiet && (given_up || (self.dispatcher.is_empty() && self.lanes().all(lane_idle)))
+    }
+
+    /// Takes an event that a scan showed.
+    pub(super) fn admit(
+        &mut self,
+        now: Now,
+        number: u32,
+        key: Option<crate::KeyHash>,
+        event: &Arc<Event>,
+        mutant: Option<Mutant>,
+    ) {
+        let lane = self.lanes[number as usize].as_mut().expect("the caller found the lane");
+        debug_assert!(mutant.is_some() || event.position > lane.top || lane.holes.contains(event.position));
+        lane.admit(event.position);
+        self.window += 1;
+        if lane.is_parked(event.position) {
+            return lane.done(event.position, event.id);
+        }
+        if let Some(until) = event.deliver_at.filter(|&at| at > now.wall) {
+            return lane.delay(event, until, now.wall);
+        }
+        if lane.careful || lane.has_chain(ChainKey::of(key, event.position)) {
+            return lane.enqueue(event, now.wall);
+        }
+        self.bytes += event.size();
+        self.dispatcher.push(Item {
+            event: event.clone(),
+            key,
+            lane: number,
+            epoch: lane.epoch,
+            attempts: 0,
+            parked: false,
+        });
+    }
+
+    pub(super) fn succeed(&mut self, item: &Item) {
+        self.breaker.success(item.event.position);
+        self.flood_guard.note(item.key.map_or(item.event.position as u64, |key| key.0), false);
+        let Some(lane) = self.lane_at(item.lane, item.epoch) else { return };
+        if item.parked {
+            lane.succeed(item.event.position, item.key);
+        } else {
+            lane.done(item.event.position, item.event.id);
+        }
+    }
+
+    /// Of the events that were not tried, those that are to be sent again before anything else of their keys. Those of a failing
+    /// key go behind its head; those of a lane that is gone or leaving are dropped.
+    pub(super) fn take_back(&mut self, now: Now, items: Vec<Item>) -> Vec<Item> {
+        let mut front = Vec::new();
+        let gated = &self.due_behind;
+        for item in items {
+            let position = item.event.position;
+            let Some(lane) = self.lanes[item.lane as usize].as_mut().filter(|lane| lane.epoch == item.epoch) else {
+                self.breaker.forget(position);
+                continue;
+            };
+            if item.parked {
+                lane.unclaim(position, item.key);
+            } else if lane.has_chain(ChainKey::of(item.key, position))
+                || item.key.is_some_and(|key| gated.contains_key(&key))
+            {
+                lane.enqueue(&item.event, now.wall);
+            } else if lane.phase == Phase::Active {
+                self.bytes += item.event.size();
+                front.push(item);
+            }
+        }
+        front
+    }
+
+    /// A key of a batch that is over is no longer under way. What waits for it is sent, or goes behind the key's failing head if
+    /// there is one now: after what came back from the batch itself.
+    pub(super) fn release_key(&mut self, now: Now, item: &Item) {
+        let Some(key) = item.key else { return };
+        let delayed = self.due_behind.remove(&key).unwrap_or_default();
+        let failing = self.lane_at(item.lane, item.epoch).is_some_and(|lane| lane.has_chain(ChainKey::Key(key)));
+        let mut waiting = if failing || !delayed.is_empty() { self.dispatcher.extract(key) } else { Vec::new() };
+        waiting.extend(self.dispatcher.release(key));
+        let (mut head_is_sent, mut front) = (false, Vec::new());
+        for item in waiting {
+            let position = item.event.position;
+            let (size, event) = (item.event.size(), item.event.clone());
+            let Some(lane) = self.lanes[item.lane as usize].as_mut().filter(|lane| lane.epoch == item.epoch) else {
+                self.bytes -= size;
+                continue;
+            };
+            head_is_sent |= item.parked && lane.is_head(key, position);
+            if if item.parked { head_is_sent } else { delayed.is_empty() && !lane.has_chain(ChainKey::Key(key)) } {
+                front.push(item);
+                continue;
+            }
+            self.bytes -= size;
+            if item.parked { lane.unclaim(position, Some(key)) } else { lane.enqueue(&event, now.wall) }
+        }
+        // They are older than anything of the key that is ready.
+        self.dispatcher.push_front(front);
+        for (number, row) in delayed {
+            if let Some(lane) = &mut self.lanes[number as usize] {
+                lane.promote(row);
+            }
+        }
+    }
+
+    /// Delayed deliveries that are due take their place behind what their key has waiting.
+    pub(super) fn promote(&mut self, now: Now) {
+        if self.paused || self.active().all(|lane| lane.next_due().is_none_or(|due| due > now.wall)) {
+            return;
+        }
+        let ready = self.dispatcher.ready_keys();
+        for number in 0..self.lanes.len() {
+            let Some(lane) = self.lanes[number].as_mut().filter(|lane| lane.phase == Phase::Active) else { continue };
+            for row in lane.take_delayed(now.wall, PROMOTE_MAX) {
+                if let Some(key) = row.key_hash().filter(|&key| self.dispatcher.is_busy(key)) {
+                    self.due_behind.entry(key).or_default().push((number as u32, row));
+                    continue;
+                }
+                let key = row.key_hash().filter(|key| ready.contains(key));
+                let waiting = key.map(|key| self.dispatcher.extract(key)).unwrap_or_default();
+                let lane = self.lanes[number].as_mut().expect("checked above");
+                for item in waiting {
+                    self.bytes -= item.event.size();
+                    if item.parked {
+                        lane.unclaim(item.event.position, item.key)
+                    } else {
+                        lane.enqueue(&item.event, now.wall)
+                    }
+                }
+                lane.promote(row);
+            }
+        }
+    }
+
+    /// Forgets a lane: it is another's now, or loaded anew.
+    pub(super) fn drop_lane(&mut self, number: u32) {
+        let Some(lane) = self.lanes[number as usize].take() else { return };
+        self.bytes -= self.dispatcher.purge(number);
+        self.due_behind.values_mut().for_each(|rows| rows.retain(|row| row.0 != number));
+        for item in self.announced.extract_if(.., |item| item.lane == number) {
+            self.bytes -= item.event.size();
+        }
+        // Whatever is in a write under way leaves the window with that.
+        self.window -= lane.window;
+    }
+}
