@@ -56,7 +56,11 @@ impl Operator for SqliteStore {
 
     async fn prune(&self, policy: &PrunePolicy) -> Result<Pruned> {
         let policy = *policy;
-        self.operate(move |desk| write(&desk.connection, |tx| prune::prune(tx, desk, &policy))).await
+        let pruned = self.operate(move |desk| write(&desk.connection, |tx| prune::prune(tx, desk, &policy))).await?;
+        if !pruned.more {
+            self.maintain().await?;
+        }
+        Ok(pruned)
     }
 
     async fn doctor(&self) -> Result<Vec<Check>> {

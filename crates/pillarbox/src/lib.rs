@@ -1,4 +1,29 @@
-//! Pillarbox: a transactional outbox engine.
+//! A transactional outbox engine: an application writes an [`Event`] in the same database transaction as its business data,
+//! and a [`Relay`] delivers it, once that transaction is durable, to every [`Subscription`] that wants it.
+//!
+//! - No committed event is ever skipped silently: it is delivered, or listed as waiting or dead.
+//! - First arrivals of a key come in log order. After a crash an event may come again, with the same id.
+//! - A failure holds back only its own key.
+//!
+//! This crate is the engine and its seams; it talks to no database itself. Publishing and the [`Store`] come from a database's
+//! own crate (`pillarbox-sqlite`), sinks to other systems from `pillarbox-sinks`. A relay is built from both:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use pillarbox::{Event, Failure, Operator, Relay, Store, Subscription};
+//!
+//! async fn run(store: impl Store + Operator) -> pillarbox::Result<Relay> {
+//!     Relay::builder(store)
+//!         .handle(Subscription::new("mailer").topics(["orders"]), |event: Arc<Event>| async move {
+//!             println!("{} {}", event.r#type, event.id);
+//!             Ok::<(), Failure>(())
+//!         })
+//!         .start()
+//!         .await
+//! }
+//! ```
+//!
+//! The decisions of a relay are in [`engine`]: state, time and what happened, to what is to be done, without any IO.
 mod audit;
 mod breaker;
 mod cloud_event;
@@ -45,7 +70,7 @@ pub use operator::{
     ListRow, LogStatus, Operator, PrunePolicy, Pruned, Selection, SettledBy, State, Status, SubscriptionStatus,
 };
 pub use range_set::RangeSet;
-pub use relay::{Relay, RelayBuilder, RelayConfig};
+pub use relay::{RETENTION_INTERVAL, Relay, RelayBuilder, RelayConfig};
 pub use retry::RetryPolicy;
 pub use sink::{Attempt, Batch, BoxFuture, Failure, Fault, Outcome, Sink, SinkFeatures};
 pub use store::{

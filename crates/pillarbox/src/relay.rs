@@ -9,8 +9,9 @@ use tokio::time::Instant;
 use crate::engine::{Action, Call, Engine, EngineConfig, Figures, Input};
 use crate::handler::{AnyHandler, CatchUnwind, call};
 use crate::{
-    Advice, Attempt, Batch, BatchId, Error, ErrorKind, Failpoint, Failure, Handler, Hello, InstanceId, Now, Outcome,
-    Report, Result, Sink, SinkFeatures, Store, Subscription, SubscriptionView, Timestamp, Wake, metric,
+    Advice, Attempt, Batch, BatchId, Error, ErrorKind, Failpoint, Failure, Handler, Hello, InstanceId, Now, Operator,
+    Outcome, PrunePolicy, Report, Result, Sink, SinkFeatures, Store, Subscription, SubscriptionView, Timestamp, Wake,
+    metric,
 };
 
 /// A worker that is held up by one event of its batch for longer than this gives the rest back to others.
@@ -20,6 +21,9 @@ const RING_MIN: Duration = Duration::from_millis(5);
 /// How long a stop waits for the database to be told.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How often a relay removes what retention allows and lets the store look after its files.
+pub const RETENTION_INTERVAL: Duration = Duration::from_secs(30);
+
 /// How a relay runs; the limits are those of [`EngineConfig`].
 #[derive(Debug, Clone)]
 pub struct RelayConfig {
@@ -27,6 +31,9 @@ pub struct RelayConfig {
     pub engine: EngineConfig,
     /// How long a drain may take before what is still at a sink is cancelled. Default: 25 s.
     pub shutdown_grace: Duration,
+    /// What is removed from the log once nobody needs it; looked at every [`RETENTION_INTERVAL`]. Default: events of 7 days ago that
+    /// every subscription has passed. None: nothing is ever removed.
+    pub retention: Option<PrunePolicy>,
     /// The host's name as operators see it. Default: from the environment.
     pub host: String,
 }
@@ -40,6 +47,7 @@ impl Default for RelayConfig {
                 ..EngineConfig::default()
             },
             shutdown_grace: Duration::from_secs(25),
+            retention: Some(PrunePolicy::default()),
             host: host.map_or_else(|| "localhost".into(), |host| host.trim().to_owned()),
         }
     }
@@ -95,7 +103,7 @@ impl Target {
     }
 }
 
-impl<S: Store> RelayBuilder<S> {
+impl<S: Store + Operator> RelayBuilder<S> {
     /// How to run.
     pub fn config(mut self, config: RelayConfig) -> Self {
         self.config = config;
@@ -140,9 +148,10 @@ impl<S: Store> RelayBuilder<S> {
         let (end_sender, end) = watch::channel(None);
         let report = Arc::new(Mutex::new(engine.report()));
         let shell = Shell::new(self.store, engine, self.targets, self.config.engine.poll_interval, report.clone());
+        let retention = self.config.retention;
         let mut task = JoinSet::new();
         task.spawn(async move {
-            let end = shell.run(inbox).await;
+            let end = shell.run(inbox, retention).await;
             end_sender.send_replace(Some(end));
         });
         Ok(Relay {
@@ -159,7 +168,7 @@ impl<S: Store> RelayBuilder<S> {
 
 impl Relay {
     /// A relay on this store.
-    pub fn builder<S: Store>(store: S) -> RelayBuilder<S> {
+    pub fn builder<S: Store + Operator>(store: S) -> RelayBuilder<S> {
         RelayBuilder { store, config: RelayConfig::default(), targets: Vec::new() }
     }
 
@@ -280,7 +289,7 @@ enum Answer {
     Left(Result<()>),
 }
 
-impl<S: Store> Shell<S> {
+impl<S: Store + Operator> Shell<S> {
     fn new(
         store: S,
         engine: Engine,
@@ -313,8 +322,11 @@ impl<S: Store> Shell<S> {
         Now { mono: self.started.elapsed(), wall: Timestamp::now() }
     }
 
-    async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) -> End {
+    async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>, retention: Option<PrunePolicy>) -> End {
         self.calls.spawn(listen(self.store.clone(), self.doorbell.subscribe(), self.answers.clone(), self.watchdog));
+        if let Some(policy) = retention {
+            self.calls.spawn(retain(self.store.clone(), policy));
+        }
         let mut input = Input::Tick;
         loop {
             self.rings += u64::from(matches!(input, Input::Rang));
@@ -513,6 +525,33 @@ async fn listen<S: Store>(
                 tracing::warn!(%error, "the doorbell is out of order; polling instead");
                 tokio::time::sleep(watchdog.min(Duration::from_secs(1))).await;
             }
+        }
+    }
+}
+
+/// Removes what retention allows, slice by slice, for as long as the relay runs.
+async fn retain<S: Operator>(store: Arc<S>, policy: PrunePolicy) {
+    loop {
+        tokio::time::sleep(RETENTION_INTERVAL).await;
+        let mut events = 0;
+        loop {
+            match store.prune(&policy).await {
+                Ok(slice) => {
+                    events += slice.events;
+                    if !slice.more {
+                        break;
+                    }
+                    // Publishers and settlements get their turn between two slices.
+                    tokio::task::yield_now().await;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "retention failed; it is tried again");
+                    break;
+                }
+            }
+        }
+        if events > 0 {
+            tracing::info!(events, "retention removed events");
         }
     }
 }

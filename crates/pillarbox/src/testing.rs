@@ -9,7 +9,8 @@ use tokio::sync::watch;
 
 use crate::handler::call;
 use crate::{
-    Batch, BoxFuture, Event, Failure, Handler, Outcome, Relay, RelayBuilder, Result, Sink, SinkFeatures, Store,
+    Batch, BoxFuture, Event, Failure, Handler, Operator, Outcome, Relay, RelayBuilder, Result, Sink, SinkFeatures,
+    Store,
 };
 
 /// A sink that keeps what it gets. Clones share it.
@@ -81,7 +82,7 @@ impl Sink for Capture {
 }
 
 /// Runs a relay until nothing can be delivered now, then drains it: what a test needs between publishing and looking.
-pub async fn run_until_idle<S: Store>(relay: RelayBuilder<S>) -> Result<()> {
+pub async fn run_until_idle<S: Store + Operator>(relay: RelayBuilder<S>) -> Result<()> {
     let relay: Relay = relay.start().await?;
     relay.until_idle().await?;
     relay.drain().await

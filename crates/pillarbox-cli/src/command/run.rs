@@ -1,13 +1,11 @@
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
-use pillarbox::{Operator, PrunePolicy, Relay, Report, Sink, Subscription};
+use pillarbox::{Operator, Relay, Report, Sink, Subscription};
 use pillarbox_sqlite::{Limits, SqliteStore};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::MissedTickBehavior;
 use tracing::{error, info, warn};
 
 use super::Scope;
@@ -17,11 +15,6 @@ use crate::exit::{Exit, Stop};
 use crate::http::{self, Health};
 use crate::recorder::Recorder;
 use crate::sink;
-
-/// How often retention runs.
-const RETENTION_INTERVAL: Duration = Duration::from_secs(60);
-/// How often the write-ahead log is written back.
-const MAINTAIN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Runs the relay until it is idle or told to stop.
 pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
@@ -51,8 +44,6 @@ pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
     let relay = builder.start().await.map_err(|error| database.explain(error))?;
     info!(instance = relay.instance().0, "relay started");
     say_new(&relay, &operator).await?;
-    background.spawn(retain(operator.clone(), config.prune_policy()));
-    background.spawn(maintain(operator));
     health.set_ready(true);
     work(relay, signals, &closed, &health, args.until_idle).await
 }
@@ -147,47 +138,6 @@ async fn say_new(relay: &Relay, operator: &SqliteStore) -> Result<()> {
             let events = subscription.pending + subscription.processing + subscription.report.delivered;
             info!(subscription = subscription.name, floor = subscription.floor, events, "new subscription");
         }
-    }
-    Ok(())
-}
-
-/// Applies retention, for as long as the relay runs.
-async fn retain(operator: Arc<SqliteStore>, policy: PrunePolicy) {
-    let mut clock = tokio::time::interval(RETENTION_INTERVAL);
-    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        clock.tick().await;
-        if let Err(error) = prune(&operator, &policy).await {
-            warn!(error = %error, "retention failed; it is tried again");
-        }
-    }
-}
-
-/// Keeps the database's write-ahead log short, for as long as the relay runs. The store itself warns of a long reader.
-async fn maintain(operator: Arc<SqliteStore>) {
-    let mut clock = tokio::time::interval(MAINTAIN_INTERVAL);
-    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        clock.tick().await;
-        if let Err(error) = operator.maintain().await {
-            warn!(error = %error, "the write-ahead log could not be written back; it is tried again");
-        }
-    }
-}
-
-async fn prune(operator: &SqliteStore, policy: &PrunePolicy) -> pillarbox::Result<()> {
-    let mut events = 0;
-    loop {
-        let slice = operator.prune(policy).await?;
-        events += slice.events;
-        if !slice.more {
-            break;
-        }
-        // Publishers and the relay get the writer between two slices.
-        tokio::task::yield_now().await;
-    }
-    if events > 0 {
-        info!(events, "retention removed events");
     }
     Ok(())
 }

@@ -18,7 +18,8 @@ impl Config {
             seed: Timestamp::now().0 as u64 ^ u64::from(std::process::id()),
             ..default
         };
-        RelayConfig { engine, shutdown_grace: self.relay.shutdown_grace, ..RelayConfig::default() }
+        let retention = Some(self.prune_policy());
+        RelayConfig { engine, shutdown_grace: self.relay.shutdown_grace, retention, ..RelayConfig::default() }
     }
 
     /// What retention may remove.

@@ -1,4 +1,4 @@
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
@@ -18,6 +18,10 @@ use crate::place::Place;
 const KILLS: usize = 200;
 /// At most this many lines are waited for between two kills.
 const LINES_BETWEEN_MAX: u64 = 30;
+/// Every so many kills come while the receiver's file is locked by somebody else, so that batches stay at the sink for long.
+const HELD_UP_EVERY: usize = 20;
+/// So many beats of the relay that is killed then; it settles more often than it beats.
+const HELD_UP_BEATS: i64 = 2;
 /// So far a publisher may be ahead of the receiver.
 const BACKLOG_MAX: usize = 400;
 /// The keys of the random runs.
@@ -159,7 +163,7 @@ fn two_hundred_kills_at_random_lose_nothing() {
     });
     let mut relays = [Victim::start(&place, None), Victim::start(&place, None)];
     let mut in_flight = 0;
-    for _ in 0..KILLS {
+    for kill in 0..KILLS {
         // One in four comes at once, while the relay killed before is still on its way up.
         let lines = if dice.roll(4) == 0 { 0 } else { dice.roll(LINES_BETWEEN_MAX) as usize };
         let goal = ledger.arrivals() + lines;
@@ -168,7 +172,9 @@ fn two_hundred_kills_at_random_lose_nothing() {
             ledger.arrivals() >= goal
         });
         let victim = &mut relays[dice.roll(2) as usize];
+        let held = (kill % HELD_UP_EVERY == 0).then(|| hold_up(&place, victim));
         in_flight += victim.kill(&place, &mut ledger);
+        drop(held);
         *victim = Victim::start(&place, None);
     }
     stop.store(true, Ordering::SeqCst);
@@ -182,6 +188,20 @@ fn two_hundred_kills_at_random_lose_nothing() {
     verdict.assert_sound(in_flight);
     assert!(in_flight <= KILLS * EngineConfig::default().in_flight_max);
     assert!(!takeovers.is_empty() && takeovers.iter().all(|(cause, _)| cause == "lock"), "{takeovers:?}");
+}
+
+/// Locks the receiver's file, and waits until the relay has had the time to settle what it could not deliver.
+fn hold_up(place: &Place, relay: &Victim) -> File {
+    let held = OpenOptions::new().create(true).append(true).open(place.path("out.ndjson")).unwrap();
+    held.lock().unwrap();
+    let sql = place.sql();
+    let beats = || -> i64 {
+        let beats = "select coalesce(max(beat), 0) from pillarbox_instance where pid = ?1";
+        sql.query_row(beats, [relay.child.id()], |row| row.get(0)).unwrap()
+    };
+    let before = beats();
+    until("the relay beats while it is held up", || beats() >= before + HELD_UP_BEATS);
+    held
 }
 
 /// Publishes in transactions of any size, some of which are rolled back, staying a little ahead of the receiver.

@@ -28,7 +28,7 @@ impl Maintained {
 
 impl SqliteStore {
     /// Writes the write-ahead log back into the database, without getting into anybody's way, and cuts it back when it
-    /// has grown beyond [`WAL_BYTES_MAX`]. To be called every few seconds by whoever runs a relay.
+    /// has grown beyond [`WAL_BYTES_MAX`]. Every relay does so with its retention.
     pub async fn maintain(&self) -> Result<Maintained> {
         let maintained = self.operate(maintain).await?;
         if maintained.is_starved() {
