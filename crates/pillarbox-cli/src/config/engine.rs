@@ -14,6 +14,9 @@ impl Config {
             beat_interval: default.beat_interval.min(self.relay.lease_ttl / 3),
             poll_interval: poll_interval.unwrap_or(self.relay.poll_interval),
             debounce: self.relay.debounce,
+            in_flight_max: self.relay.in_flight,
+            parked_max: self.relay.max_parked,
+            blocked_max: self.relay.max_blocked,
             // Relays that start together must not retry together.
             seed: Timestamp::now().0 as u64 ^ u64::from(std::process::id()),
             ..default

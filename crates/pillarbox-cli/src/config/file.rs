@@ -9,6 +9,8 @@ use super::section::Section;
 use super::sink::SinkSettings;
 use crate::database::masked;
 
+/// The most that any limit of the relay can be set to.
+const LIMIT_MAX: i64 = 100_000_000;
 /// The most workers of one subscription.
 const WORKERS_MAX: i64 = 1_024;
 /// The most events that are handed to a sink at once.
@@ -50,6 +52,12 @@ pub(crate) struct Relay {
     /// How long a clean stop may take. Default: 25 s.
     #[serde(serialize_with = "in_words")]
     pub(crate) shutdown_grace: Duration,
+    /// Events of a subscription that are read and not yet settled; what a crash can deliver twice. Default: 10,000.
+    pub(crate) in_flight: usize,
+    /// Failing keys of a subscription at which it stops. Default: 10,000.
+    pub(crate) max_parked: usize,
+    /// Deliveries of a subscription behind failing keys at which it stops. Default: 1,000,000.
+    pub(crate) max_blocked: usize,
 }
 
 /// Whether jobs that another process left behind are looked for.
@@ -148,6 +156,9 @@ impl Relay {
             debounce: section.duration("debounce").unwrap_or(Duration::ZERO),
             lease_ttl: section.duration("lease_ttl").unwrap_or(Duration::from_secs(10)),
             shutdown_grace: section.duration("shutdown_grace").unwrap_or(Duration::from_secs(25)),
+            in_flight: section.count("in_flight", 1..=LIMIT_MAX).unwrap_or(10_000) as usize,
+            max_parked: section.count("max_parked", 1..=LIMIT_MAX).unwrap_or(10_000) as usize,
+            max_blocked: section.count("max_blocked", 1..=LIMIT_MAX).unwrap_or(1_000_000) as usize,
         };
         if relay.poll_interval.is_zero() || relay.lease_ttl.is_zero() {
             section.problem("poll_interval and lease_ttl must be longer than 0");

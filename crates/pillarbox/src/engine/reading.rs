@@ -159,7 +159,9 @@ impl Engine {
         let mut scans: Vec<ScanRequest> = coalesce(&holes, self.config.hole_scans_max);
         scans.iter_mut().for_each(|scan| scan.limit = self.config.page_size.max(1_000));
         let hole_scans = scans.len();
-        let limit = self.config.page_size;
+        // With little room a long page would be read for nothing; not all of it is wanted, though.
+        let largest = room.iter().map(|&index: &usize| self.subscribers[index].room(&self.config)).max().unwrap_or(0);
+        let limit = self.config.page_size.min(largest.saturating_mul(4).max(1));
         let (lowest, highest) = (tops.iter().min().copied(), tops.iter().max().copied());
         if let (Some(lowest), Some(highest)) = (lowest, highest) {
             scans.push(ScanRequest { after: lowest, to: Position::MAX, limit });
