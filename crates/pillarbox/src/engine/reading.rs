@@ -52,7 +52,7 @@ impl Engine {
     /// Whether a lane with room lies behind what is known to be there.
     pub(super) fn is_behind(&self) -> bool {
         let behind = |lane: &Lane| lane.top < self.horizon && lane.holes.len() < self.config.ranges_max;
-        self.subscribers.iter().any(|sub| sub.has_room(&self.config) && sub.active().any(behind))
+        self.subscribers.iter().any(|sub| sub.stopped.is_none() && sub.has_room(&self.config) && sub.active().any(behind))
     }
 
     /// Shows one scan to the lanes of a subscription; with `may_rise` they may go higher. What is visible together is handed on in
@@ -117,7 +117,7 @@ impl Engine {
     pub(super) fn admit_events(&mut self, now: Now, index: usize, scan: &Scan, higher: &[bool]) -> Position {
         let mut stop = scan.covered_to;
         let sub = &mut self.subscribers[index];
-        let mut room = sub.room(&self.config);
+        let mut room = sub.free(&self.config);
         let all = sub.filter.is_all();
         for event in &scan.events {
             if !all && !sub.filter.wants(event) {
@@ -126,16 +126,21 @@ impl Engine {
             let key = event.key_hash();
             let number = lane_of(key, event.position, sub.lane_count);
             let Some(lane) = sub.lanes[number as usize].as_mut().filter(|lane| takes_part(lane)) else { continue };
+            let full = room == 0
+                || sub.bytes >= self.config.in_flight_bytes_max
+                || (lane.careful && lane.runnable() >= CAREFUL_ROWS_MAX);
             if event.position <= lane.top {
                 if event.position >= lane.bound || lane.holes.is_empty() || !lane.holes.contains(event.position) {
                     continue;
                 }
+                if full {
+                    // It stays a hole, and nothing above it is taken before it.
+                    lane.bound = event.position;
+                    continue;
+                }
             } else if !higher[number as usize] || event.position > stop {
                 continue;
-            } else if room == 0
-                || sub.bytes >= self.config.in_flight_bytes_max
-                || (lane.careful && lane.runnable() >= CAREFUL_ROWS_MAX)
-            {
+            } else if full {
                 stop = event.position - 1;
                 continue;
             }
@@ -150,8 +155,12 @@ impl Engine {
         let mut tops: Vec<Position> = Vec::new();
         let mut room = HashSet::new();
         for (index, sub) in self.subscribers.iter().enumerate() {
+            if !sub.has_room(&self.config) {
+                continue;
+            }
+            // Holes are asked for also when a limit has stopped the subscription: it may be their number.
             sub.active().for_each(|lane| holes.union(&lane.holes));
-            if sub.has_room(&self.config) {
+            if sub.stopped.is_none() {
                 room.insert(index);
                 tops.extend(sub.active().filter(|lane| lane.holes.len() < self.config.ranges_max).map(|lane| lane.top));
             }
@@ -160,7 +169,7 @@ impl Engine {
         scans.iter_mut().for_each(|scan| scan.limit = self.config.page_size.max(1_000));
         let hole_scans = scans.len();
         // With little room a long page would be read for nothing; not all of it is wanted, though.
-        let largest = room.iter().map(|&index: &usize| self.subscribers[index].room(&self.config)).max().unwrap_or(0);
+        let largest = room.iter().map(|&index: &usize| self.subscribers[index].free(&self.config)).max().unwrap_or(0);
         let limit = self.config.page_size.min(largest.saturating_mul(4).max(1));
         let (lowest, highest) = (tops.iter().min().copied(), tops.iter().max().copied());
         if let (Some(lowest), Some(highest)) = (lowest, highest) {

@@ -62,14 +62,15 @@ impl Subscriber {
         }
     }
 
-    /// How many more events may be read.
-    pub(super) fn room(&self, config: &EngineConfig) -> usize {
-        if self.stopped.is_some() || self.paused { 0 } else { config.in_flight_max.saturating_sub(self.window) }
+    /// How many more events fit into the window.
+    pub(super) fn free(&self, config: &EngineConfig) -> usize {
+        let full = self.paused || self.bytes >= config.in_flight_bytes_max;
+        if full { 0 } else { config.in_flight_max.saturating_sub(self.window) }
     }
 
     /// Whether reading is worth a poll: a part of the window is free.
     pub(super) fn has_room(&self, config: &EngineConfig) -> bool {
-        self.room(config) > config.in_flight_max / 4 && self.bytes < config.in_flight_bytes_max
+        self.free(config) > config.in_flight_max / 4
     }
 
     pub(super) fn is_idle(&self, now: Now, horizon: Position) -> bool {
