@@ -96,7 +96,7 @@ enum Step {
     End(Tx),
     Tick(Ticket),
     Execute(Ticket, Box<Request>),
-    PollStep(Ticket, Box<PollSteps>),
+    Poll(Ticket, Box<PollSteps>),
     Answer(Ticket, Box<Input>),
     Arrive(Ticket, (usize, BatchId), Vec<Attempt>),
     Ring(Ticket),
@@ -289,7 +289,7 @@ impl World {
             Step::Tick(_) => {}
             Step::Ring(ticket) => self.input(ticket, Input::Rang),
             Step::Execute(ticket, request) => self.execute(ticket, *request),
-            Step::PollStep(ticket, steps) => self.poll_step(ticket, *steps),
+            Step::Poll(ticket, steps) => self.poll_step(ticket, *steps),
             Step::Answer(ticket, input) => self.input(ticket, *input),
             Step::Arrive(ticket, batch, events) => self.arrive(ticket, batch, &events),
             Step::Fault => self.fault(),
@@ -435,7 +435,7 @@ impl World {
             Action::Settle(settlement) => Request::Settle(settlement),
             Action::Poll(request) => {
                 let steps = self.log.poll_steps(&request);
-                return self.after(0, 2_000, Step::PollStep(ticket, Box::new(steps)));
+                return self.after(0, 2_000, Step::Poll(ticket, Box::new(steps)));
             }
             Action::Deliver { batch, events } => return self.deliver(ticket, batch, events),
             Action::Leave => {
@@ -492,7 +492,7 @@ impl World {
             return;
         }
         match steps.step(&self.log) {
-            Ok(None) => self.after(0, 2_000, Step::PollStep(ticket, Box::new(steps))),
+            Ok(None) => self.after(0, 2_000, Step::Poll(ticket, Box::new(steps))),
             Ok(Some(page)) => self.answer(ticket, Input::Polled(page)),
             Err(_) => self.answer(ticket, Input::CallFailed(Call::Poll)),
         }

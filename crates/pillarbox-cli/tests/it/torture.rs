@@ -172,7 +172,7 @@ fn two_hundred_kills_at_random_lose_nothing() {
             ledger.arrivals() >= goal
         });
         let victim = &mut relays[dice.roll(2) as usize];
-        let held = (kill % HELD_UP_EVERY == 0).then(|| hold_up(&place, victim));
+        let held = (kill % HELD_UP_EVERY == 0).then(|| hold_up(&place, &ledger, victim));
         in_flight += victim.kill(&place, &mut ledger);
         drop(held);
         *victim = Victim::start(&place, None);
@@ -190,11 +190,16 @@ fn two_hundred_kills_at_random_lose_nothing() {
     assert!(!takeovers.is_empty() && takeovers.iter().all(|(cause, _)| cause == "lock"), "{takeovers:?}");
 }
 
-/// Locks the receiver's file, and waits until the relay has had the time to settle what it could not deliver.
-fn hold_up(place: &Place, relay: &Victim) -> File {
+/// Locks the receiver's file once the relay owns lanes, and waits until it has had the time to settle what it could not
+/// deliver.
+fn hold_up(place: &Place, ledger: &Ledger, relay: &Victim) -> File {
+    let sql = place.sql();
+    until("the relay owns lanes", || {
+        let owners = instances(&sql, relay.child.id());
+        ledger.cursors().values().any(|cursor| cursor.owner.is_some_and(|owner| owners.contains(&owner)))
+    });
     let held = OpenOptions::new().create(true).append(true).open(place.path("out.ndjson")).unwrap();
     held.lock().unwrap();
-    let sql = place.sql();
     let beats = || -> i64 {
         let beats = "select coalesce(max(beat), 0) from pillarbox_instance where pid = ?1";
         sql.query_row(beats, [relay.child.id()], |row| row.get(0)).unwrap()

@@ -52,7 +52,9 @@ impl Engine {
     /// Whether a lane with room lies behind what is known to be there.
     pub(super) fn is_behind(&self) -> bool {
         let behind = |lane: &Lane| lane.top < self.horizon && lane.holes.len() < self.config.ranges_max;
-        self.subscribers.iter().any(|sub| sub.stopped.is_none() && sub.has_room(&self.config) && sub.active().any(behind))
+        self.subscribers
+            .iter()
+            .any(|sub| sub.stopped.is_none() && sub.has_room(&self.config) && sub.active().any(behind))
     }
 
     /// Shows one scan to the lanes of a subscription; with `may_rise` they may go higher. What is visible together is handed on in
