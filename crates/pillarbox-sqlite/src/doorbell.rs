@@ -242,9 +242,12 @@ impl Listener {
                 alerted_at = Some(Instant::now());
             }
             let asked = self.bell.asked.load(Ordering::SeqCst);
-            if let Err(error) = self.look() {
+            match self.look() {
+                // What was expected has come; the publisher's next event expects anew.
+                Ok(true) => alerted_at = None,
+                Ok(false) => {}
                 // The relay's own polls run into the same failure and report it.
-                tracing::debug!(error = ?error, "the doorbell could not look at the database");
+                Err(error) => tracing::debug!(error = ?error, "the doorbell could not look at the database"),
             }
             self.bell.looked.store(asked, Ordering::SeqCst);
             if asked != answered || self.bell.state().due(Instant::now()) {
@@ -255,15 +258,17 @@ impl Listener {
         }
     }
 
-    /// Looks for commits and at the neighbour's lock.
-    fn look(&mut self) -> Db<()> {
+    /// Looks for commits and at the neighbour's lock; whether there are new events.
+    fn look(&mut self) -> Db<bool> {
         let mut statement = self.connection.prepare_cached("pragma data_version")?;
         // The version first: a commit after it is found by the next look.
         let version: i64 = statement.query_row([], |row| row.get(0))?;
+        let mut new_events = false;
         if self.version != Some(version) {
             let mut statement = self.connection.prepare_cached(include_str!("sql/signature.sql"))?;
             let (horizon, revision) = statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
             let mut state = self.bell.state();
+            new_events = horizon > state.horizon;
             state.horizon = horizon;
             state.revision = revision;
             self.version = Some(version);
@@ -279,7 +284,7 @@ impl Listener {
                 state.neighbour_ended = true;
             }
         }
-        Ok(())
+        Ok(new_events)
     }
 }
 

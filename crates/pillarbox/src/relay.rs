@@ -10,8 +10,8 @@ use crate::engine::{Action, Call, Engine, EngineConfig, Figures, Input};
 use crate::handler::{AnyHandler, CatchUnwind, call};
 use crate::{
     Advice, Attempt, Batch, BatchId, Error, ErrorKind, Failpoint, Failure, Handler, Hello, InstanceId, Now, Operator,
-    Outcome, PrunePolicy, Report, Result, Sink, SinkFeatures, Store, Subscription, SubscriptionView, Timestamp, Wake,
-    metric,
+    Outcome, PrunePolicy, Pruned, Report, Result, Sink, SinkFeatures, Store, Subscription, SubscriptionView, Timestamp,
+    Wake, metric,
 };
 
 /// A worker that is held up by one event of its batch for longer than this gives the rest back to others.
@@ -532,27 +532,22 @@ async fn listen<S: Store>(
 /// Removes what retention allows, slice by slice, for as long as the relay runs.
 async fn retain<S: Operator>(store: Arc<S>, policy: PrunePolicy) {
     loop {
-        tokio::time::sleep(RETENTION_INTERVAL).await;
         let mut events = 0;
-        loop {
-            match store.prune(&policy).await {
-                Ok(slice) => {
-                    events += slice.events;
-                    if !slice.more {
-                        break;
-                    }
-                    // Publishers and settlements get their turn between two slices.
-                    tokio::task::yield_now().await;
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "retention failed; it is tried again");
-                    break;
-                }
-            }
+        let mut more = true;
+        while more {
+            let slice = store.prune(&policy).await.unwrap_or_else(|error| {
+                tracing::warn!(%error, "retention failed; it is tried again");
+                Pruned::default()
+            });
+            events += slice.events;
+            more = slice.more;
+            // Publishers and settlements get their turn between two slices.
+            tokio::task::yield_now().await;
         }
         if events > 0 {
             tracing::info!(events, "retention removed events");
         }
+        tokio::time::sleep(RETENTION_INTERVAL).await;
     }
 }
 
