@@ -275,7 +275,7 @@ pub(crate) fn parse_filter(text: &str) -> Filter {
 
 /// All that is in the database of the fleet; locks are looked at afterwards.
 fn fleet(tx: &Transaction<'_>) -> Db<Fleet> {
-    let sql = "select id, beat, subscriptions from pillarbox_instance order by id";
+    let sql = "select id, beat, subscriptions, report from pillarbox_instance order by id";
     let instances = tx.prepare_cached(sql)?.query_map([], instance_view)?.collect::<Result<_, _>>()?;
     let sql = "select id, name, filter, lanes, paused from pillarbox_subscription order by id";
     let subscriptions = tx.prepare_cached(sql)?.query_map([], subscription_view)?.collect::<Result<_, _>>()?;
@@ -287,7 +287,8 @@ fn fleet(tx: &Transaction<'_>) -> Db<Fleet> {
 fn instance_view(row: &Row<'_>) -> rusqlite::Result<InstanceView> {
     let ids: Vec<i64> = serde_json::from_str(&row.get::<_, String>(2)?).unwrap_or_default();
     let subscriptions = ids.into_iter().map(SubscriptionId).collect();
-    Ok(InstanceView { id: InstanceId(row.get(0)?), beat: row.get(1)?, lock: Lock::Held, subscriptions })
+    let draining = serde_json::from_str::<Report>(&row.get::<_, String>(3)?).is_ok_and(|report| report.draining);
+    Ok(InstanceView { id: InstanceId(row.get(0)?), beat: row.get(1)?, lock: Lock::Held, draining, subscriptions })
 }
 
 fn lane_view(row: &Row<'_>) -> rusqlite::Result<LaneView> {

@@ -587,6 +587,7 @@ impl Inner {
             id: *id,
             beat: row.beat,
             lock: lock(row),
+            draining: row.report.draining,
             subscriptions: row.subscriptions.clone(),
         };
         let lane = |(lane, row): (LaneRef, &Lane)| LaneView {

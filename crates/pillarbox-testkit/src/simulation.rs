@@ -408,8 +408,12 @@ impl World {
         if self.nodes[ticket.node].frozen {
             return self.nodes[ticket.node].held.push(input);
         }
-        if let Input::Delivered { batch, .. } = &input {
-            self.nodes[ticket.node].at_sink.remove(batch);
+        match &input {
+            Input::Delivered { batch, .. } => drop(self.nodes[ticket.node].at_sink.remove(batch)),
+            Input::HandedBack { batch, kept } => {
+                self.nodes[ticket.node].at_sink.entry(*batch).and_modify(|keys| keys.truncate(*kept));
+            }
+            _ => {}
         }
         let now = self.clock(ticket.node);
         let engine = self.nodes[ticket.node].engine.as_mut().expect("alive");
@@ -514,6 +518,14 @@ impl World {
         let parallel = self.nodes.iter().flat_map(|node| node.at_sink.values()).map(Vec::len).sum();
         self.run.parallel = self.run.parallel.max(parallel);
         let slow = if self.random.chance(5) { 400_000 } else { 10_000 };
+        let mut events = events;
+        // A worker that is held up by an event gives the rest of its batch back before that one arrives.
+        if events.len() > 1 && self.random.chance(20) {
+            let kept = self.random.between(1, events.len() as u64 - 1) as usize;
+            events.truncate(kept);
+            self.answer(ticket, Input::HandedBack { batch, kept });
+            return self.after(4_000, 4_000 + slow, Step::Arrive(ticket, batch, events));
+        }
         self.after(0, slow, Step::Arrive(ticket, batch, events));
     }
 
@@ -635,7 +647,8 @@ impl World {
         self.after(50_000, 700_000, Step::Fault);
         let node = self.random.below(NODES as u64) as usize;
         match self.random.below(10) {
-            0..4 => self.kill(node),
+            0..3 => self.kill(node),
+            3 => self.drain(node),
             4..7 => self.freeze(node),
             7 => {
                 let sub = self.random.below(2) as usize;
@@ -660,6 +673,13 @@ impl World {
         self.log.kill(instance);
         self.after(1_000, 1_500_000, Step::Restart(node));
         self.ring();
+    }
+
+    /// A clean stop: what is at the sink is finished, the lanes are given back.
+    fn drain(&mut self, node: usize) {
+        self.note(&format!("drain {node}"));
+        self.input(Ticket { node, life: self.nodes[node].life }, Input::Drain);
+        self.after(1_000_000, 3_000_000, Step::Restart(node));
     }
 
     fn freeze(&mut self, node: usize) {

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::{BreakerReport, Now, Position, Timestamp};
+use crate::{BreakerReport, Failure, Fault, Now, Position, Timestamp};
 
 /// An event that fails where nobody can say whose fault it is, with no other event at hand to tell, is charged after this time.
 pub const BREAKER_SUSPECT_AFTER: Duration = Duration::from_secs(15 * 60);
@@ -9,6 +9,9 @@ pub const BREAKER_SUSPECT_AFTER: Duration = Duration::from_secs(15 * 60);
 pub const BREAKER_BASE: Duration = Duration::from_millis(500);
 /// The longest wait for a sink that is down.
 pub const BREAKER_CAP: Duration = Duration::from_secs(30);
+
+/// The longest wait that a receiver can ask for.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
 /// Keeps a sink that is down from burning attempts, and one poison event from looking like an outage.
 #[derive(Debug, Default)]
@@ -81,8 +84,8 @@ impl Breaker {
         self.state = State::Probing;
     }
 
-    /// A probe came back without having been tried.
-    pub(crate) fn probe_lost(&mut self, now: Now) {
+    /// A probe came back. If its outcome said nothing about the sink, another may go at once.
+    pub(crate) fn probe_over(&mut self, now: Now) {
         if self.state == State::Probing {
             self.state = State::Open { until: now.mono };
         }
@@ -115,29 +118,26 @@ impl Breaker {
             self.failures += 1;
         }
         let wait = BREAKER_BASE.saturating_mul(1 << (self.failures.saturating_sub(1)).min(16)).min(BREAKER_CAP);
-        let wait = retry_after.unwrap_or(wait);
+        let wait = retry_after.map_or(wait, |asked| asked.clamp(wait, RETRY_AFTER_MAX.max(wait)));
         self.state = State::Open { until: now.mono + wait };
         self.next_try = now.wall.plus(wait);
         self.error = error.to_owned();
     }
 
-    /// Nobody can say whose fault the failure of this event was: it is the event's once others succeed and it does not.
-    pub(crate) fn unclear(
-        &mut self,
-        now: Now,
-        position: Position,
-        error: &str,
-        retry_after: Option<Duration>,
-    ) -> Charge {
+    /// The failure of this event was not said to be its own fault: it is all the same, once others succeed and it does not. If it was
+    /// not said to be the sink's either (`unclear`) and no other event is at hand to tell, it is the event's after a while.
+    pub(crate) fn suspect(&mut self, now: Now, position: Position, failure: &Failure) -> Charge {
         let successes = self.successes;
+        let alone = self.suspects.is_empty() || (self.suspects.len() == 1 && self.suspects.contains_key(&position));
         let suspect = self.suspects.entry(position).or_insert(Suspect { first: now.mono, successes, again: 0 });
+        let old = now.mono.saturating_sub(suspect.first) >= BREAKER_SUSPECT_AFTER;
         if successes > suspect.successes {
             suspect.again += 1;
             if suspect.again < 2 {
                 return Charge::Sink;
             }
-        } else if now.mono.saturating_sub(suspect.first) < BREAKER_SUSPECT_AFTER {
-            self.failure(now, error, retry_after);
+        } else if !(alone && old && failure.fault == Fault::Unclear) {
+            self.failure(now, &failure.message, failure.retry_after);
             return Charge::Sink;
         }
         self.suspects.remove(&position);
@@ -203,23 +203,63 @@ mod tests {
         assert_eq!(breaker.deadline().expect("open") - before, BREAKER_CAP);
     }
 
+    fn unclear() -> Failure {
+        Failure::unclear("reset", "connection reset")
+    }
+
     #[test]
     fn poison_that_looks_like_an_outage_is_charged_once_others_succeed() {
+        for failure in [unclear(), Failure::sink("down")] {
+            let mut breaker = Breaker::default();
+            assert_eq!(breaker.suspect(at(0), 7, &failure), Charge::Sink);
+            assert_eq!(breaker.permit(at(0)), Permit::Nothing);
+            assert!(breaker.suspects(7), "the probe is another event");
+            breaker.probing();
+            breaker.success(8);
+            assert_eq!(breaker.suspect(at(2), 7, &failure), Charge::Sink);
+            assert_eq!(breaker.permit(at(2)), Permit::All, "others are not held back");
+            assert_eq!(breaker.suspect(at(3), 7, &failure), Charge::Event);
+        }
+    }
+
+    #[test]
+    fn a_suspect_that_is_the_probe_does_not_end_probing_for_ever() {
         let mut breaker = Breaker::default();
-        assert_eq!(breaker.unclear(at(0), 7, "reset", None), Charge::Sink);
-        assert_eq!(breaker.permit(at(0)), Permit::Nothing);
-        breaker.probing();
+        assert_eq!(breaker.suspect(at(0), 7, &unclear()), Charge::Sink);
         breaker.success(8);
-        assert_eq!(breaker.unclear(at(2), 7, "reset", None), Charge::Sink);
-        assert_eq!(breaker.permit(at(2)), Permit::All, "others are not held back");
-        assert_eq!(breaker.unclear(at(3), 7, "reset", None), Charge::Event);
+        breaker.failure(at(1), "down", None);
+        breaker.probing();
+        assert_eq!(breaker.suspect(at(2), 7, &unclear()), Charge::Sink);
+        breaker.probe_over(at(2));
+        assert_eq!(breaker.permit(at(2)), Permit::Probe);
     }
 
     #[test]
     fn alone_with_a_suspect_it_is_charged_after_the_limit() {
         let mut breaker = Breaker::default();
-        assert_eq!(breaker.unclear(at(0), 7, "reset", None), Charge::Sink);
-        assert_eq!(breaker.unclear(at(899), 7, "reset", None), Charge::Sink);
-        assert_eq!(breaker.unclear(at(900), 7, "reset", None), Charge::Event);
+        assert_eq!(breaker.suspect(at(0), 7, &unclear()), Charge::Sink);
+        assert_eq!(breaker.suspect(at(899), 7, &unclear()), Charge::Sink);
+        assert_eq!(breaker.suspect(at(900), 7, &unclear()), Charge::Event);
+    }
+
+    #[test]
+    fn a_long_outage_charges_nobody() {
+        let mut breaker = Breaker::default();
+        for hour in 0..24 {
+            for position in [7, 8] {
+                assert_eq!(breaker.suspect(at(hour * 3600), position, &unclear()), Charge::Sink);
+            }
+            let mut one = Breaker::default();
+            assert_eq!(one.suspect(at(hour * 3600), 7, &Failure::sink("down")), Charge::Sink);
+        }
+    }
+
+    #[test]
+    fn a_receiver_cannot_make_us_hurry_nor_wait_for_ever() {
+        let mut breaker = Breaker::default();
+        breaker.failure(at(0), "busy", Some(Duration::ZERO));
+        assert_eq!(breaker.permit(at(0)), Permit::Nothing);
+        breaker.failure(at(0), "busy", Some(Duration::MAX));
+        assert_eq!(breaker.deadline(), Some(RETRY_AFTER_MAX));
     }
 }

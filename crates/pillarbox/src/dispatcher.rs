@@ -212,26 +212,40 @@ impl Dispatcher {
             let key = item.key.expect("only items with a key are behind one");
             self.keys.get_mut(&key.0).expect("the key is under way").waiting.push_front(item);
         }
-        let keys: HashSet<KeyHash> = free.iter().filter_map(|item| item.key).collect();
+        // What waited for their keys comes behind them, in the order in which it waited.
         let mut waited: Vec<Item> = Vec::new();
-        keys.into_iter().for_each(|key| waited.extend(self.release(key)));
-        // In position order, so that a run does not depend on the order of a hash set.
-        waited.sort_by_key(|item| item.event.position);
-        waited.into_iter().rev().for_each(|item| self.ready.push_front(item));
+        free.iter().filter_map(|item| item.key).for_each(|key| waited.extend(self.release(key)));
+        self.push_front(waited);
         self.push_front(free);
     }
 
     /// Drops what is not at the sink yet, for a lane that is given up or loaded anew; returns the bytes freed.
     pub(crate) fn purge(&mut self, lane: u32) -> usize {
+        self.retain(|item| item.lane != lane)
+    }
+
+    /// Drops what is not at the sink and `keep` does not want; returns the bytes freed.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&Item) -> bool) -> usize {
         let mut freed = 0;
         let mut keep = |item: &Item| {
-            let keep = item.lane != lane;
-            freed += if keep { 0 } else { item.event.size() };
-            keep
+            let kept = keep(item);
+            freed += if kept { 0 } else { item.event.size() };
+            kept
         };
         self.ready.retain(&mut keep);
         self.keys.values_mut().for_each(|busy| busy.waiting.retain(&mut keep));
         freed
+    }
+
+    /// Whether a lane has events here, at the sink or not.
+    pub(crate) fn holds(&self, lane: u32) -> bool {
+        let waiting = self.keys.values().flat_map(|busy| &busy.waiting);
+        self.batches.values().flatten().chain(&self.ready).chain(waiting).any(|item| item.lane == lane)
+    }
+
+    /// Whether this event of a lane is at the sink.
+    pub(crate) fn is_at_sink(&self, lane: u32, position: Position) -> bool {
+        self.batches.values().flatten().any(|item| item.lane == lane && item.event.position == position)
     }
 
     /// How many events of a lane are at the sink.

@@ -303,6 +303,7 @@ impl Engine {
                 delivered: 0,
                 delivered_at: None,
                 stopped: None,
+                first_lane: 0,
                 announced: Vec::new(),
                 due_behind: HashMap::new(),
             })
@@ -353,7 +354,7 @@ impl Engine {
             Input::Fetched(events) => self.fetched(now, events),
             Input::Settled(written) => self.settled(now, written),
             Input::Delivered { batch, outcomes } => self.delivered(now, batch, outcomes),
-            Input::HandedBack { batch, kept } => self.subscribers[batch.0].dispatcher.hand_back(batch.1, kept),
+            Input::HandedBack { batch, kept } => self.handed_back(batch, kept),
             Input::Rang => {
                 self.rang_at.get_or_insert(now.mono);
                 self.observe_now = true;
@@ -395,20 +396,19 @@ impl Engine {
 
     /// Nothing is under way and nothing can be delivered now: what is left waits for its time, for an operator or for another instance.
     pub fn is_idle(&self, now: Now) -> bool {
-        let calls = self.polling.is_some()
-            || self.fetching.is_some()
-            || self.settling.is_some()
-            || self.taking.is_some()
-            || self.loading.is_some();
-        if calls
-            || self.rang_at.is_some()
-            || self.last_poll.is_none()
-            || !self.to_take.is_empty()
-            || !self.to_load.is_empty()
-        {
+        let calls = [
+            self.polling.is_some(),
+            self.fetching.is_some(),
+            self.settling.is_some(),
+            self.taking.is_some(),
+            self.loading.is_some(),
+            self.observing,
+        ];
+        let wanted = [self.observe_now, self.rang_at.is_some(), !self.to_take.is_empty(), !self.to_load.is_empty()];
+        if calls.contains(&true) || wanted.contains(&true) || !self.seen_fleet || self.last_poll.is_none() {
             return false;
         }
-        self.seen_fleet && !self.has_writes() && self.subscribers.iter().all(|sub| sub.is_idle(now, self.horizon))
+        !self.has_writes() && self.subscribers.iter().all(|sub| sub.is_idle(now, self.horizon))
     }
 
     /// Whether nothing is left to be read now, so that only the doorbell or time can bring more.
@@ -478,9 +478,12 @@ impl Engine {
         for sub in &mut self.subscribers {
             let chains: usize = sub.lanes().map(Lane::chains).sum();
             let rows: usize = sub.lanes().map(Lane::rows).sum();
-            sub.stopped = if chains >= self.config.parked_max {
+            // Not every chain is a failing key: delayed events that are due are chains too. Counted only where it matters.
+            let failing = |sub: &Subscriber| sub.lanes().map(Lane::failing).sum::<usize>();
+            let failing = if chains >= self.config.parked_max { failing(sub) } else { 0 };
+            sub.stopped = if failing >= self.config.parked_max {
                 Some(format!(
-                    "{chains} keys are failing, as many as max_parked allows; requeue or skip some, or mend the receiver"
+                    "{failing} keys are failing, as many as max_parked allows; requeue or skip some, or mend the receiver"
                 ))
             } else if rows - chains.min(rows) >= self.config.blocked_max {
                 Some(format!("{rows} deliveries wait behind failing keys, as many as max_blocked allows"))

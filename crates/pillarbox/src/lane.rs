@@ -19,6 +19,8 @@ pub(crate) struct Lane {
     pub(crate) top: Position,
     /// Positions up to `top` that no read has shown yet.
     pub(crate) holes: RangeSet,
+    /// The last cursor had more ranges than may be written: the lane goes no higher until there are fewer.
+    pub(crate) cut: bool,
     /// The poll under way was asked for this lane too.
     pub(crate) asked: bool,
     /// The lowest hole that the poll being looked at did not ask for, or [`Position::MAX`].
@@ -82,6 +84,11 @@ pub(crate) enum ChainKey {
     Alone(Position),
 }
 
+/// Lower than or equal to every other, for ranges by time.
+const FIRST_CHAIN: ChainKey = ChainKey::Key(KeyHash(0));
+/// Nobody needs to know of more heads that are due at once.
+const RUNNABLE_COUNTED: usize = 1_000;
+
 impl ChainKey {
     pub(crate) fn of(key: Option<KeyHash>, position: Position) -> Self {
         key.map_or(ChainKey::Alone(position), ChainKey::Key)
@@ -112,6 +119,7 @@ impl Lane {
             phase: Phase::Active,
             top,
             holes: settled.missing(floor + 1, top),
+            cut: false,
             asked: false,
             bound: Position::MAX,
             open: VecDeque::new(),
@@ -179,18 +187,22 @@ impl Lane {
         self.open.len()
     }
 
-    /// Whether everything that was shown is settled, and more than up to `floor`.
-    pub(crate) fn is_idle_above(&self, floor: Position) -> bool {
-        self.phase == Phase::Active && floor < self.top && self.open.is_empty() && self.holes.is_empty()
+    /// Everything up to here is settled.
+    pub(crate) fn floor(&self) -> Position {
+        let open = self.open.iter().find(|open| !open.done).map(|open| open.position);
+        [self.holes.first(), open].into_iter().flatten().min().map_or(self.top, |position| position - 1)
+    }
+
+    /// Whether the lane may go higher.
+    pub(crate) fn may_rise(&self, ranges_max: usize) -> bool {
+        !self.cut && self.holes.len() < ranges_max
     }
 
     /// The cursor as it would be written now. Beyond `ranges_max` ranges the highest are left out: they would come again
     /// after a crash, nothing more.
     pub(crate) fn cursor(&mut self, ranges_max: usize) -> Cursor {
-        while self.open.front().is_some_and(|open| open.done) {
-            self.open.pop_front();
-        }
-        let waiting = self.open.iter().filter(|open| !open.done).map(|open| open.position);
+        self.open.retain(|open| !open.done);
+        let waiting = self.open.iter().map(|open| open.position);
         let lowest = [self.holes.first(), waiting.clone().next()].into_iter().flatten().min();
         let floor = lowest.map_or(self.top, |position| position - 1);
         let mut settled = RangeSet::new();
@@ -214,7 +226,8 @@ impl Lane {
             settled.insert_range(next, low - 1);
             next = next.max(high + 1);
         }
-        if settled.len() < ranges_max {
+        self.cut = settled.len() >= ranges_max;
+        if !self.cut {
             settled.insert_range(next, self.top);
         }
         Cursor { floor, settled, anchor: self.anchor }
@@ -236,9 +249,16 @@ impl Lane {
         self.chains.len()
     }
 
-    /// Keys whose head waits only for its time.
-    pub(crate) fn runnable(&self) -> usize {
-        self.due.len()
+    /// Keys whose head is due, up to what is asked about anywhere.
+    pub(crate) fn runnable(&self, now: Timestamp) -> usize {
+        let next = (Timestamp(now.0 + 1), FIRST_CHAIN);
+        self.due.range(..next).take(RUNNABLE_COUNTED).count()
+    }
+
+    /// Keys whose head has failed.
+    pub(crate) fn failing(&self) -> usize {
+        let failed = |row: &Delivery| row.attempts > 0 || row.state == State::Dead;
+        self.chains.values().filter(|chain| chain.rows.front().is_some_and(failed)).count()
     }
 
     /// Deliveries in chains.
@@ -326,7 +346,7 @@ impl Lane {
 
     /// When more becomes due than is now.
     pub(crate) fn next_due_after(&self, now: Timestamp) -> Option<Timestamp> {
-        let first = (Timestamp(now.0 + 1), ChainKey::Alone(Position::MIN).min(ChainKey::Key(KeyHash(0))));
+        let first = (Timestamp(now.0 + 1), FIRST_CHAIN);
         let due = self.due.range(first..).next().map(|entry| entry.0);
         let delayed = self.delayed.range((first.0, Position::MIN)..).next().map(|entry| entry.0);
         [due, delayed].into_iter().flatten().min()
@@ -390,6 +410,18 @@ impl Lane {
         }
     }
 
+    /// An attempt that was announced and not made does not count.
+    pub(crate) fn withdraw(&mut self, position: Position, key: Option<KeyHash>) {
+        let chain = self.chains.get_mut(&ChainKey::of(key, position));
+        let row = chain.and_then(|chain| chain.rows.iter_mut().find(|row| row.position == position));
+        if let Some(row) = row.filter(|row| row.state == State::Processing) {
+            row.attempts -= 1;
+            row.state = if row.attempts > 0 { State::Retrying } else { State::Pending };
+            self.change.push((row.clone(), None));
+            self.announced.retain(|announced| *announced != position);
+        }
+    }
+
     /// A delivery succeeded.
     pub(crate) fn succeed(&mut self, position: Position, key: Option<KeyHash>) {
         self.finish.push(position);
@@ -423,9 +455,10 @@ impl Lane {
         row.due_at = failed.due_at;
         let row = row.clone();
         self.change.push((row, Some(failed.error)));
-        self.unclaim(position, key);
         if failed.state == State::Dead && on_dead == OnDead::Skip {
             self.remove(position, key);
+        } else {
+            self.unclaim(position, key);
         }
     }
 

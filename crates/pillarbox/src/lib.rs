@@ -52,7 +52,7 @@ mod token;
 mod why;
 
 pub use audit::{Audit, Auditor, MISSING_LISTED_MAX, Missing, MissingReason, SubscriptionAudit};
-pub use breaker::{BREAKER_BASE, BREAKER_CAP, BREAKER_SUSPECT_AFTER};
+pub use breaker::{BREAKER_BASE, BREAKER_CAP, BREAKER_SUSPECT_AFTER, RETRY_AFTER_MAX};
 pub use cloud_event::{CLOUD_EVENT_START, CloudEvents, EXTENSION_NAME_MAX, received_id};
 pub use dispatcher::BatchId;
 pub use engine::Now;

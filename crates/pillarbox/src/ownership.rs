@@ -50,7 +50,11 @@ impl Ownership {
             let mut able: Vec<InstanceId> = fleet
                 .instances
                 .iter()
-                .filter(|instance| deaths[&instance.id].is_none() && instance.subscriptions.contains(&subscription.id))
+                .filter(|instance| {
+                    deaths[&instance.id].is_none()
+                        && !instance.draining
+                        && instance.subscriptions.contains(&subscription.id)
+                })
                 .map(|instance| instance.id)
                 .collect();
             able.sort();
@@ -121,6 +125,7 @@ mod tests {
     fn fleet(instances: &[(i64, i64, Lock)], owners: &[Option<i64>]) -> Fleet {
         let view = |&(id, beat, lock): &(i64, i64, Lock)| InstanceView {
             id: InstanceId(id),
+            draining: false,
             beat,
             lock,
             subscriptions: vec![SUBSCRIPTION],

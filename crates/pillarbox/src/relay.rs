@@ -1,4 +1,3 @@
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -266,7 +265,6 @@ struct Shell<S> {
     inputs: mpsc::UnboundedReceiver<Answer>,
     answers: mpsc::UnboundedSender<Answer>,
     calls: JoinSet<()>,
-    batches: HashMap<(usize, BatchId), tokio::task::AbortHandle>,
     idle: Vec<oneshot::Sender<()>>,
     doorbell: watch::Sender<Doorbell>,
     rings: u64,
@@ -311,7 +309,6 @@ impl<S: Store + Operator> Shell<S> {
             inputs,
             answers,
             calls: JoinSet::new(),
-            batches: HashMap::new(),
             idle: Vec::new(),
             doorbell: watch::channel(Doorbell::default()).0,
             rings: 0,
@@ -417,7 +414,7 @@ impl<S: Store + Operator> Shell<S> {
     fn deliver(&mut self, batch: (usize, BatchId), events: Vec<Attempt>) {
         let (name, timeout, target) = self.targets[batch.0].clone();
         let answers = self.answers.clone();
-        let handle = self.calls.spawn(async move {
+        self.calls.spawn(async move {
             Failpoint::Deliver.hit();
             let outcomes = match target {
                 Target::Sink(sink) => deliver_to_sink(&*sink, Batch { subscription: name, events }, timeout).await,
@@ -426,8 +423,6 @@ impl<S: Store + Operator> Shell<S> {
             Failpoint::Delivered.hit();
             let _ = answers.send(Answer::Input(Input::Delivered { batch, outcomes }));
         });
-        self.batches.retain(|_, handle| !handle.is_finished());
-        self.batches.insert(batch, handle);
     }
 
     fn publish_figures(&mut self, now: Now) {

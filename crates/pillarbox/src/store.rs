@@ -144,6 +144,8 @@ pub struct InstanceView {
     pub beat: i64,
     /// Its liveness lock.
     pub lock: Lock,
+    /// It is about to leave and takes no lane any more, by its last report.
+    pub draining: bool,
     /// The subscriptions that it can run.
     pub subscriptions: Vec<SubscriptionId>,
 }

@@ -39,6 +39,19 @@ struct Arrived {
     charged: usize,
 }
 
+/// What may come again because its owner ended, by the path it took.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Charge {
+    pub(crate) fast: usize,
+    pub(crate) slow: usize,
+}
+
+impl Charge {
+    pub(crate) fn total(self) -> usize {
+        self.fast + self.slow
+    }
+}
+
 /// One lane as the database has it.
 pub(crate) struct Cursor {
     pub(crate) owner: Option<i64>,
@@ -98,23 +111,26 @@ impl Ledger {
         statement.query_map([&self.subscription], cursor).unwrap().map(Result::unwrap).collect()
     }
 
-    /// The owners named here (all, if none are) have ended: how many arrivals they have not settled, each counted once. So
+    /// The owners named here (all, if none are) have ended: the arrivals that they have not settled, each counted once. So
     /// often, and not once more, an event may come again. Nobody else may own those lanes while this looks.
-    pub(crate) fn charge(&mut self, owners: Option<&[i64]>) -> usize {
+    pub(crate) fn charge(&mut self, owners: Option<&[i64]>) -> Charge {
         self.arrivals();
         let parked = self.parked();
         let cursors = self.cursors();
         let ended =
             |cursor: &&Cursor| owners.is_none_or(|owners| cursor.owner.is_some_and(|owner| owners.contains(&owner)));
-        let mut charged = 0;
+        let mut charge = Charge::default();
         for (position, arrived) in &mut self.arrived {
             let Some(cursor) = cursors.get(&arrived.lane).filter(ended) else { continue };
-            if !cursor.has_settled(*position) || parked.contains(*position) {
-                charged += arrived.times - arrived.charged;
-                arrived.charged = arrived.times;
-            }
+            let path = match (cursor.has_settled(*position), parked.contains(*position)) {
+                (_, true) => &mut charge.slow,
+                (false, false) => &mut charge.fast,
+                (true, false) => continue,
+            };
+            *path += arrived.times - arrived.charged;
+            arrived.charged = arrived.times;
         }
-        charged
+        charge
     }
 
     /// Whether every committed event is settled and none waits.

@@ -1,11 +1,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Action, Call, Claim, Engine, Mutant, PROMOTE_MAX};
-use crate::breaker::{Charge, Permit};
+use super::{Action, Call, Claim, Engine, Mutant};
+use crate::breaker::{Charge, Permit, RETRY_AFTER_MAX};
 use crate::dispatcher::{BatchId, Item};
 use crate::lane::{ChainKey, Failed, Phase};
-use crate::{Attempt, AttemptError, ERROR_BYTES_MAX, Event, Failure, Fault, Now, Outcome, Position, State, Timestamp};
+use crate::{
+    Attempt, AttemptError, ERROR_BYTES_MAX, Event, Failure, Fault, Now, Outcome, PAYLOAD_BYTES_MAX, Position, State,
+    Timestamp,
+};
 
 impl Engine {
     pub(super) fn delivered(&mut self, now: Now, (index, batch): (usize, BatchId), outcomes: Vec<Outcome>) {
@@ -14,14 +17,16 @@ impl Engine {
         self.subscribers[index].bytes -= freed;
         let mut back = Vec::new();
         let mut outcomes = outcomes.into_iter();
-        let mut delivered = 0;
+        let (mut delivered, mut tried) = (0, false);
         for item in &items {
             match outcomes.next().unwrap_or(Outcome::NotTried) {
                 Outcome::Delivered => {
                     delivered += 1;
+                    tried = true;
                     self.subscribers[index].succeed(item);
                 }
                 Outcome::Failed(failure) => {
+                    tried = true;
                     if !self.charge(now, index, item, failure) {
                         back.push(item.clone());
                     }
@@ -35,12 +40,28 @@ impl Engine {
             sub.delivered_at = Some(now.wall);
             *self.figures.delivered.entry(sub.name.clone()).or_default() += delivered;
         }
-        sub.breaker.probe_lost(now);
+        if !tried && !items.is_empty() {
+            // Calling again at once would be a busy loop, and a flood of duplicates if it did send something.
+            sub.breaker.failure(now, "the sink answered for no event of a batch", None);
+        }
+        sub.breaker.probe_over(now);
         let back = sub.take_back(now, back);
         for item in &items {
             sub.release_key(now, item);
         }
         sub.dispatcher.push_front(back);
+        self.stuck = false;
+    }
+
+    /// Takes the rest of a batch back from a worker that is held up. What belongs to a lane that was lost meanwhile is dropped.
+    pub(super) fn handed_back(&mut self, (index, batch): (usize, BatchId), kept: usize) {
+        let sub = &mut self.subscribers[index];
+        sub.dispatcher.hand_back(batch, kept);
+        let lanes = &sub.lanes;
+        let held = |item: &Item| {
+            lanes.get(item.lane as usize).and_then(Option::as_ref).is_some_and(|lane| lane.epoch == item.epoch)
+        };
+        sub.bytes -= sub.dispatcher.retain(held);
     }
 
     /// Deals with a failure; false if the event is to be tried again as if nothing had happened.
@@ -53,11 +74,7 @@ impl Engine {
                 sub.breaker.answered();
                 Charge::Event
             }
-            Fault::Sink => {
-                sub.breaker.failure(now, &failure.message, failure.retry_after);
-                Charge::Sink
-            }
-            Fault::Unclear => sub.breaker.unclear(now, position, &failure.message, failure.retry_after),
+            Fault::Sink | Fault::Unclear => sub.breaker.suspect(now, position, &failure),
         };
         let key = item.key.map_or(position as u64, |key| key.0);
         if charge == Charge::Sink {
@@ -70,9 +87,8 @@ impl Engine {
         }
         let row = sub.lane(item.lane).and_then(|lane| lane.row(item.key, position));
         let since = row.map_or(now.wall, |row| row.since);
-        // An attempt that was announced is counted already.
-        let counted = row.is_some_and(|row| row.state == State::Processing);
-        let attempts = item.attempts + u32::from(!counted);
+        // An announcement has counted the attempt in the row already; the item knows what was before.
+        let attempts = item.attempts + 1;
         let failed = self.failed(index, now, attempts, since, &failure);
         let sub = &mut self.subscribers[index];
         let on_dead = sub.spec.on_dead;
@@ -102,7 +118,7 @@ impl Engine {
         if state == State::Dead {
             *self.figures.dead.entry(sub.name.clone()).or_default() += 1;
         }
-        let wait = policy.delay(attempts, noise).max(failure.retry_after.unwrap_or_default());
+        let wait = policy.delay(attempts, noise).max(failure.retry_after.unwrap_or_default().min(RETRY_AFTER_MAX));
         let mut message = failure.message.clone();
         message.truncate(message.floor_char_boundary(ERROR_BYTES_MAX));
         let error = AttemptError { at: now.wall, attempt: attempts, kind: failure.kind.into(), message };
@@ -181,24 +197,30 @@ impl Engine {
         }
         let mut claims = Vec::new();
         for (index, sub) in self.subscribers.iter_mut().enumerate() {
-            if sub.paused || sub.breaker.permit(now) == Permit::Nothing || sub.bytes >= self.config.in_flight_bytes_max
-            {
+            if sub.paused || sub.breaker.permit(now) == Permit::Nothing {
                 continue;
             }
-            let limit = (sub.spec.batch_size * sub.spec.workers).min(PROMOTE_MAX);
-            let dispatcher = &sub.dispatcher;
-            let free = |chain| {
-                matches!(chain, ChainKey::Alone(_)) || matches!(chain, ChainKey::Key(key) if !dispatcher.is_busy(key))
-            };
-            for lane in sub.lanes.iter_mut().flatten().filter(|lane| lane.phase == Phase::Active) {
-                if lane.careful && (!lane.announced.is_empty() || dispatcher.in_flight_of(lane.reference.lane) > 0) {
+            // How large they are is not known before they are here.
+            let bytes_left = self.config.in_flight_bytes_max.saturating_sub(sub.bytes);
+            let mut limit = bytes_left.div_ceil(PAYLOAD_BYTES_MAX).min(sub.spec.batch_size * sub.spec.workers);
+            // Every lane gets its turn at being the first.
+            sub.first_lane = (sub.first_lane + 1) % sub.lanes.len().max(1);
+            for number in (sub.first_lane..sub.lanes.len()).chain(0..sub.first_lane) {
+                let one_only = sub.holds_careful(number as u32);
+                let dispatcher = &sub.dispatcher;
+                let free = |chain| !matches!(chain, ChainKey::Key(key) if dispatcher.is_busy(key));
+                let Some(lane) = sub.lanes[number].as_mut().filter(|lane| lane.phase == Phase::Active) else {
+                    continue;
+                };
+                if limit == 0 || one_only {
                     continue;
                 }
-                let (number, epoch) = (lane.reference.lane, lane.epoch);
+                let (lane_number, epoch) = (lane.reference.lane, lane.epoch);
                 let due = lane.take_due(now.wall, limit, free);
+                limit -= due.len();
                 claims.extend(due.into_iter().map(|(position, key)| Claim {
                     sub: index,
-                    lane: number,
+                    lane: lane_number,
                     epoch,
                     position,
                     key,

@@ -64,10 +64,13 @@ impl Engine {
                     .warnings
                     .push(format!("subscription '{}': a newer instance changed its filter; using that one", sub.name));
                 sub.filter = view.filter.clone();
+                self.stuck = false;
                 // A poll under way was asked with the old filter.
                 sub.lanes.iter_mut().flatten().for_each(|lane| lane.asked = false);
             }
             if view.lanes != sub.lane_count {
+                self.to_load.retain(|load| load.0.subscription != sub.id);
+                self.to_take.retain(|take| take.lane.subscription != sub.id);
                 (0..sub.lane_count).for_each(|lane| sub.drop_lane(lane));
                 sub.lane_count = view.lanes;
                 sub.lanes = (0..view.lanes).map(|_| None).collect();
@@ -104,7 +107,7 @@ impl Engine {
             };
             let sub = &mut self.subscribers[index];
             sub.drop_lane(reference.lane);
-            let Some(state) = state else { continue };
+            let Some(state) = state.filter(|_| reference.lane < sub.lane_count) else { continue };
             let mut lane = Lane::load(reference, epoch, state, sub.spec.on_dead, CAREFUL_AFTER);
             lane.written.1 = now.mono;
             if self.draining {
@@ -132,6 +135,7 @@ impl Engine {
 
     pub(super) fn drain(&mut self) {
         self.draining = true;
+        self.observe_now = true;
         self.to_take.clear();
         for lane in self.subscribers.iter_mut().flat_map(|sub| sub.lanes.iter_mut().flatten()) {
             if lane.phase != Phase::Waiting {
@@ -153,7 +157,9 @@ impl Engine {
                 if phase == Phase::Active {
                     continue;
                 }
-                sub.bytes -= sub.dispatcher.purge(number as u32);
+                if phase != Phase::Waiting {
+                    sub.settle_down(number as u32);
+                }
                 let lane = sub.lanes[number].as_mut().expect("checked above");
                 let busy = sub.dispatcher.in_flight_of(number as u32) > 0 || lane.has_writes();
                 let settling = self.settling.iter().flatten().any(|pending| pending.write.lane == reference);

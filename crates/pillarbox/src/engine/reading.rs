@@ -51,7 +51,7 @@ impl Engine {
 
     /// Whether a lane with room lies behind what is known to be there.
     pub(super) fn is_behind(&self) -> bool {
-        let behind = |lane: &Lane| lane.top < self.horizon && lane.holes.len() < self.config.ranges_max;
+        let behind = |lane: &Lane| lane.top < self.horizon && lane.may_rise(self.config.ranges_max);
         self.subscribers
             .iter()
             .any(|sub| sub.stopped.is_none() && sub.has_room(&self.config) && sub.active().any(behind))
@@ -70,7 +70,7 @@ impl Engine {
     ) -> bool {
         let extends = |lane: &Lane| {
             let fits = scan.after <= lane.top && scan.covered_to > lane.top;
-            may_rise && fits && lane.holes.len() < self.config.ranges_max && lane.bound == Position::MAX
+            may_rise && fits && lane.may_rise(self.config.ranges_max) && lane.bound == Position::MAX
         };
         let sub = &self.subscribers[index];
         let higher: Vec<bool> =
@@ -79,13 +79,13 @@ impl Engine {
         if !higher.contains(&true) && !sub.lanes.iter().flatten().any(touches) {
             return false;
         }
-        let stop = self.admit_events(now, index, scan, &higher);
+        let stops = self.admit_events(now, index, scan, &higher);
         let sub = &mut self.subscribers[index];
         let mut pruned = 0;
-        for (lane, higher) in sub.lanes.iter_mut().zip(higher) {
+        for ((lane, higher), stop) in sub.lanes.iter_mut().zip(higher).zip(stops) {
             let Some(lane) = lane.as_mut().filter(|lane| takes_part(lane)) else { continue };
             if higher {
-                let top = stop.min(scan.covered_to).max(lane.top);
+                let top = stop.max(lane.top);
                 pruned += (log_start.min(top + 1) - (lane.top + 1)).max(0);
                 let missing = scan.visible.missing((lane.top + 1).max(log_start), top);
                 lane.top = top;
@@ -115,8 +115,9 @@ impl Engine {
         true
     }
 
-    /// Hands the events of a scan on; returns the position that the lanes may go up to.
-    pub(super) fn admit_events(&mut self, now: Now, index: usize, scan: &Scan, higher: &[bool]) -> Position {
+    /// Hands the events of a scan on; returns the position that each lane may go up to.
+    pub(super) fn admit_events(&mut self, now: Now, index: usize, scan: &Scan, higher: &[bool]) -> Vec<Position> {
+        let mut stops = vec![scan.covered_to; self.subscribers[index].lanes.len()];
         let mut stop = scan.covered_to;
         let sub = &mut self.subscribers[index];
         let mut room = sub.free(&self.config);
@@ -128,28 +129,31 @@ impl Engine {
             let key = event.key_hash();
             let number = lane_of(key, event.position, sub.lane_count);
             let Some(lane) = sub.lanes[number as usize].as_mut().filter(|lane| takes_part(lane)) else { continue };
-            let full = room == 0
-                || sub.bytes >= self.config.in_flight_bytes_max
-                || (lane.careful && lane.runnable() >= CAREFUL_ROWS_MAX);
+            let full = room == 0 || sub.bytes >= self.config.in_flight_bytes_max;
+            let held = lane.careful && lane.runnable(now.wall) >= CAREFUL_ROWS_MAX;
             if event.position <= lane.top {
                 if event.position >= lane.bound || lane.holes.is_empty() || !lane.holes.contains(event.position) {
                     continue;
                 }
-                if full {
+                if full || held {
                     // It stays a hole, and nothing above it is taken before it.
                     lane.bound = event.position;
                     continue;
                 }
-            } else if !higher[number as usize] || event.position > stop {
+            } else if !higher[number as usize] || event.position > stop.min(stops[number as usize]) {
                 continue;
             } else if full {
                 stop = event.position - 1;
+                continue;
+            } else if held {
+                stops[number as usize] = event.position - 1;
                 continue;
             }
             room = room.saturating_sub(1);
             sub.admit(now, number, key, event, self.config.mutant);
         }
-        stop
+        stops.iter_mut().for_each(|own| *own = (*own).min(stop));
+        stops
     }
 
     pub(super) fn poll_request(&self) -> Option<(PollRequest, PollPlan)> {
@@ -164,11 +168,11 @@ impl Engine {
             sub.active().for_each(|lane| holes.union(&lane.holes));
             if sub.stopped.is_none() {
                 room.insert(index);
-                tops.extend(sub.active().filter(|lane| lane.holes.len() < self.config.ranges_max).map(|lane| lane.top));
+                tops.extend(sub.active().filter(|lane| lane.may_rise(self.config.ranges_max)).map(|lane| lane.top));
             }
         }
-        let mut scans: Vec<ScanRequest> = coalesce(&holes, self.config.hole_scans_max);
-        scans.iter_mut().for_each(|scan| scan.limit = self.config.page_size.max(1_000));
+        let mut scans: Vec<ScanRequest> =
+            coalesce(&holes, self.config.hole_scans_max, self.config.page_size.max(1_000));
         let hole_scans = scans.len();
         // With little room a long page would be read for nothing; not all of it is wanted, though.
         let largest = room.iter().map(|&index: &usize| self.subscribers[index].free(&self.config)).max().unwrap_or(0);
@@ -222,7 +226,7 @@ fn takes_part(lane: &Lane) -> bool {
 }
 
 /// Scans that cover all holes, at most `limit`: beyond it the nearest neighbours are asked for as one.
-fn coalesce(holes: &RangeSet, limit: usize) -> Vec<ScanRequest> {
+fn coalesce(holes: &RangeSet, limit: usize, page_size: usize) -> Vec<ScanRequest> {
     let mut ranges: Vec<(Position, Position)> = holes.iter().map(|range| (*range.start(), *range.end())).collect();
     if ranges.len() > limit {
         let mut gaps: Vec<(Position, usize)> =
@@ -238,5 +242,10 @@ fn coalesce(holes: &RangeSet, limit: usize) -> Vec<ScanRequest> {
         }
         ranges = merged;
     }
-    ranges.into_iter().map(|(low, high)| ScanRequest { after: low - 1, to: high, limit: 0 }).collect()
+    let scan = |(low, high): (Position, Position)| {
+        // What lies between joined holes has been seen, and must not use the page up.
+        let seen = (high - low + 1) as u64 - holes.within(low, high).count();
+        ScanRequest { after: low - 1, to: high, limit: page_size + seen as usize }
+    };
+    ranges.into_iter().map(scan).collect()
 }

@@ -24,6 +24,7 @@ impl Engine {
                 continue;
             }
             lane.written = (write.cursor.floor, now.mono);
+            self.stuck = false;
             let begin = |item: &mut Item| item.lane == number && announced.contains(&item.event.position);
             for item in sub.announced.extract_if(.., begin).collect::<Vec<_>>() {
                 sub.dispatcher.push(item);
@@ -40,7 +41,7 @@ impl Engine {
             for lane in sub.lanes.iter_mut().flatten().filter(|lane| lane.phase != Phase::Waiting) {
                 let releasing = lane.phase == Phase::Releasing && sub.dispatcher.in_flight_of(lane.reference.lane) == 0;
                 let floor_is_old =
-                    now.mono >= lane.written.1 + self.config.floor_interval && lane.is_idle_above(lane.written.0);
+                    now.mono >= lane.written.1 + self.config.floor_interval && lane.written.0 < lane.floor();
                 if !lane.has_writes() && !releasing && !floor_is_old {
                     continue;
                 }

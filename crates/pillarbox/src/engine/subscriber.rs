@@ -29,6 +29,8 @@ pub(super) struct Subscriber {
     pub(super) delivered: u64,
     pub(super) delivered_at: Option<Timestamp>,
     pub(super) stopped: Option<String>,
+    /// The lane that was first to fetch deliveries.
+    pub(super) first_lane: usize,
     /// Events of careful lanes whose attempt is being written down first.
     pub(super) announced: Vec<Item>,
     /// Delayed deliveries that are due while an event of their key is at the sink: they take their place when that is over.
@@ -62,6 +64,12 @@ impl Subscriber {
         }
     }
 
+    /// Whether a careful lane has an event on its way already.
+    pub(super) fn holds_careful(&self, number: u32) -> bool {
+        let careful = self.lane(number).is_some_and(|lane| lane.careful);
+        careful && (self.announced.iter().any(|item| item.lane == number) || self.dispatcher.holds(number))
+    }
+
     /// How many more events fit into the window.
     pub(super) fn free(&self, config: &EngineConfig) -> usize {
         let full = self.paused || self.bytes >= config.in_flight_bytes_max;
@@ -70,7 +78,7 @@ impl Subscriber {
 
     /// Whether reading is worth a poll: a part of the window is free.
     pub(super) fn has_room(&self, config: &EngineConfig) -> bool {
-        self.free(config) > config.in_flight_max / 4
+        self.free(config) > config.in_flight_max / 4 && self.bytes <= config.in_flight_bytes_max / 4 * 3
     }
 
     pub(super) fn is_idle(&self, now: Now, horizon: Position) -> bool {
@@ -135,11 +143,13 @@ impl Subscriber {
         let gated = &self.due_behind;
         for item in items {
             let position = item.event.position;
-            let Some(lane) = self.lanes[item.lane as usize].as_mut().filter(|lane| lane.epoch == item.epoch) else {
+            let lane = self.lanes.get_mut(item.lane as usize).and_then(Option::as_mut);
+            let Some(lane) = lane.filter(|lane| lane.epoch == item.epoch) else {
                 self.breaker.forget(position);
                 continue;
             };
             if item.parked {
+                lane.withdraw(position, item.key);
                 lane.unclaim(position, item.key);
             } else if lane.has_chain(ChainKey::of(item.key, position))
                 || item.key.is_some_and(|key| gated.contains_key(&key))
@@ -165,7 +175,8 @@ impl Subscriber {
         for item in waiting {
             let position = item.event.position;
             let (size, event) = (item.event.size(), item.event.clone());
-            let Some(lane) = self.lanes[item.lane as usize].as_mut().filter(|lane| lane.epoch == item.epoch) else {
+            let lane = self.lanes.get_mut(item.lane as usize).and_then(Option::as_mut);
+            let Some(lane) = lane.filter(|lane| lane.epoch == item.epoch) else {
                 self.bytes -= size;
                 continue;
             };
@@ -175,12 +186,17 @@ impl Subscriber {
                 continue;
             }
             self.bytes -= size;
-            if item.parked { lane.unclaim(position, Some(key)) } else { lane.enqueue(&event, now.wall) }
+            if item.parked {
+                lane.withdraw(position, Some(key));
+                lane.unclaim(position, Some(key));
+            } else {
+                lane.enqueue(&event, now.wall);
+            }
         }
         // They are older than anything of the key that is ready.
         self.dispatcher.push_front(front);
         for (number, row) in delayed {
-            if let Some(lane) = &mut self.lanes[number as usize] {
+            if let Some(Some(lane)) = self.lanes.get_mut(number as usize) {
                 lane.promote(row);
             }
         }
@@ -194,7 +210,7 @@ impl Subscriber {
         let ready = self.dispatcher.ready_keys();
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes[number].as_mut().filter(|lane| lane.phase == Phase::Active) else { continue };
-            for row in lane.take_delayed(now.wall, PROMOTE_MAX) {
+            for row in lane.take_delayed(now.wall, PROMOTE_MAX.saturating_sub(lane.runnable(now.wall))) {
                 if let Some(key) = row.key_hash().filter(|&key| self.dispatcher.is_busy(key)) {
                     self.due_behind.entry(key).or_default().push((number as u32, row));
                     continue;
@@ -215,9 +231,23 @@ impl Subscriber {
         }
     }
 
+    /// A lane that stops takes back what it has announced and not sent, and drops what is not at the sink.
+    pub(super) fn settle_down(&mut self, number: u32) {
+        self.bytes -= self.dispatcher.purge(number);
+        for item in self.announced.extract_if(.., |item| item.lane == number) {
+            self.bytes -= item.event.size();
+        }
+        let Some(lane) = self.lanes[number as usize].as_mut() else { return };
+        for row in lane.interrupted() {
+            if !self.dispatcher.is_at_sink(number, row.position) {
+                lane.withdraw(row.position, row.key_hash());
+            }
+        }
+    }
+
     /// Forgets a lane: it is another's now, or loaded anew.
     pub(super) fn drop_lane(&mut self, number: u32) {
-        let Some(lane) = self.lanes[number as usize].take() else { return };
+        let Some(lane) = self.lanes.get_mut(number as usize).and_then(Option::take) else { return };
         self.bytes -= self.dispatcher.purge(number);
         self.due_behind.values_mut().for_each(|rows| rows.retain(|row| row.0 != number));
         for item in self.announced.extract_if(.., |item| item.lane == number) {
