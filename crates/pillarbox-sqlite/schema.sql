@@ -60,6 +60,8 @@ CREATE TABLE pillarbox_event (
     stream_version integer,
     deliver_at any,
     created_at integer not null default (cast((julianday('now') - 2440587.5) * 86400000 + 0.5 as integer)),
+    constraint position_is_above_0 check (position > 0),
+    -- Not the whole form of a uuid: that costs each insert a quarter of its time.
     constraint id_has_36_characters check (length(id) = 36),
     constraint topic_has_1_to_1024_bytes check (length(cast(topic as blob)) between 1 and 1024),
     constraint type_has_1_to_1024_bytes check (length(cast(type as blob)) between 1 and 1024),
@@ -74,8 +76,9 @@ CREATE TABLE pillarbox_event (
         headers = '{}' or case json_valid(headers) when 1 then json_type(headers) = 'object' else 0 end
     ),
     constraint deliver_at_is_integer_milliseconds_since_1970 check (
-        deliver_at is null or typeof(deliver_at) = 'integer'
-    )
+        deliver_at is null or (typeof(deliver_at) = 'integer' and deliver_at between 0 and 253402300799999)
+    ),
+    constraint created_at_is_milliseconds_since_1970 check (created_at between 0 and 253402300799999)
 ) strict;
 
 CREATE TABLE pillarbox_event_kept (
@@ -176,6 +179,8 @@ CREATE VIEW pillarbox_delivery_state as
 select
     d.subscription, d.position, d.lane, d.arrival, d.key, d.attempts, d.due_at, d.since, d.errors,
     case
+        when d.state = 'delayed' and d.due_at <= cast((julianday('now') - 2440587.5) * 86400000 + 0.5 as integer)
+            then 'pending'
         when d.key is not null and d.state in ('pending', 'retrying') and exists (
             select 1
             from pillarbox_delivery as head
@@ -190,4 +195,14 @@ join pillarbox_subscription as s on s.id = d.subscription;
 CREATE TRIGGER pillarbox_event_is_never_changed before update on pillarbox_event
 begin
     select raise(abort, 'pillarbox: an event is never changed; publish another one');
+end;
+
+CREATE TRIGGER pillarbox_event_is_only_removed_by_retention before delete on pillarbox_event
+when old.position > (select value from pillarbox_meta where name = 'pruned_to')
+    or (
+        old.stream_version is not null
+        and old.position >= (select value from pillarbox_meta where name = 'log_start')
+    )
+begin
+    select raise(abort, 'pillarbox: an event is only removed by retention; see `pillarbox prune` and `pillarbox reset`');
 end;

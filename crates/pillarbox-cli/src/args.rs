@@ -84,7 +84,7 @@ pub(crate) enum Command {
     /// List, delete, rename or relane subscriptions
     #[command(subcommand)]
     Subscription(SubscriptionCommand),
-    /// Follow the log
+    /// Print the log, and go on with what is published later; starts 10 positions back
     Tail(TailArgs),
     /// Prove that a range was delivered
     Audit(AuditArgs),
@@ -138,6 +138,9 @@ pub(crate) struct MigrateArgs {
     /// This is a copy: give it a new identity and deliver nothing old
     #[arg(long, group = "action")]
     pub(crate) fresh: bool,
+    /// Do so although the log is at home: what it has not delivered yet is given up
+    #[arg(long, requires = "fresh")]
+    pub(crate) yes: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -359,11 +362,11 @@ pub(crate) struct TailArgs {
     /// Only this key
     #[arg(long)]
     pub(crate) key: Option<String>,
-    /// Begin after this resume token or position; without it, with what is published from now on
+    /// Begin after this resume token or position; without it, 10 positions before the end of the log
     #[arg(long, value_name = "TOKEN|POSITION")]
     pub(crate) from: Option<String>,
     /// End after this many events
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) limit: Option<u64>,
     /// End at the end of the log
     #[arg(long)]
@@ -394,8 +397,12 @@ pub(crate) struct PruneArgs {
     /// Remove events older than this that every subscription has passed, in place of retention.keep
     #[arg(long, value_parser = parse_duration)]
     pub(crate) keep: Option<Duration>,
-    #[command(flatten)]
-    pub(crate) confirm: ConfirmArgs,
+    /// Only say what would be removed
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Nothing is asked: this is what every relay does by itself. Scripts may say it all the same
+    #[arg(long, hide = true, conflicts_with = "dry_run")]
+    pub(crate) yes: bool,
 }
 
 #[derive(Debug, Clone, Copy, Subcommand)]

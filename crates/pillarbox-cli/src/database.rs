@@ -4,8 +4,8 @@ use anyhow::{Context, Result};
 use pillarbox::Error;
 use pillarbox_sqlite::SqliteStore;
 
-use crate::config::Config;
 use crate::exit::{Exit, Stop};
+use crate::secret::scheme_of;
 
 /// Where the log is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,8 +17,8 @@ const THREE_WAYS: &str = "no database was given; name it by --database URL, by t
      or by `database = \"URL\"` in the config file (for example sqlite:app.db)";
 
 impl Database {
-    /// The database of a command: its flag, else the environment's, else the config file's.
-    pub(crate) fn locate(flag: Option<&str>, config: impl FnOnce() -> Result<Config>) -> Result<Self> {
+    /// The database of a command: its flag, else the environment's, else the config file's, which is only then looked at.
+    pub(crate) fn locate(flag: Option<&str>, file: impl FnOnce() -> Result<Option<String>>) -> Result<Self> {
         if let Some(url) = flag {
             return Database::parse(url).context("--database");
         }
@@ -28,25 +28,35 @@ impl Database {
         if let Some(url) = environment("DATABASE_URL") {
             return Database::parse(&url).context("DATABASE_URL");
         }
-        match config()?.database {
+        match file()? {
             Some(url) => Database::parse(&url).context("database, in the config file"),
             None => Err(Stop::usage(THREE_WAYS)),
         }
     }
 
-    /// The database of a URL.
+    /// The database of a URL. A failure never repeats what was given: it may contain a password.
     pub(crate) fn parse(url: &str) -> Result<Self> {
         if url.starts_with("postgres:") || url.starts_with("postgresql:") {
             return Err(Stop::usage("this build has no PostgreSQL support yet; use sqlite:PATH"));
         }
         let Some(path) = url.strip_prefix("sqlite:") else {
-            let shown = masked(url);
-            return Err(Stop::usage(format!(
-                "'{shown}' is not a database URL; write sqlite:PATH, for example sqlite:app.db"
-            )));
+            let what = match scheme_of(url) {
+                Some(scheme) => format!("no database is known by the scheme '{scheme}'"),
+                None => "this is not a database URL".to_owned(),
+            };
+            return Err(Stop::usage(format!("{what}; write sqlite:PATH, for example sqlite:app.db")));
         };
         // `sqlite://PATH` is what other tools write; an absolute path then has three slashes.
-        let path = path.strip_prefix("//").unwrap_or(path);
+        let (path, authority) = match path.strip_prefix("//") {
+            Some(path) => (path, path.split('/').next().unwrap_or_default()),
+            None => (path, ""),
+        };
+        if path.contains('?') || authority.contains('@') {
+            return Err(Stop::usage(
+                "a SQLite database is a file and has neither a user nor parameters: write sqlite:PATH alone, for example \
+                 sqlite:app.db",
+            ));
+        }
         if path.is_empty() || path == ":memory:" {
             return Err(Stop::usage(
                 "a relay and its publishers share a file: write sqlite:PATH, for example sqlite:app.db",
@@ -94,17 +104,6 @@ impl Database {
     }
 }
 
-/// A URL without its password.
-pub(crate) fn masked(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let end = rest.find(['/', '?']).unwrap_or(rest.len());
-    let (authority, tail) = rest.split_at(end);
-    match authority.rsplit_once('@').map(|(user, host)| (user.split_once(':'), host)) {
-        Some((Some((user, _)), host)) => format!("{scheme}://{user}:***@{host}{tail}"),
-        _ => url.to_owned(),
-    }
-}
-
 fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
@@ -124,10 +123,20 @@ mod tests {
     }
 
     #[test]
-    fn passwords_are_masked() {
-        assert_eq!(masked("postgres://u:p@h/d?x=1"), "postgres://u:***@h/d?x=1");
-        assert_eq!(masked("redis://h/0"), "redis://h/0");
-        let error = format!("{:?}", Database::parse("mysql://u:hidden@h/d").unwrap_err());
-        assert!(!error.contains("hidden"), "{error}");
+    fn what_cannot_be_read_is_not_repeated() {
+        for url in [
+            "canary",
+            "u:canary@h/d",
+            "mysql://u:canary@h/d",
+            "mysql://h/d?password=canary",
+            "host=h password=canary",
+            "postgres://u:canary@h/d",
+            "sqlite://u:canary@h/app.db",
+            "sqlite:app.db?key=canary",
+        ] {
+            let error = format!("{:?}", Database::parse(url).unwrap_err());
+            assert!(!error.contains("canary"), "{url}: {error}");
+        }
+        assert!(Database::parse("mysql://h").unwrap_err().to_string().contains("'mysql'"));
     }
 }

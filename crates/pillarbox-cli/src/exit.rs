@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use pillarbox::{Error, ErrorKind};
 
+use crate::secret::masked_arguments;
+
 /// How a command ends; the numbers are part of the contract with scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -78,6 +80,19 @@ pub(crate) fn finish(result: anyhow::Result<Exit>) -> ExitCode {
         let _ = io::Write::write_all(&mut io::stderr(), format!("error: {}\n", chain(&error)).as_bytes());
     }
     exit.into()
+}
+
+/// Ends a command line that cannot be read: wrong usage with 2, help and version with 0.
+pub(crate) fn refuse(error: &clap::Error) -> ! {
+    let said = error.to_string();
+    // A URL at the wrong place is repeated by the message, and may contain a password.
+    let arguments = std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned());
+    let shown = masked_arguments(&said, arguments);
+    if shown == said {
+        error.exit();
+    }
+    let _ = io::Write::write_all(&mut io::stderr(), shown.as_bytes());
+    std::process::exit(error.exit_code())
 }
 
 /// The exit code of a failure.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, Uri, header};
+use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use pillarbox::{HealthLimits, Level, Operator, Status, problems};
@@ -87,6 +87,7 @@ pub(crate) async fn serve(listener: TcpListener, health: Arc<Health>) -> Result<
         .route("/progressz", get(progress))
         .route("/metrics", get(metrics))
         .fallback(unknown)
+        .method_not_allowed_fallback(not_allowed)
         .with_state(health);
     axum::serve(listener, router).await.context("the listener ended")
 }
@@ -137,6 +138,11 @@ async fn metrics(State(health): State<Arc<Health>>) -> Response {
 async fn unknown(uri: Uri) -> Response {
     let detail = format!("there is nothing at {}; see /livez, /readyz, /progressz, /metrics", uri.path());
     document(StatusCode::NOT_FOUND, "not found", &detail)
+}
+
+async fn not_allowed(method: Method, uri: Uri) -> Response {
+    let detail = format!("{} is only read: GET or HEAD, not {method}", uri.path());
+    document(StatusCode::METHOD_NOT_ALLOWED, "method not allowed", &detail)
 }
 
 fn text(body: String) -> Response {

@@ -10,6 +10,7 @@ mod http;
 mod logging;
 mod output;
 mod recorder;
+mod secret;
 mod sink;
 
 use std::process::ExitCode;
@@ -20,8 +21,7 @@ use clap::Parser;
 use crate::args::Args;
 
 fn main() -> ExitCode {
-    // Clap itself ends wrong usage with 2, and help and version with 0.
-    let args = Args::parse();
+    let args = Args::try_parse().unwrap_or_else(|error| exit::refuse(&error));
     logging::start(&args);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let result = runtime.context("cannot start the runtime").and_then(|runtime| {

@@ -6,13 +6,15 @@ use std::time::{Duration, Instant};
 
 use pillarbox::{Batch, BoxFuture, CLOUD_EVENT_START, CloudEvents, Failure, Outcome, Sink, SinkFeatures};
 
+use serde::de::IgnoredAny;
+
 use crate::lines::{Cancelled, deliver_whole, lines_of};
 
 /// Appends CloudEvents to a file, one JSON object a line, one write a batch.
 ///
 /// Several relays may append to one file: each batch is written under an exclusive lock of the file. A line that a killed
-/// process left unfinished is cut under that lock before the next append; a last line that no relay wrote is never
-/// touched but ended with a line break. `Delivered` means that the batch is on the disk, unless [`FileSink::fsync`] was
+/// process left unfinished is cut under that lock before the next append; a last line that lacks nothing but its line break,
+/// or that no relay wrote, is never touched but ended with one. `Delivered` means that the batch is on the disk, unless [`FileSink::fsync`] was
 /// turned off. A file that was moved away (log rotation) is opened anew under its path.
 #[derive(Debug)]
 pub struct FileSink {
@@ -169,7 +171,7 @@ impl Target {
     }
 }
 
-/// Cuts a torn last line, or ends a last line that is not ours; where the next line begins.
+/// Cuts a torn last line, or ends a last line that is whole or not ours; where the next line begins.
 fn mend_tail(file: &mut File) -> io::Result<u64> {
     let length = file.metadata()?.len();
     if length == 0 || read_at(file, length - 1, 1)? == b"\n" {
@@ -181,7 +183,7 @@ fn mend_tail(file: &mut File) -> io::Result<u64> {
         Some(start) => {
             let head = read_at(file, start, (length - start).min(begin.len() as u64))?;
             // Zeroes are what a power failure leaves of a write whose length alone reached the disk.
-            begin.starts_with(&head) || head.iter().all(|byte| *byte == 0)
+            head.iter().all(|byte| *byte == 0) || (begin.starts_with(&head) && !is_whole(file, start, length)?)
         }
         None => false,
     };
@@ -195,6 +197,12 @@ fn mend_tail(file: &mut File) -> io::Result<u64> {
             Ok(length + 1)
         }
     }
+}
+
+/// Whether what stands there is a JSON value with nothing missing: then only its line break is, and it was delivered.
+fn is_whole(file: &mut File, start: u64, end: u64) -> io::Result<bool> {
+    let line = read_at(file, start, end - start)?;
+    Ok(serde_json::from_slice::<IgnoredAny>(&line).is_ok())
 }
 
 /// Where the line at the end of the file begins; None if that is too far back to be one of ours.

@@ -33,6 +33,8 @@ create table pillarbox_event (
     stream_version integer,
     deliver_at any,
     created_at integer not null default (cast((julianday('now') - 2440587.5) * 86400000 + 0.5 as integer)),
+    constraint position_is_above_0 check (position > 0),
+    -- Not the whole form of a uuid: that costs each insert a quarter of its time.
     constraint id_has_36_characters check (length(id) = 36),
     constraint topic_has_1_to_1024_bytes check (length(cast(topic as blob)) between 1 and 1024),
     constraint type_has_1_to_1024_bytes check (length(cast(type as blob)) between 1 and 1024),
@@ -47,8 +49,9 @@ create table pillarbox_event (
         headers = '{}' or case json_valid(headers) when 1 then json_type(headers) = 'object' else 0 end
     ),
     constraint deliver_at_is_integer_milliseconds_since_1970 check (
-        deliver_at is null or typeof(deliver_at) = 'integer'
-    )
+        deliver_at is null or (typeof(deliver_at) = 'integer' and deliver_at between 0 and 253402300799999)
+    ),
+    constraint created_at_is_milliseconds_since_1970 check (created_at between 0 and 253402300799999)
 ) strict;
 
 -- Serves `show` and every command that names an event by its id.
@@ -57,6 +60,17 @@ create index pillarbox_event_id on pillarbox_event (id);
 create trigger pillarbox_event_is_never_changed before update on pillarbox_event
 begin
     select raise(abort, 'pillarbox: an event is never changed; publish another one');
+end;
+
+-- Retention and `reset` first say how far they remove; the events of a journal stay above log_start.
+create trigger pillarbox_event_is_only_removed_by_retention before delete on pillarbox_event
+when old.position > (select value from pillarbox_meta where name = 'pruned_to')
+    or (
+        old.stream_version is not null
+        and old.position >= (select value from pillarbox_meta where name = 'log_start')
+    )
+begin
+    select raise(abort, 'pillarbox: an event is only removed by retention; see `pillarbox prune` and `pillarbox reset`');
 end;
 
 -- Copies of events that deliveries still need after their range of the log has gone.
@@ -147,11 +161,14 @@ create index pillarbox_delivery_position on pillarbox_delivery (position);
 create index pillarbox_delivery_died_at on pillarbox_delivery (died_at) where died_at is not null;
 
 -- A delivery as people see it: blocked while an earlier-arrived unfinished one of its key exists.
--- Delayed ones stand outside the order; dead ones block only where the subscription says so.
+-- Delayed ones stand outside the order until they are due, and are then pending even if nobody is there to notice; dead
+-- ones block only where the subscription says so.
 create view pillarbox_delivery_state as
 select
     d.subscription, d.position, d.lane, d.arrival, d.key, d.attempts, d.due_at, d.since, d.errors,
     case
+        when d.state = 'delayed' and d.due_at <= cast((julianday('now') - 2440587.5) * 86400000 + 0.5 as integer)
+            then 'pending'
         when d.key is not null and d.state in ('pending', 'retrying') and exists (
             select 1
             from pillarbox_delivery as head
@@ -226,4 +243,7 @@ insert into pillarbox_meta (name, value) values
     ('revision', 0),
     ('instance_last', 0),
     ('payload_bytes_max', 1048576),
-    ('dedup_window_ms', 86400000);
+    ('dedup_window_ms', 86400000),
+    -- Nobody's retention removes what is younger.
+    ('retention_keep_ms', 0),
+    ('retention_dead_ms', 0);

@@ -9,8 +9,9 @@ use rusqlite::Connection;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use crate::error::{Db, DbError};
+use crate::error::Db;
 use crate::ownership::{LockFolder, Probe};
+use crate::worker::Ending;
 
 /// How often a sleeping store looks for commits of other processes, and at its neighbour's lock.
 pub const DOORBELL_INTERVAL: Duration = Duration::from_millis(10);
@@ -116,8 +117,7 @@ impl Bell {
 
     /// A poll has seen everything up to here.
     pub(crate) fn polled(&self, horizon: Position) {
-        let mut state = self.state();
-        state.horizon_polled = state.horizon_polled.max(horizon);
+        self.state().horizon_polled = horizon;
     }
 
     /// Whether this event, being visible, was made durable by its own commit, and everything before it in the
@@ -197,26 +197,35 @@ impl Drop for Waiting<'_> {
 pub(crate) struct Doorbell {
     bell: Arc<Bell>,
     path: String,
+    thread: Ending,
 }
 
 impl Doorbell {
     pub(crate) fn spawn(bell: Arc<Bell>, connection: Connection, folder: LockFolder) -> Db<Self> {
         let path = connection.path().unwrap_or_default().to_owned();
         let listener = Listener { bell: bell.clone(), connection, folder, version: None, probed_at: None };
-        let thread = thread::Builder::new()
-            .name("pillarbox-doorbell".into())
-            .spawn(move || listener.run())
-            .map_err(|source| DbError::io("the doorbell's thread could not be started", source))?;
-        bell.thread.set(thread.thread().clone()).expect("a bell has one thread");
+        let thread = Ending::spawn("pillarbox-doorbell", move || listener.run())?;
+        let handle = thread.thread().expect("it was started just now").clone();
+        bell.thread.set(handle).expect("a bell has one thread");
         register(&path, &bell);
-        Ok(Doorbell { bell, path })
+        Ok(Doorbell { bell, path, thread })
+    }
+
+    /// Tells the thread to end.
+    pub(crate) fn stop(&self) {
+        self.bell.stop.store(true, Ordering::SeqCst);
+        self.bell.wake_thread();
+    }
+
+    /// Waits for the thread's end after [`Doorbell::stop`].
+    pub(crate) fn join(&mut self, deadline: Instant) {
+        self.thread.join(deadline);
     }
 }
 
 impl Drop for Doorbell {
     fn drop(&mut self) {
-        self.bell.stop.store(true, Ordering::SeqCst);
-        self.bell.wake_thread();
+        self.stop();
         unregister(&self.path, &self.bell);
     }
 }

@@ -1,7 +1,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use pillarbox::{ErrorKind, Result};
+use pillarbox::{ErrorKind, Position, RangeSet, Result};
 use rusqlite::{Connection, OptionalExtension};
 use uuid::Uuid;
 
@@ -77,6 +77,17 @@ pub(crate) fn check(connection: &Connection, path: &Path) -> Db<()> {
     }
 }
 
+/// That the log was replaced by another state of it, with what to do.
+pub(crate) fn not_itself(what: &str) -> DbError {
+    DbError::own(
+        ErrorKind::Foreign,
+        format!(
+            "the log is not the continuation of itself: {what}; if this is a restored backup run \
+             `pillarbox migrate --adopt` to go on with what it holds, or `--fresh` to deliver nothing old"
+        ),
+    )
+}
+
 /// Gives a log that has no home yet its home here. A copy stays foreign: [`check`] refuses it.
 pub(crate) fn move_in(connection: &Connection, path: &Path) -> Db<()> {
     match Home::stored(connection)? {
@@ -101,6 +112,7 @@ pub fn adopt(path: impl AsRef<Path>) -> Result<()> {
         // A copy may have brought instance rows along whose locks are elsewhere.
         tx.execute("update pillarbox_cursor set anchor_position = null, anchor_id = null, epoch = epoch + 1", [])?;
         forget_instances(tx, path)?;
+        cut_back(tx)?;
         raise_revision(tx).map(drop)
     })?)
 }
@@ -123,6 +135,38 @@ pub fn fresh(path: impl AsRef<Path>) -> Result<()> {
         start_over(tx)?;
         raise_revision(tx).map(drop)
     })?)
+}
+
+/// Forgets everything that is said about positions beyond the horizon: they will be handed out again, to other events.
+/// A relay that ran on while the log was replaced underneath has written such things.
+fn cut_back(tx: &rusqlite::Transaction<'_>) -> Db<()> {
+    let horizon = horizon(tx)?;
+    let mut statement = tx.prepare("select subscription, lane, floor, settled from pillarbox_cursor")?;
+    let rows = statement.query_map([], |row| {
+        Ok((row.get::<_, i64>(0)?, row.get::<_, u32>(1)?, row.get::<_, Position>(2)?, row.get::<_, String>(3)?))
+    })?;
+    for (subscription, lane, floor, settled) in rows.collect::<std::result::Result<Vec<_>, _>>()? {
+        let mut settled: RangeSet = settled.parse()?;
+        settled.remove_range(horizon.saturating_add(1), Position::MAX);
+        let sql = "update pillarbox_cursor set floor = ?3, settled = ?4 where subscription = ?1 and lane = ?2";
+        tx.execute(sql, rusqlite::params![subscription, lane, floor.min(horizon), settled.to_string()])?;
+    }
+    let statements = [
+        "delete from pillarbox_delivery where position > ?1",
+        "delete from pillarbox_event_kept where position > ?1",
+        "delete from pillarbox_skip where position > ?1",
+        "update pillarbox_skip set position_to = ?1 where position_to > ?1",
+        "delete from pillarbox_progress where floor_from >= ?1",
+        "update pillarbox_progress set floor_to = ?1 where floor_to > ?1",
+        "delete from pillarbox_dead_range where low > ?1",
+        "update pillarbox_dead_range set high = ?1 where high > ?1",
+        "update pillarbox_meta set value = ?1 where name in ('pruned_to', 'fresh_floor') and value > ?1",
+        "update pillarbox_meta set value = ?1 + 1 where name = 'log_start' and value > ?1 + 1",
+    ];
+    for sql in statements {
+        tx.execute(sql, [horizon])?;
+    }
+    Ok(())
 }
 
 /// All cursors to the horizon, recorded as what lay before the start.

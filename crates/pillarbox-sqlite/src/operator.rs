@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use pillarbox::{
     Books, Change, Changed, Check, Cursor, Epoch, Error, ErrorKind, EventRecord, Filter, InstanceId, KeyHash,
-    ListQuery, ListRow, Lock, Mode, NewEvent, OnDead, Operator, Position, PrunePolicy, Pruned, Report, Result, Status,
+    ListQuery, ListRow, Mode, NewEvent, OnDead, Operator, Position, PrunePolicy, Pruned, Report, Result, Status,
     SubscriptionId, Timestamp, lane_of,
 };
 use rusqlite::{Connection, Row};
@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::connection::{horizon, meta_number, raise_revision, read, write};
 use crate::error::{Db, DbError};
 use crate::ownership::{LockFolder, cursor_of, parse_filter};
+use crate::reader::id_of;
 use crate::store::SqliteStore;
 
 mod books;
@@ -20,6 +21,7 @@ mod doctor;
 mod list;
 mod maintain;
 mod prune;
+mod risen;
 mod show;
 mod status;
 
@@ -75,12 +77,13 @@ impl Operator for SqliteStore {
 /// Empties the log. Positions go on where they were; what a living instance runs stays, with nothing to deliver.
 fn reset(tx: &rusqlite::Transaction<'_>, folder: &LockFolder) -> Db<()> {
     let world = World::load(tx, folder)?;
+    // First: only what lies below these may be removed.
+    crate::connection::set_meta(tx, "log_start", world.horizon + 1)?;
+    crate::connection::set_meta(tx, "pruned_to", world.horizon)?;
     tx.execute_batch(include_str!("sql/reset.sql"))?;
     for subscription in world.subscriptions.iter().filter(|subscription| !world.is_run(subscription.id)) {
         change::delete_subscription(tx, subscription.id)?;
     }
-    crate::connection::set_meta(tx, "log_start", world.horizon + 1)?;
-    crate::connection::set_meta(tx, "pruned_to", world.horizon)?;
     tx.execute("update pillarbox_meta set value = value + 1 where name = 'incarnation'", [])?;
     crate::home::start_over(tx)?;
     raise_revision(tx).map(drop)
@@ -141,11 +144,12 @@ impl World {
         }
         let mut statement = tx.prepare_cached(include_str!("sql/instances.sql"))?;
         let mut instances = statement.query_map([], instance_row)?.collect::<Result<Vec<_>, _>>()?;
+        let now = Timestamp::now();
         for instance in &mut instances {
-            instance.alive = folder.probe(instance.id) == Lock::Held;
+            instance.alive = folder.is_alive(instance.id, instance.beat_at, now);
         }
         Ok(World {
-            now: Timestamp::now(),
+            now,
             horizon: horizon(tx)?,
             log_start: meta_number(tx, "log_start")?,
             pruned_to: meta_number(tx, "pruned_to")?,
@@ -247,8 +251,22 @@ fn instance_row(row: &Row<'_>) -> rusqlite::Result<InstanceRow> {
 /// The positions of an event by its id, in the log or kept aside; ids are not unique.
 pub(crate) fn positions_of(tx: &Connection, id: Uuid) -> Db<Vec<Position>> {
     let mut statement = tx.prepare_cached(include_str!("sql/positions_of.sql"))?;
-    let positions = statement.query_map([id.to_string()], |row| row.get(0))?;
-    Ok(positions.collect::<Result<_, _>>()?)
+    let positions = statement.query_map([id.to_string()], |row| row.get(0))?.collect::<Result<Vec<_>, _>>()?;
+    if !positions.is_empty() {
+        return Ok(positions);
+    }
+    // Somebody may have published it as a text that is written in another way or is no uuid: see `id_of`. That takes a
+    // look at every id.
+    let mut statement = tx.prepare_cached(include_str!("sql/odd_ids.sql"))?;
+    let mut rows = statement.query([])?;
+    let mut positions = Vec::new();
+    while let Some(row) = rows.next()? {
+        if id_of(row.get_ref(1)?.as_bytes().unwrap_or_default()) == id {
+            positions.push(row.get(0)?);
+        }
+    }
+    positions.sort_unstable();
+    Ok(positions)
 }
 
 /// That no event has this id.

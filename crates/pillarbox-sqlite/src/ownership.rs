@@ -1,6 +1,8 @@
 use std::fs::{File, TryLockError};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use pillarbox::{
     Cursor, Delivery, Epoch, ErrorKind, Filter, Fleet, Hello, InstanceId, InstanceView, Joined, LaneRef, LaneState,
@@ -14,6 +16,12 @@ use crate::connection::{Purpose, horizon, meta_number, open, raise_revision, rea
 use crate::doorbell::{Bell, neighbour_of};
 use crate::error::{Db, DbError};
 use crate::home;
+
+/// An instance whose lock cannot be seen lives for operators as long as its last beat is not older.
+const UNSEEN_ALIVE_FOR: Duration = Duration::from_secs(30);
+
+/// An instance whose lock cannot be seen, which owns nothing and has not beaten for so long, is forgotten.
+const SILENT_BURIED_AFTER: Duration = Duration::from_secs(600);
 
 /// Writes on its own thread; its two connections differ in what a power cut may take back.
 pub(crate) struct Writer {
@@ -29,7 +37,7 @@ pub(crate) struct Writer {
 #[derive(Debug)]
 pub(crate) struct Membership {
     id: InstanceId,
-    _lock: File,
+    lock: File,
 }
 
 impl Writer {
@@ -70,13 +78,14 @@ impl Writer {
         });
         let (joined, revision) = joined.inspect_err(|_| self.folder.remove(instance))?;
         self.bell.raised(revision);
-        *self.members() = Some(Membership { id: instance, _lock: lock });
+        *self.members() = Some(Membership { id: instance, lock });
         Ok(joined)
     }
 
     /// Beats, and looks at the fleet.
     pub(crate) fn observe(&self, report: &Report) -> Db<Fleet> {
         let me = self.me()?;
+        self.check_lock()?;
         let report = serde_json::to_string(report).expect("a report is JSON");
         let (mut fleet, revision) = write(&self.relaxed, |tx| {
             let sql = "update pillarbox_instance set beat = beat + 1, beat_at = ?2, report = ?3 where id = ?1";
@@ -84,6 +93,7 @@ impl Writer {
             if alive == 0 {
                 return Err(buried(me));
             }
+            check_anchors(tx, me)?;
             Ok((fleet(tx)?, meta_number(tx, "revision")?))
         })?;
         for instance in fleet.instances.iter_mut().filter(|instance| instance.id != me) {
@@ -96,17 +106,43 @@ impl Writer {
         Ok(fleet)
     }
 
-    /// Removes what instances have left behind that ended and own no lane any more.
-    fn bury(&self, fleet: &Fleet) -> Db<()> {
-        let owns = |id: InstanceId| fleet.lanes.iter().any(|lane| lane.owner == Some(id));
-        let ended = |instance: &&InstanceView| instance.lock == Lock::Free && !owns(instance.id);
-        let ended: Vec<_> = fleet.instances.iter().filter(ended).map(|instance| instance.id).collect();
-        if ended.is_empty() {
+    /// A held lock that no name leads to proves nothing to others: they would judge this instance by its beats alone, and
+    /// so it ends before they do.
+    fn check_lock(&self) -> Db<()> {
+        let members = self.members();
+        let Some(Membership { id, lock }) = members.as_ref() else { return Ok(()) };
+        if self.folder.leads_to(*id, lock) {
             return Ok(());
         }
+        Err(DbError::own(
+            ErrorKind::Fatal,
+            format!(
+                "this instance's lock file was removed ({}): others cannot see that it lives; leave the folder of the \
+                 locks alone while a relay runs, and join again under a new number",
+                self.folder.file(*id).display()
+            ),
+        ))
+    }
+
+    /// Removes what instances have left behind that ended and own no lane any more. Where the lock cannot be seen, they
+    /// have ended when they have not beaten for long.
+    fn bury(&self, fleet: &Fleet) -> Db<()> {
+        let owns = |id: InstanceId| fleet.lanes.iter().any(|lane| lane.owner == Some(id));
+        let of = |lock: Lock| {
+            let instances = fleet.instances.iter().filter(move |instance| instance.lock == lock && !owns(instance.id));
+            instances.map(|instance| instance.id).collect::<Vec<_>>()
+        };
+        let (ended, unknown) = (of(Lock::Free), of(Lock::Unknown));
+        if ended.is_empty() && unknown.is_empty() {
+            return Ok(());
+        }
+        let silent_since = Timestamp::now().0 - SILENT_BURIED_AFTER.as_millis() as i64;
         write(&self.relaxed, |tx| {
-            for id in &ended {
-                tx.prepare_cached(include_str!("sql/bury.sql"))?.execute([id.0])?;
+            let mut statement = tx.prepare_cached(include_str!("sql/bury.sql"))?;
+            for (ids, beat_before) in [(&ended, i64::MAX), (&unknown, silent_since)] {
+                for id in ids {
+                    statement.execute(params![id.0, beat_before])?;
+                }
             }
             Ok(())
         })?;
@@ -314,7 +350,7 @@ fn load_lane(tx: &Transaction<'_>, lane: LaneRef, epoch: Epoch, pruned_to: Posit
     let Some(row) = rows.next()? else { return Ok(None) };
     let cursor = cursor_of(row)?;
     let (takeovers, revision) = (row.get(4)?, row.get(5)?);
-    check_anchor(tx, &cursor, pruned_to)?;
+    check_anchor(tx, cursor.anchor, pruned_to)?;
     let mut statement = tx.prepare_cached(include_str!("sql/load_deliveries.sql"))?;
     let rows = statement.query_map(params![lane.subscription.0, lane.lane], delivery_of)?;
     let deliveries = rows.collect::<Result<_, _>>()?;
@@ -323,11 +359,14 @@ fn load_lane(tx: &Transaction<'_>, lane: LaneRef, epoch: Epoch, pruned_to: Posit
 
 /// The first four columns: floor, settled, anchor_position, anchor_id.
 pub(crate) fn cursor_of(row: &Row<'_>) -> Db<Cursor> {
-    let anchor = match (row.get::<_, Option<i64>>(2)?, row.get::<_, Option<String>>(3)?) {
+    Ok(Cursor { floor: row.get(0)?, settled: row.get::<_, String>(1)?.parse()?, anchor: anchor_of(row)? })
+}
+
+fn anchor_of(row: &Row<'_>) -> Db<Option<(Position, Uuid)>> {
+    Ok(match (row.get::<_, Option<i64>>(2)?, row.get::<_, Option<String>>(3)?) {
         (Some(position), Some(id)) => Some((position, crate::reader::id_of(id.as_bytes()))),
         _ => None,
-    };
-    Ok(Cursor { floor: row.get(0)?, settled: row.get::<_, String>(1)?.parse()?, anchor })
+    })
 }
 
 fn delivery_of(row: &Row<'_>) -> rusqlite::Result<Delivery> {
@@ -342,24 +381,29 @@ fn delivery_of(row: &Row<'_>) -> rusqlite::Result<Delivery> {
     })
 }
 
+/// The log may be replaced under a running instance: the anchors of its own lanes are looked at with each beat.
+fn check_anchors(tx: &Transaction<'_>, me: InstanceId) -> Db<()> {
+    let pruned_to = meta_number(tx, "pruned_to")?;
+    let sql = "select floor, settled, anchor_position, anchor_id from pillarbox_cursor where owner = ?1";
+    let mut statement = tx.prepare_cached(sql)?;
+    let mut rows = statement.query([me.0])?;
+    while let Some(row) = rows.next()? {
+        check_anchor(tx, anchor_of(row)?, pruned_to)?;
+    }
+    Ok(())
+}
+
 /// The event at the anchor must still be the one that was settled, unless retention has passed it.
-pub(crate) fn check_anchor(connection: &Connection, cursor: &Cursor, pruned_to: Position) -> Db<()> {
-    let Some((position, id)) = cursor.anchor.filter(|(position, _)| *position > pruned_to) else { return Ok(()) };
+pub(crate) fn check_anchor(connection: &Connection, anchor: Option<(Position, Uuid)>, pruned_to: Position) -> Db<()> {
+    let Some((position, id)) = anchor.filter(|(position, _)| *position > pruned_to) else { return Ok(()) };
     let sql = "select id from pillarbox_event where position = ?1";
     let found: Option<String> = connection.prepare_cached(sql)?.query_row([position], |row| row.get(0)).optional()?;
     let found: Option<Uuid> = found.map(|id| crate::reader::id_of(id.as_bytes()));
     if found == Some(id) {
         return Ok(());
     }
-    Err(DbError::own(
-        ErrorKind::Foreign,
-        format!(
-            "the log is not the continuation of itself: event {id} was settled at position {position}, where {}; \
-             if this is a restored backup run `pillarbox migrate --adopt` to go on with what it holds, \
-             or `--fresh` to deliver nothing old",
-            found.map_or("there is none now".into(), |other| format!("event {other} is now"))
-        ),
-    ))
+    let now = found.map_or("there is none now".into(), |other| format!("event {other} is now"));
+    Err(home::not_itself(&format!("event {id} was settled at position {position}, where {now}")))
 }
 
 /// The folder of the liveness locks beside the database.
@@ -417,7 +461,24 @@ impl LockFolder {
         free
     }
 
-    /// The state of an instance's lock; a missing file is an instance that has gone.
+    /// Whether the file that others look at is the one that is held.
+    fn leads_to(&self, id: InstanceId, lock: &File) -> bool {
+        let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        let held = lock.metadata().map(identity);
+        matches!((std::fs::metadata(self.file(id)).map(identity), held), (Ok(named), Ok(held)) if named == held)
+    }
+
+    /// Whether an instance with a row lives, as far as an operator can tell.
+    pub(crate) fn is_alive(&self, id: InstanceId, beat_at: Timestamp, now: Timestamp) -> bool {
+        match self.probe(id) {
+            Lock::Held => true,
+            Lock::Free => false,
+            Lock::Unknown => now.since(beat_at) < UNSEEN_ALIVE_FOR,
+        }
+    }
+
+    /// The state of an instance's lock. A missing file proves nothing: somebody may have removed it, or moved the database
+    /// away from it. An instance that left has no row, so that nobody asks.
     pub(crate) fn probe(&self, id: InstanceId) -> Lock {
         match File::open(self.file(id)) {
             Ok(file) => {
@@ -427,7 +488,6 @@ impl LockFolder {
                     Lock::Held
                 }
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Lock::Free,
             Err(_) => Lock::Unknown,
         }
     }

@@ -138,13 +138,21 @@ fn payload_value(payload: &Payload) -> ToSqlOutput<'_> {
 /// The largest `payload_bytes_max` that a log may be given.
 pub const PAYLOAD_BYTES_MAX_HIGHEST: usize = 256 * 1024 * 1024;
 
-/// Changes the log's limits for all publishers, in whatever language they are.
+/// What is stored for a time that never ends.
+pub(crate) const FOREVER_MS: i64 = i64::MAX;
+
+/// Changes the log's limits for everybody, in whatever language publishers are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     /// The largest payload, up to [`PAYLOAD_BYTES_MAX_HIGHEST`]. None: as it is.
     pub payload_bytes_max: Option<usize>,
     /// How long a `dedup_key` is remembered. None: as it is.
     pub dedup_window: Option<Duration>,
+    /// Events are kept at least this long, whatever a call of [`prune`](pillarbox::Operator::prune) asks for; `Some(None)`:
+    /// for ever. None: as it is, at first no minimum.
+    pub retention_keep: Option<Option<Duration>>,
+    /// The same for dead deliveries, from their death.
+    pub retention_dead: Option<Option<Duration>>,
 }
 
 impl Limits {
@@ -158,8 +166,14 @@ impl Limits {
             }
             set_payload_limit(connection, bytes as i64)?;
         }
+        let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(FOREVER_MS);
         if let Some(window) = self.dedup_window {
-            set_meta(connection, "dedup_window_ms", i64::try_from(window.as_millis()).unwrap_or(i64::MAX))?;
+            set_meta(connection, "dedup_window_ms", milliseconds(window))?;
+        }
+        for (name, time) in [("retention_keep_ms", self.retention_keep), ("retention_dead_ms", self.retention_dead)] {
+            if let Some(time) = time {
+                set_meta(connection, name, time.map_or(FOREVER_MS, milliseconds))?;
+            }
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::connection::{Purpose, open, read};
 use crate::doorbell::Bell;
 use crate::error::{Db, DbError};
+use crate::home;
 
 /// The most bytes of payload that one page returns, beyond the first event of each scan.
 pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -27,23 +28,37 @@ pub(crate) struct Reader {
     decoder: Decoder,
     barrier: Barrier,
     bell: Arc<Bell>,
+    /// The incarnation and the horizon that the last poll saw.
+    seen: (i64, Position),
 }
 
 impl Reader {
     pub(crate) fn open(path: &Path, bell: Arc<Bell>, barriers: Arc<AtomicU64>) -> Db<Self> {
         let connection = open(path, Purpose::Read)?;
-        Ok(Reader { connection, decoder: Decoder::default(), barrier: Barrier::new(path, barriers), bell })
+        let barrier = Barrier::new(path, barriers);
+        Ok(Reader { connection, decoder: Decoder::default(), barrier, bell, seen: (0, 0) })
     }
 
     /// Horizon, writers and scans in one snapshot, which has ended when this returns.
     ///
     /// There are never writers: SQLite has one at a time and takes a rolled-back position back, so what the snapshot
-    /// does not show up to its horizon never comes.
+    /// does not show up to its horizon never comes. A horizon that goes back is that of another state of the log, unless
+    /// an operator has said so by a new incarnation.
     pub(crate) fn poll(&mut self, request: &PollRequest) -> Db<Page> {
-        let decoder = &mut self.decoder;
+        let (decoder, seen) = (&mut self.decoder, &mut self.seen);
         let page = read(&self.connection, |snapshot| {
             let mut statement = snapshot.prepare_cached(include_str!("sql/snapshot.sql"))?;
-            let (horizon, log_start) = statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            let (horizon, log_start, incarnation) =
+                statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+            if seen.0 == incarnation && horizon < seen.1 {
+                let what =
+                    format!("positions up to {} were handed out, and now only those up to {horizon} are", seen.1);
+                return Err(home::not_itself(&what));
+            }
+            if seen.0 != incarnation {
+                self.barrier.forget();
+            }
+            *seen = (incarnation, horizon);
             let mut page = Page { horizon, log_start, ..Page::default() };
             let mut wanted = Wanted::new(&request.wanted);
             let mut room = PAGE_BYTES_MAX;
@@ -54,6 +69,7 @@ impl Reader {
         })?;
         let highest = page.scans.iter().filter_map(|scan| scan.events.last()).max_by_key(|event| event.position);
         self.barrier.pass(highest.map(|event| &**event), page.horizon, &self.bell)?;
+        // Polls run one after another, so that this one knows best.
         self.bell.polled(page.horizon);
         Ok(page)
     }
@@ -276,6 +292,11 @@ impl Barrier {
         wal_path.push("-wal");
         let database = database.to_owned();
         Barrier { database, wal_path: wal_path.into(), wal: None, header: None, durable_through: 0, count }
+    }
+
+    /// Positions of another incarnation say nothing about those of this one.
+    fn forget(&mut self) {
+        self.durable_through = 0;
     }
 
     /// Returns once everything up to `highest` is durable. `horizon` is that of the snapshot which showed it.

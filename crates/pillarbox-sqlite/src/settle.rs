@@ -1,11 +1,14 @@
+use std::collections::HashSet;
+
 use pillarbox::{
     AttemptError, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, Position, RangeSet, Settlement,
     Timestamp,
 };
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
-use crate::connection::{raise_revision, write};
+use crate::connection::{horizon, meta_number, raise_revision, write};
 use crate::error::Db;
+use crate::home;
 use crate::ownership::record_progress;
 
 /// A record of progress is extended by later settlements until it is this old.
@@ -15,8 +18,9 @@ const PROGRESS_SPAN_MS: i64 = 10_000;
 pub(crate) fn settle(connection: &Connection, settlement: &Settlement) -> Db<(Vec<bool>, Option<i64>)> {
     write(connection, |tx| {
         let mut answers = Vec::with_capacity(settlement.lanes.len());
+        let horizon = horizon(tx)?;
         for lane in &settlement.lanes {
-            answers.push(settle_lane(tx, lane)?);
+            answers.push(settle_lane(tx, lane, horizon)?);
         }
         close_dead(tx, &settlement.dead)?;
         let released = settlement.lanes.iter().zip(&answers).any(|(lane, written)| lane.release && *written);
@@ -25,14 +29,20 @@ pub(crate) fn settle(connection: &Connection, settlement: &Settlement) -> Db<(Ve
     })
 }
 
-fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite) -> Db<bool> {
+fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite, horizon: Position) -> Db<bool> {
     let LaneRef { subscription, lane } = write.lane;
     // The transaction holds the write lock already, so the epoch cannot move between this read and the writes.
-    let sql = "select floor from pillarbox_cursor where subscription = ?1 and lane = ?2 and epoch = ?3";
+    let sql = "select floor, revision from pillarbox_cursor where subscription = ?1 and lane = ?2 and epoch = ?3";
     let fence = params![subscription.0, lane, write.epoch];
-    let floor: Option<Position> = tx.prepare_cached(sql)?.query_row(fence, |row| row.get(0)).optional()?;
-    let Some(floor) = floor else { return Ok(false) };
+    let found = tx.prepare_cached(sql)?.query_row(fence, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    let Some((floor, revision)): Option<(Position, i64)> = found else { return Ok(false) };
     let cursor = &write.cursor;
+    let highest = cursor.settled.last().unwrap_or(0).max(cursor.floor);
+    if highest > horizon {
+        // Written, it would skip the events that get these positions next.
+        let what = format!("position {highest} was read, and only those up to {horizon} have been handed out");
+        return Err(home::not_itself(&what));
+    }
     let (anchor_position, anchor_id) = cursor.anchor.map(|(position, id)| (position, id.to_string())).unzip();
     tx.prepare_cached(include_str!("sql/settle_cursor.sql"))?.execute(params![
         subscription.0,
@@ -47,13 +57,29 @@ fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite) -> Db<bool> {
     if cursor.floor > floor {
         advance(tx, write, floor)?;
     }
-    write.put.iter().try_for_each(|delivery| put(tx, write.lane, delivery))?;
-    write.change.iter().try_for_each(|(delivery, error)| change(tx, write.lane, delivery, error.as_ref()))?;
+    settle_deliveries(tx, write, revision != write.revision)?;
+    Ok(true)
+}
+
+/// Puts, then changes, then finishes. Where an operator has changed deliveries since they were loaded, only those that
+/// are put now are changed: what the operator said is newer than what the attempts in flight have to say.
+fn settle_deliveries(tx: &Transaction<'_>, write: &LaneWrite, changed_meanwhile: bool) -> Db<()> {
+    let mut own = HashSet::new();
+    for delivery in &write.put {
+        if put(tx, write.lane, delivery, !changed_meanwhile)? && changed_meanwhile {
+            own.insert(delivery.position);
+        }
+    }
+    for (delivery, error) in &write.change {
+        if !changed_meanwhile || own.contains(&delivery.position) {
+            change(tx, write.lane, delivery, error.as_ref())?;
+        }
+    }
     let mut finish = tx.prepare_cached("delete from pillarbox_delivery where subscription = ?1 and position = ?2")?;
     for position in &write.finish {
-        finish.execute(params![subscription.0, position])?;
+        finish.execute(params![write.lane.subscription.0, position])?;
     }
-    Ok(true)
+    Ok(())
 }
 
 /// Records what the floor passed, from the floor as it was stored: one that was moved by hand leaves a gap that the
@@ -69,9 +95,9 @@ fn advance(tx: &Transaction<'_>, write: &LaneWrite, floor: Position) -> Db<()> {
     Ok(())
 }
 
-/// Inserts or replaces a delivery.
-fn put(tx: &Transaction<'_>, lane: LaneRef, delivery: &Delivery) -> Db<()> {
-    tx.prepare_cached(include_str!("sql/delivery_put.sql"))?.execute(params![
+/// Inserts a delivery, or replaces one if it may; whether it was written.
+fn put(tx: &Transaction<'_>, lane: LaneRef, delivery: &Delivery, replace: bool) -> Db<bool> {
+    let written = tx.prepare_cached(include_str!("sql/delivery_put.sql"))?.execute(params![
         lane.subscription.0,
         delivery.position,
         lane.lane,
@@ -82,8 +108,9 @@ fn put(tx: &Transaction<'_>, lane: LaneRef, delivery: &Delivery) -> Db<()> {
         delivery.due_at.0,
         delivery.since.0,
         Timestamp::now().0,
+        replace,
     ])?;
-    Ok(())
+    Ok(written > 0)
 }
 
 /// Changes a delivery that is still there: an operator may have skipped it in the meantime.
@@ -123,7 +150,13 @@ pub(crate) fn parse_errors(text: &str) -> Vec<AttemptError> {
     serde_json::from_str(text).unwrap_or_default()
 }
 
+/// What retention has removed is not dead. Between the events of a journal, which stay, it looks alike to a reader.
 fn close_dead(tx: &Transaction<'_>, dead: &RangeSet) -> Db<()> {
+    if dead.is_empty() {
+        return Ok(());
+    }
+    let mut dead = dead.clone();
+    dead.remove_range(0, meta_number(tx, "pruned_to")?);
     let sql = "insert into pillarbox_dead_range (low, high, closed_at) values (?1, ?2, ?3) \
                on conflict (low) do update set high = max(high, excluded.high)";
     for range in dead.iter() {

@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pillarbox::{
     Epoch, ErrorKind, Event, Fleet, Hello, Joined, LaneRef, LaneState, Page, PollRequest, Position, Report, Result,
@@ -22,6 +22,9 @@ use crate::{home, migrate, ownership};
 /// At least this long between two settlements, so that the one writer of the file is mostly the application.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(20);
 
+/// How long a store that is dropped waits for its threads. One that waits for another writer ends by itself later.
+const THREADS_END_MAX: Duration = Duration::from_secs(1);
+
 /// Connections that are kept open for operators' next commands.
 const OPERATORS_KEPT_MAX: usize = 2;
 
@@ -35,7 +38,7 @@ pub struct SqliteStore {
     writer: Worker<Writer>,
     membership: Arc<Mutex<Option<Membership>>>,
     bell: Arc<Bell>,
-    _doorbell: Doorbell,
+    doorbell: Doorbell,
     barriers: Arc<AtomicU64>,
     /// Connections for operators' work, which may be long and must not hold up a poll.
     operators: Arc<Mutex<Vec<Connection>>>,
@@ -66,7 +69,7 @@ impl SqliteStore {
             reader: Worker::spawn("pillarbox-reader", reader)?,
             writer: Worker::spawn("pillarbox-writer", writer)?,
             membership,
-            _doorbell: Doorbell::spawn(bell.clone(), open(&path, Purpose::Read)?, folder)?,
+            doorbell: Doorbell::spawn(bell.clone(), open(&path, Purpose::Read)?, folder)?,
             bell,
             barriers,
             operators: Arc::default(),
@@ -200,8 +203,16 @@ impl Store for SqliteStore {
 
 impl Drop for SqliteStore {
     fn drop(&mut self) {
-        // The threads end by themselves; the lock must be free when this returns.
+        // First of all the lock: nobody is to wait longer for the lanes than for a killed process.
         self.membership.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        self.reader.stop();
+        self.writer.stop();
+        self.doorbell.stop();
+        // The last connection of all removes the write-ahead log: it must be closed before the process ends.
+        let deadline = Instant::now() + THREADS_END_MAX;
+        self.reader.join(deadline);
+        self.writer.join(deadline);
+        self.doorbell.join(deadline);
     }
 }
 

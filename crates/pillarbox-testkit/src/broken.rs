@@ -24,6 +24,8 @@ pub enum Broken {
     SettleNotAtomic,
     /// A change of a delivery that is finished puts it back.
     ChangeResurrects,
+    /// A settlement overwrites what an operator changed since the lane was loaded.
+    RevisionIgnored,
     /// A delivery that is there already cannot be put again.
     PutFailsOnExisting,
     /// A subscription that starts now takes the horizon as its floor, with the holes below it.
@@ -36,7 +38,7 @@ pub enum Broken {
 
 impl Broken {
     /// All of them.
-    pub const ALL: [Broken; 15] = [
+    pub const ALL: [Broken; 16] = [
         Broken::WritersBeforeHorizon,
         Broken::RowsBeforeHorizon,
         Broken::WriterGoneBeforeVisible,
@@ -48,6 +50,7 @@ impl Broken {
         Broken::StaleLoad,
         Broken::SettleNotAtomic,
         Broken::ChangeResurrects,
+        Broken::RevisionIgnored,
         Broken::PutFailsOnExisting,
         Broken::StartNowSkipsHoles,
         Broken::AnchorIgnored,

@@ -1,4 +1,5 @@
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pillarbox::{
     AttemptError, Cursor, Delivery, ERRORS_KEPT_MAX, Epoch, InstanceId, LaneState, LaneWrite, Position, RangeSet,
@@ -20,7 +21,7 @@ pub(crate) struct Lane {
     /// What lay before the subscription's start.
     pub(crate) before_start: RangeSet,
     /// One entry a settlement that moved the cursor.
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<Covered>,
     /// When the lane was last written.
     pub(crate) wrote_at: Timestamp,
 }
@@ -49,7 +50,7 @@ impl Row {
 
 /// What one settlement covered.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct Covered {
     pub(crate) covered: RangeSet,
     pub(crate) epoch: Epoch,
     pub(crate) after: Timestamp,
@@ -87,7 +88,7 @@ impl Lane {
         let mut covered = positions_of(&write.cursor);
         covered.subtract(&positions_of(&self.cursor));
         if !covered.is_empty() {
-            self.entries.push(Entry { covered, epoch: write.epoch, after: self.wrote_at, before: now });
+            self.entries.push(Covered { covered, epoch: write.epoch, after: self.wrote_at, before: now });
         }
         if write.cursor.floor > self.cursor.floor {
             self.takeovers = 0;
@@ -98,11 +99,19 @@ impl Lane {
 
     /// Puts, then changes, then finishes, so that one settlement can put a delivery and record its first error.
     pub(crate) fn write_deliveries(&mut self, write: &LaneWrite, now: Timestamp, broken: Option<Broken>) {
+        let changed_meanwhile = self.revision != write.revision && broken != Some(Broken::RevisionIgnored);
+        let mut found = BTreeSet::new();
         for delivery in &write.put {
-            let new = Row::new(delivery.clone(), now);
-            self.deliveries.entry(delivery.position).or_insert(new).set(delivery.clone(), now);
+            match self.deliveries.entry(delivery.position) {
+                Entry::Vacant(entry) => _ = entry.insert(Row::new(delivery.clone(), now)),
+                Entry::Occupied(_) if changed_meanwhile => _ = found.insert(delivery.position),
+                Entry::Occupied(mut entry) => entry.get_mut().set(delivery.clone(), now),
+            }
         }
-        for (delivery, error) in &write.change {
+        let put: BTreeSet<Position> = write.put.iter().map(|delivery| delivery.position).collect();
+        // An operator cannot have changed what was put just now.
+        let own = |position: Position| !changed_meanwhile || put.contains(&position) && !found.contains(&position);
+        for (delivery, error) in write.change.iter().filter(|(delivery, _)| own(delivery.position)) {
             if broken == Some(Broken::ChangeResurrects) {
                 self.deliveries.entry(delivery.position).or_insert(Row::new(delivery.clone(), now));
             }

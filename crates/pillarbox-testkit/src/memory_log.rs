@@ -568,6 +568,9 @@ impl Inner {
             row.beat_at = now;
             row.report = report.clone();
         }
+        for (_, lane) in self.lanes().filter(|(_, lane)| lane.owner == Some(instance)) {
+            self.check_anchor(&lane.cursor)?;
+        }
         let fleet = self.fleet();
         if self.options.broken == Some(Broken::StaleLoad) {
             let stale = self.lanes().map(|(lane, row)| (lane, row.state())).collect();

@@ -303,7 +303,7 @@ impl Inner {
         let lane_number = lane_of(event.key_hash(), event.position, row.lanes.len() as u32);
         let lane = &row.lanes[lane_number as usize];
         let entry = lane.entries.iter().find(|entry| entry.covered.contains(event.position));
-        let by = |entry: &crate::memory_lane::Entry| SettledBy {
+        let by = |entry: &crate::memory_lane::Covered| SettledBy {
             epoch: entry.epoch,
             after: entry.after,
             before: entry.before,
@@ -327,8 +327,13 @@ impl Inner {
         let head = head_of(subscription, lane, &row.delivery);
         let id_of = |position| self.rows.get(&position).or_else(|| self.kept.get(&position)).map(|event| event.id);
         let head = head.and_then(|head| Some((id_of(head.position)?, head.position, head.state)));
+        let state = match row.delivery.state {
+            _ if head.is_some() => State::Blocked,
+            State::Delayed if row.delivery.due_at <= self.now => State::Pending,
+            state => state,
+        };
         DeliveryRecord {
-            state: if head.is_some() { State::Blocked } else { row.delivery.state },
+            state,
             attempts: row.delivery.attempts,
             due_at: row.delivery.due_at,
             since: row.delivery.since,

@@ -290,17 +290,26 @@ impl Receipts {
     fn receive(&mut self, id: Uuid) -> Receipt {
         if self.by_id.len() != self.events.len() {
             self.by_id = (0..self.events.len() as u32).collect();
-            self.by_id.sort_unstable_by_key(|index| self.events[*index as usize].id);
+            self.by_id.sort_unstable_by_key(|index| (self.events[*index as usize].id, *index));
         }
-        let found = self.by_id.binary_search_by_key(id.as_bytes(), |index| self.events[*index as usize].id);
-        let Ok(found) = found else { return Receipt::Unknown };
-        let event = &mut self.events[self.by_id[found] as usize];
-        if event.arrival > 0 {
-            return Receipt::Duplicate;
+        let from = self.by_id.partition_point(|index| self.events[*index as usize].id < *id.as_bytes());
+        // Nobody can tell events apart that share an id, so that one receipt is a receipt of all of them. They arrive in
+        // position order, and only the first of them can say something about order.
+        let mut receipt = Receipt::Unknown;
+        for (number, index) in self.by_id[from..].iter().enumerate() {
+            let event = &mut self.events[*index as usize];
+            if event.id != *id.as_bytes() {
+                break;
+            }
+            if event.arrival > 0 {
+                return Receipt::Duplicate;
+            }
+            event.arrival = self.arrivals + 1;
+            event.has_key &= number == 0;
+            receipt = Receipt::First;
         }
-        self.arrivals += 1;
-        event.arrival = self.arrivals;
-        Receipt::First
+        self.arrivals += u32::from(matches!(receipt, Receipt::First));
+        receipt
     }
 
     fn finish(mut self, audit: &mut SubscriptionAudit) {
@@ -489,6 +498,23 @@ mod tests {
         assert_eq!((audit.duplicates, audit.unexpected, audit.out_of_order, audit.missing), (1, 1, 1, 0), "{audit:?}");
         let pruned = audit_received(Books { log_start: 2, ..books() }, &[&all[..], &[99]].concat());
         assert_eq!((pruned.unexpected, pruned.unknown), (0, 1));
+    }
+
+    #[test]
+    fn events_that_share_an_id_are_all_received_by_it() {
+        let check = |received: &[Position]| {
+            let mut auditor = Auditor::new(books()).expect_receipts("s").unwrap();
+            // 2, 5 and 7 were published with one id of the application's own.
+            let shared = |position| if [2, 5, 7].contains(&position) { id(2) } else { id(position) };
+            (1..=10).for_each(|position| auditor.event(&Event { id: shared(position), ..event(position, "k") }));
+            received.iter().for_each(|position| auditor.line(&shared(*position).to_string()));
+            let audit = auditor.finish().subscriptions.remove(0);
+            (audit.delivered, audit.missing, audit.duplicates, audit.out_of_order)
+        };
+        assert_eq!(check(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]), (10, 0, 2, 0));
+        assert_eq!(check(&[1, 2, 3, 4, 6, 8, 9, 10]), (10, 0, 0, 0), "the receiver keeps one of an id");
+        assert_eq!(check(&[1, 3, 4, 6, 8, 9, 10]), (7, 3, 0, 0), "none of them came");
+        assert_eq!(check(&[1, 3, 2, 4, 6, 8, 9, 10]), (10, 0, 0, 1), "the first of them takes part in the order");
     }
 
     #[test]

@@ -528,8 +528,9 @@ impl Engine {
             }
             Call::Fetch => {
                 for claim in self.fetching.take().unwrap_or_default() {
-                    if let Some(lane) = self.subscribers[claim.sub].lane_at(claim.lane, claim.epoch) {
-                        lane.unclaim(claim.position, claim.key);
+                    let sub = &mut self.subscribers[claim.sub];
+                    if let Some(lane) = sub.lane_at(claim.lane, claim.epoch) {
+                        sub.window -= lane.give_back(claim.position, claim.key);
                     }
                 }
             }

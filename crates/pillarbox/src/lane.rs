@@ -462,6 +462,14 @@ impl Lane {
         }
     }
 
+    /// A delivery comes back untried: it leaves the window (by as many as returned) and waits for its turn again.
+    pub(crate) fn give_back(&mut self, position: Position, key: Option<KeyHash>) -> usize {
+        self.window -= 1;
+        self.withdraw(position, key);
+        self.unclaim(position, key);
+        1
+    }
+
     /// A delivery comes back from its way to the sink, whatever became of it. The rows behind it stay claimed until
     /// they come back themselves; the chain is scheduled when none is left.
     pub(crate) fn unclaim(&mut self, position: Position, key: Option<KeyHash>) {
@@ -492,6 +500,7 @@ impl Lane {
         let write = LaneWrite {
             lane: self.reference,
             epoch: self.epoch,
+            revision: self.revision,
             cursor: self.cursor(ranges_max),
             put: std::mem::take(&mut self.put),
             change: std::mem::take(&mut self.change),

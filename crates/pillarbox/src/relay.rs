@@ -1,3 +1,4 @@
+use std::error::Error as StdError;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -237,22 +238,35 @@ impl Relay {
     }
 }
 
-/// The same error once more, its cause by its text.
+/// The same error once more, with its causes if it has any.
 fn shared(error: &Arc<Error>) -> Error {
-    Error::with_source(error.kind(), error.to_string(), SharedSource(error.clone()))
-}
-
-#[derive(Debug)]
-struct SharedSource(Arc<Error>);
-
-impl std::fmt::Display for SharedSource {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let source = std::error::Error::source(&*self.0);
-        f.write_str(&source.map_or_else(|| "no further cause".into(), ToString::to_string))
+    match StdError::source(&**error) {
+        None => Error::new(error.kind(), error.to_string()),
+        Some(_) => Error::with_source(error.kind(), error.to_string(), SharedSource(error.clone())),
     }
 }
 
-impl std::error::Error for SharedSource {}
+/// Stands for the cause of an error that several hold.
+#[derive(Debug)]
+struct SharedSource(Arc<Error>);
+
+impl SharedSource {
+    fn cause(&self) -> &(dyn StdError + 'static) {
+        StdError::source(&*self.0).expect("only an error that has a cause is shared like this")
+    }
+}
+
+impl std::fmt::Display for SharedSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self.cause(), f)
+    }
+}
+
+impl StdError for SharedSource {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.cause().source()
+    }
+}
 
 /// Carries out what the engine decides.
 struct Shell<S> {
@@ -591,4 +605,25 @@ async fn handle_one_by_one(
         outcomes.push(outcome);
     }
     outcomes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain(error: &Error) -> Vec<String> {
+        let causes = std::iter::successors(Some(error as &(dyn StdError + 'static)), |error| (*error).source());
+        causes.map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_shared_error_tells_its_causes_and_no_others() {
+        let alone = Arc::new(Error::new(ErrorKind::Fatal, "buried by another"));
+        assert_eq!(chain(&shared(&alone)), ["buried by another"]);
+        let disk = Error::with_source(ErrorKind::Full, "cannot write", std::io::Error::other("disk full"));
+        let whole = Arc::new(Error::with_source(ErrorKind::Full, "cannot settle", disk));
+        let again = shared(&whole);
+        assert_eq!(chain(&again), ["cannot settle", "cannot write", "disk full"]);
+        assert_eq!((again.kind(), chain(&whole)), (ErrorKind::Full, chain(&again)));
+    }
 }

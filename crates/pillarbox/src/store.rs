@@ -26,7 +26,8 @@ pub trait Store: Send + Sync + 'static {
     fn join(&self, hello: Hello) -> impl Future<Output = Result<Joined>> + Send;
 
     /// Beats once (the only sign of life that a lease looks at), stores the report, and returns what can be
-    /// seen of the fleet. Fails with `ErrorKind::Fatal` if this instance has been buried by another.
+    /// seen of the fleet. Fails with `ErrorKind::Fatal` if this instance has been buried by another, and with
+    /// `ErrorKind::Foreign` if the anchor of a lane of its own is not in the log any more: it was replaced underneath.
     fn observe(&self, report: &Report) -> impl Future<Output = Result<Fleet>> + Send;
 
     /// Makes this instance the owner of each lane whose epoch is still the expected one, raising the epoch, and
@@ -342,6 +343,9 @@ pub struct LaneWrite {
     pub lane: LaneRef,
     /// The fence.
     pub epoch: Epoch,
+    /// The revision that was loaded: where it has moved on, an operator changed deliveries meanwhile, and `change` is not
+    /// written, nor does `put` replace what is there.
+    pub revision: i64,
     /// The new cursor.
     pub cursor: Cursor,
     /// Deliveries to insert or replace.

@@ -44,7 +44,8 @@ impl ResumeToken {
 
     fn absorb(&mut self) {
         self.seen.remove_range(0, self.floor);
-        let Some(first) = self.seen.iter().next().filter(|first| *first.start() == self.floor + 1) else { return };
+        let next = self.floor.checked_add(1);
+        let Some(first) = self.seen.iter().next().filter(|first| Some(*first.start()) == next) else { return };
         self.floor = *first.end();
         self.seen.remove_range(0, self.floor);
     }
@@ -71,6 +72,10 @@ impl FromStr for ResumeToken {
         let incarnation = incarnation.parse().map_err(|_| invalid())?;
         let floor = floor.parse().ok().filter(|floor| *floor >= 0).ok_or_else(invalid)?;
         let mut token = ResumeToken { incarnation, floor, seen: seen.parse().map_err(|_| invalid())? };
+        // The highest position of all is nobody's, so that there is always one above what was seen.
+        if token.floor == Position::MAX || token.seen.last() == Some(Position::MAX) {
+            return Err(invalid());
+        }
         token.absorb();
         Ok(token)
     }
@@ -111,5 +116,18 @@ mod tests {
         for text in ["", "5", "1:2", "a:2:", "1:b:", "1:2:x", "1:-2:"] {
             assert!(text.parse::<ResumeToken>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn the_highest_positions_do_not_overflow() {
+        const MAX: Position = Position::MAX;
+        for text in [format!("1:{MAX}:"), format!("1:2:{MAX}"), format!("1:2:4-{MAX}"), format!("1:2:9{MAX}")] {
+            assert!(text.parse::<ResumeToken>().is_err(), "{text}");
+        }
+        let mut token: ResumeToken = format!("1:2:4-{}", MAX - 1).parse().unwrap();
+        token.mark(3);
+        token.mark(MAX);
+        token.raise_floor(MAX);
+        assert_eq!((token.floor, token.seen.is_empty()), (MAX, true));
     }
 }

@@ -1,5 +1,5 @@
 use anyhow::Result;
-use pillarbox::{Change, Changed, Operator, Selection};
+use pillarbox::{Change, Changed, Operator, Selection, Start, Status};
 use serde_json::json;
 
 use super::Scope;
@@ -46,19 +46,27 @@ pub(super) async fn rewind(scope: &Scope, args: RewindArgs) -> Result<Exit> {
 
 /// Carries out what concerns one thing.
 pub(super) async fn carry_out(scope: &Scope, change: &Change, dry_run: bool) -> Result<Exit> {
-    let changed = scope.open()?.change(change, dry_run).await?;
+    let store = scope.open()?;
+    let mut changed = store.change(change, dry_run).await?;
+    if dry_run {
+        changed.message = would(change, &changed, &store.status().await?);
+    }
     print(scope, &changed, dry_run)
 }
 
 /// Carries out what concerns many things, after saying what it would do and asking.
 pub(super) async fn confirmed(scope: &Scope, change: &Change, confirm: &ConfirmArgs) -> Result<Exit> {
+    if confirm.dry_run {
+        return carry_out(scope, change, true).await;
+    }
     let store = scope.open()?;
-    if confirm.dry_run || !confirm.yes {
-        let would = store.change(change, true).await?;
-        if confirm.dry_run {
-            return print(scope, &would, true);
+    if !confirm.yes {
+        let changed = store.change(change, true).await?;
+        if changed.count == 0 {
+            return print(scope, &changed, false);
         }
-        if !scope.output.confirm(false, &sentence(&would.message))? {
+        let question = format!("This {}.", would(change, &changed, &store.status().await?));
+        if !scope.output.confirm(false, &question)? {
             scope.output.say("nothing was changed");
             return Ok(Exit::Failed);
         }
@@ -78,6 +86,57 @@ fn print(scope: &Scope, changed: &Changed, dry_run: bool) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-fn sentence(text: &str) -> String {
-    if text.ends_with(['.', '!', '?']) { text.to_owned() } else { format!("{text}.") }
+/// What a change would do, told before it is done: a [`Changed`] tells what was done.
+fn would(change: &Change, changed: &Changed, status: &Status) -> String {
+    let count = changed.count;
+    let one = |name: &str| status.subscriptions.iter().find(|subscription| subscription.name == name);
+    match change {
+        Change::Requeue { .. } if count == 0 => format!("would change nothing: {}", changed.message),
+        Change::Requeue { subscription, .. } => {
+            format!("would set {count} deliveries of '{subscription}' back to due now, with attempts 0")
+        }
+        Change::Skip { subscription, event, .. } => {
+            format!("would give event {event} up for '{subscription}' and let its key go on")
+        }
+        Change::Pause(name) => format!("would pause '{name}'"),
+        Change::Resume(name) => format!("would let '{name}' go on"),
+        Change::Rewind { subscription, to, key } => {
+            let what = match key {
+                Some(key) => format!("{count} events of key '{key}'"),
+                None => "the events".to_owned(),
+            };
+            format!("would replay {what} {} to '{subscription}'{}", place(to), note(&changed.message))
+        }
+        Change::Delete(name) => {
+            let (waiting, deliveries) = one(name).map_or((0, 0), |one| {
+                (one.pending + one.processing, one.delayed + one.retrying + one.blocked + one.dead)
+            });
+            format!(
+                "would delete '{name}' with its place in the log and {deliveries} deliveries; {waiting} events that it has \
+                 not got yet would never come to it"
+            )
+        }
+        Change::Rename { from, to } => format!("would rename '{from}' to '{to}'"),
+        Change::Relane { subscription, lanes } => {
+            let had = one(subscription).map_or(0, |one| one.lanes);
+            format!("would change the lanes of '{subscription}' from {had} to {lanes}")
+        }
+    }
+}
+
+fn place(to: &Start) -> String {
+    match to {
+        Start::Beginning => "from the start of the log on".to_owned(),
+        Start::Now => "that come from now on".to_owned(),
+        Start::Position(position) => format!("above position {position}"),
+        Start::Time(time) => format!("inserted since {time}"),
+    }
+}
+
+/// The remark at the end of a message, like how far back the log goes.
+fn note(message: &str) -> &str {
+    match message.rfind(" (") {
+        Some(at) if message.ends_with(')') => &message[at..],
+        _ => "",
+    }
 }

@@ -1,5 +1,6 @@
 use anyhow::{Context, Result};
-use pillarbox_sqlite::SchemaState;
+use pillarbox::{Check, ErrorKind, Level, Operator, SubscriptionStatus};
+use pillarbox_sqlite::{SchemaState, SqliteStore};
 use serde_json::json;
 
 use super::Scope;
@@ -8,7 +9,7 @@ use crate::database::Database;
 use crate::exit::{Exit, Stop};
 
 /// Creates or upgrades the schema, or declares what a copied database is.
-pub(super) fn run(scope: &Scope, args: &MigrateArgs) -> Result<Exit> {
+pub(super) async fn run(scope: &Scope, args: &MigrateArgs) -> Result<Exit> {
     if args.print {
         scope.output.write(pillarbox_sqlite::print_sql().as_bytes())?;
         return Ok(Exit::Done);
@@ -29,10 +30,10 @@ pub(super) fn run(scope: &Scope, args: &MigrateArgs) -> Result<Exit> {
         }
         None => {}
     }
-    if args.check { check(scope, &database) } else { migrate(scope, &database, args) }
+    if args.check { check(scope, &database) } else { migrate(scope, &database, args).await }
 }
 
-fn migrate(scope: &Scope, database: &Database, args: &MigrateArgs) -> Result<Exit> {
+async fn migrate(scope: &Scope, database: &Database, args: &MigrateArgs) -> Result<Exit> {
     let path = database.path();
     if (args.adopt || args.fresh) && !path.exists() {
         return Err(Stop::usage(format!("there is no database at {} to declare anything about", path.display())));
@@ -44,6 +45,9 @@ fn migrate(scope: &Scope, database: &Database, args: &MigrateArgs) -> Result<Exi
             Some("adopted")
         }
         (_, true) => {
+            if !args.yes {
+                refuse_at_home(database).await?;
+            }
             pillarbox_sqlite::fresh(path)?;
             Some("fresh")
         }
@@ -69,6 +73,33 @@ fn migrate(scope: &Scope, database: &Database, args: &MigrateArgs) -> Result<Exi
         None => {}
     }
     Ok(Exit::Done)
+}
+
+/// `--fresh` is for copies. On the log itself it would give up, for good, what is not delivered yet.
+async fn refuse_at_home(database: &Database) -> Result<()> {
+    let store = match SqliteStore::open(database.path()) {
+        Err(error) if error.kind() == ErrorKind::Foreign => return Ok(()),
+        opened => opened.map_err(|error| database.explain(error))?,
+    };
+    // A backup that was restored in place is at home and yet not the continuation of itself.
+    let strange = |check: &Check| ["home", "anchors"].contains(&check.name.as_str()) && check.level == Level::Failed;
+    if store.doctor().await?.iter().any(strange) {
+        return Ok(());
+    }
+    let status = store.status().await?;
+    let sum = |count: fn(&SubscriptionStatus) -> u64| status.subscriptions.iter().map(count).sum::<u64>();
+    let undelivered = sum(|one| one.pending + one.processing);
+    let deliveries = sum(|one| one.delayed + one.retrying + one.blocked + one.dead);
+    let events = status.log.events;
+    if events == 0 && deliveries == 0 {
+        return Ok(());
+    }
+    Err(Stop::usage(format!(
+        "{} is no copy but the log itself: --fresh would give up {undelivered} undelivered events and {deliveries} deliveries \
+         (delayed, retrying, blocked or dead), and none of the {events} events in it would ever be delivered to a new \
+         subscription; say --fresh --yes to do so",
+        database.url()
+    )))
 }
 
 fn check(scope: &Scope, database: &Database) -> Result<Exit> {

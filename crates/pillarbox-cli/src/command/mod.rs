@@ -22,6 +22,7 @@ pub(crate) use status::sentence;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use pillarbox::PrunePolicy;
 use pillarbox_sqlite::SqliteStore;
 
 use crate::args::{Args, Command};
@@ -41,9 +42,10 @@ pub(crate) struct Scope {
 }
 
 impl Scope {
-    /// The log of this command. The config file is read only if nothing else names the log.
+    /// The log of this command. The config file is read only if nothing else names the log, and nothing but that is read
+    /// of it: what else is wrong there is no reason to leave an operator without an answer.
     pub(crate) fn database(&self) -> Result<Database> {
-        Database::locate(self.database.as_deref(), || self.config())
+        Database::locate(self.database.as_deref(), || settings::database(self.config.as_deref()))
     }
 
     /// The log that the command line itself names.
@@ -61,6 +63,11 @@ impl Scope {
         settings::require(self.config.as_deref())
     }
 
+    /// What retention may remove, whatever is wrong with the rest of the config.
+    pub(crate) fn prune_policy(&self) -> Result<PrunePolicy> {
+        Ok(settings::require_for_retention(self.config.as_deref())?.prune_policy())
+    }
+
     /// The config with its problems.
     pub(crate) fn load_config(&self) -> Result<settings::Loaded> {
         settings::load(self.config.as_deref())
@@ -74,7 +81,7 @@ pub(crate) async fn run(args: Args) -> Result<Exit> {
     match args.command {
         Command::Demo(args) => demo::run(&scope, &args).await,
         Command::DemoRelay { directory } => demo::relay::run(&scope, &directory).await,
-        Command::Migrate(args) => migrate::run(&scope, &args),
+        Command::Migrate(args) => migrate::run(&scope, &args).await,
         Command::Run(args) => run::run(&scope, &args).await,
         Command::Publish(args) => publish::run(&scope, &args).await,
         Command::Status(args) => status::run(&scope, &args).await,

@@ -8,14 +8,14 @@ use crate::args::PruneArgs;
 use crate::exit::Exit;
 use crate::output::{Output, dash};
 
-/// Applies retention now, in slices.
+/// Applies retention now, in slices. Asks nothing: it is what every relay does by itself.
 pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
     let store = scope.open()?;
-    let mut policy = scope.config()?.prune_policy();
+    let mut policy = scope.prune_policy()?;
     policy.keep = args.keep.or(policy.keep);
-    let status = store.status().await?;
-    let would = describe(&status, &policy);
-    if args.confirm.dry_run {
+    if args.dry_run {
+        let status = store.status().await?;
+        let would = describe(&status, &policy);
         if scope.output.json {
             let floor = lowest_floor(&status);
             scope.output.json(&json!({ "dry_run": true, "floor": floor, "message": would }))?;
@@ -23,10 +23,6 @@ pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
             scope.output.line(format!("dry run: {would}"))?;
         }
         return Ok(Exit::Done);
-    }
-    if !scope.output.confirm(args.confirm.yes, &format!("This {would}."))? {
-        scope.output.say("nothing was removed");
-        return Ok(Exit::Failed);
     }
     let pruned = all_slices(&store, &policy, &scope.output).await?;
     print(scope, &pruned)
@@ -72,9 +68,9 @@ fn lowest_floor(status: &Status) -> Option<i64> {
 
 fn describe(status: &Status, policy: &PrunePolicy) -> String {
     match policy.keep {
-        None => "removes no events, since retention.keep is \"forever\"".to_owned(),
+        None => "would remove no events, since retention.keep is \"forever\"".to_owned(),
         Some(keep) => format!(
-            "removes events inserted more than {} ago, at most up to position {} (log: {} to {})",
+            "would remove events inserted more than {} ago, at most up to position {} (log: {} to {})",
             crate::output::age(keep.as_secs_f64()),
             dash(lowest_floor(status)),
             status.log.log_start,

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::Scope;
 use crate::args::PublishArgs;
-use crate::exit::{Exit, Stop};
+use crate::exit::{Exit, OutputClosed, Stop};
 
 /// How many lines are published in one transaction.
 const BATCH_LINES: usize = 1_000;
@@ -92,7 +92,11 @@ async fn lines(scope: &Scope, store: &SqliteStore, args: &PublishArgs) -> Result
             published += ids.len() as u64;
             bar.set_position(published);
             batch.clear();
-            print(scope, &ids)?;
+            // Lines are waiting to be published whether or not somebody reads the ids.
+            match print(scope, &ids) {
+                Err(error) if error.is::<OutputClosed>() => {}
+                printed => printed.with_context(|| stopped(published, number, "the ids could not be printed"))?,
+            }
         }
         if let Some(message) = bad {
             return Err(Stop::with(Exit::Failed, stopped(published, number, &message)));

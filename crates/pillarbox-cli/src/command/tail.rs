@@ -29,10 +29,12 @@ pub(super) async fn run(scope: &Scope, args: &TailArgs) -> Result<Exit> {
         token: begin(args.from.as_deref(), &status)?,
         writer: CloudEvents::of_log(status.log.log_id),
         left: args.limit.unwrap_or(u64::MAX),
+        removed_to: 0,
     };
     loop {
         let before = tail.token.clone();
         let page = store.poll(&tail.request()).await?;
+        tail.say_removed(page.log_start);
         let at_end = tail.take(&page)?;
         if tail.left == 0 || (at_end && args.no_follow) {
             return Ok(Exit::Done);
@@ -47,7 +49,8 @@ pub(super) async fn run(scope: &Scope, args: &TailArgs) -> Result<Exit> {
 fn begin(from: Option<&str>, status: &Status) -> Result<ResumeToken> {
     let log = &status.log;
     let Some(from) = from else {
-        return Ok(ResumeToken::new(log.incarnation, (log.horizon - TAIL_POSITIONS).max(0)));
+        let floor = log.horizon.saturating_sub(TAIL_POSITIONS).max(log.log_start - 1);
+        return Ok(ResumeToken::new(log.incarnation, floor.clamp(0, log.horizon)));
     };
     if let Ok(position) = from.parse::<Position>() {
         return Ok(ResumeToken::new(log.incarnation, position.clamp(0, log.horizon)));
@@ -63,6 +66,17 @@ fn begin(from: Option<&str>, status: &Status) -> Result<ResumeToken> {
             ),
         ));
     }
+    let top = token.seen.last().unwrap_or(token.floor).max(token.floor);
+    if top > log.horizon {
+        return Err(Stop::with(
+            Exit::Failed,
+            format!(
+                "the token says that position {top} was seen and the log ends at {}: it is not a token of this log, or was \
+                 changed; use one that `pillarbox tail` printed, or begin again with --from 0",
+                log.horizon
+            ),
+        ));
+    }
     Ok(token)
 }
 
@@ -72,6 +86,8 @@ struct Tail<'a> {
     token: ResumeToken,
     writer: CloudEvents,
     left: u64,
+    /// Up to here it was said what retention has removed.
+    removed_to: Position,
 }
 
 impl Tail<'_> {
@@ -93,6 +109,21 @@ impl Tail<'_> {
 
     fn top(&self) -> Position {
         self.token.seen.last().unwrap_or(self.token.floor)
+    }
+
+    /// A reader that was away for long must learn that there is something it will never see.
+    fn say_removed(&mut self, log_start: Position) {
+        let end = log_start - 1;
+        if end <= self.removed_to {
+            return;
+        }
+        self.removed_to = end;
+        let unseen = self.token.seen.missing(self.token.floor.saturating_add(1), end);
+        if !unseen.is_empty() {
+            self.scope.output.say(format!(
+                "warning: retention has removed positions {unseen} before they were seen here; the log starts at {log_start}"
+            ));
+        }
     }
 
     /// Prints what is new; true if nothing more is there now.

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use super::duration;
 use super::section::Section;
 use super::sink::SinkSettings;
-use crate::database::masked;
+use crate::secret::{MASK, masked_database};
 
 /// The most that any limit of the relay can be set to.
 const LIMIT_MAX: i64 = 100_000_000;
@@ -349,11 +349,11 @@ fn or_off<S: Serializer>(value: &Option<SocketAddr>, serializer: S) -> Result<S:
 }
 
 fn hidden<S: Serializer>(value: &[String], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(value.iter().map(|_| super::sink::MASK))
+    serializer.collect_seq(value.iter().map(|_| MASK))
 }
 
 fn masked_url<S: Serializer>(value: &Option<String>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&masked(value.as_deref().unwrap_or_default()))
+    serializer.serialize_str(&masked_database(value.as_deref().unwrap_or_default()))
 }
 
 fn start_in_words<S: Serializer>(value: &Start, serializer: S) -> Result<S::Ok, S::Error> {

@@ -40,15 +40,7 @@ pub(crate) struct Loaded {
 
 /// Reads the config of a command: the flag's file, else `PILLARBOX_CONFIG`'s, else `./pillarbox.toml`, else none.
 pub(crate) fn load(flag: Option<&Path>) -> Result<Loaded> {
-    let named = flag
-        .map(Path::to_path_buf)
-        .or_else(|| std::env::var_os("PILLARBOX_CONFIG").filter(|value| !value.is_empty()).map(PathBuf::from));
-    let file = named.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()));
-    let text = match &file {
-        Some(path) => fs::read_to_string(path)
-            .map_err(|error| Stop::usage(format!("cannot read the config file {}: {error}", path.display())))?,
-        None => String::new(),
-    };
+    let (file, text) = find(flag)?;
     // Names and values that are not UTF-8 cannot be ours.
     let environment =
         std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
@@ -59,11 +51,53 @@ pub(crate) fn load(flag: Option<&Path>) -> Result<Loaded> {
 /// The config of a command that cannot work with a broken one.
 pub(crate) fn require(flag: Option<&Path>) -> Result<Config> {
     let loaded = load(flag)?;
-    if loaded.problems.is_empty() {
-        return Ok(loaded.config);
+    refuse(loaded.file.as_deref(), &loaded.problems)?;
+    Ok(loaded.config)
+}
+
+/// The config of a command that needs nothing but its retention. A key that is unknown is a problem all the same: it may be
+/// a misspelt `retention`, and what is removed by a default that was not meant does not come back.
+pub(crate) fn require_for_retention(flag: Option<&Path>) -> Result<Config> {
+    let mut loaded = load(flag)?;
+    loaded.problems.retain(|problem| !APART_FROM_RETENTION.contains(&problem.section()));
+    refuse(loaded.file.as_deref(), &loaded.problems)?;
+    Ok(loaded.config)
+}
+
+/// The sections that have nothing to do with retention.
+const APART_FROM_RETENTION: [&str; 5] = ["database", "relay", "recovery", "http", "subscription"];
+
+/// The `database` of the config file; nothing else of it is looked at.
+pub(crate) fn database(flag: Option<&Path>) -> Result<Option<String>> {
+    let (file, text) = find(flag)?;
+    let problems = Problems::default();
+    // Where the file is not TOML, a value that can be read may still not be the one that was meant.
+    let root = tree::parse(&text, &problems);
+    let database = Section::new("", Some(root), &problems).text("database").map(|text| text.value);
+    refuse(file.as_deref(), &problems.into_vec())?;
+    Ok(database)
+}
+
+/// The config file and its text.
+fn find(flag: Option<&Path>) -> Result<(Option<PathBuf>, String)> {
+    let named = flag
+        .map(Path::to_path_buf)
+        .or_else(|| std::env::var_os("PILLARBOX_CONFIG").filter(|value| !value.is_empty()).map(PathBuf::from));
+    let file = named.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()));
+    let text = match &file {
+        Some(path) => fs::read_to_string(path)
+            .map_err(|error| Stop::usage(format!("cannot read the config file {}: {error}", path.display())))?,
+        None => String::new(),
+    };
+    Ok((file, text))
+}
+
+fn refuse(file: Option<&Path>, problems: &[Problem]) -> Result<()> {
+    if problems.is_empty() {
+        return Ok(());
     }
-    let file = loaded.file.map_or_else(|| "the environment".to_owned(), |path| path.display().to_string());
-    let lines: Vec<String> = loaded.problems.iter().map(|problem| format!("\n  {problem}")).collect();
+    let file = file.map_or_else(|| "the environment".to_owned(), |path| path.display().to_string());
+    let lines: Vec<String> = problems.iter().map(|problem| format!("\n  {problem}")).collect();
     Err(Stop::with(Exit::Failed, format!("the config in {file} cannot be used:{}", lines.concat())))
 }
 

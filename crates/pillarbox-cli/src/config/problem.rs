@@ -21,6 +21,11 @@ impl Problem {
     pub(crate) fn new(key: impl Into<String>, origin: Origin, message: impl Into<String>) -> Self {
         Problem { key: key.into(), origin: origin.to_string(), message: message.into() }
     }
+
+    /// The section at the root of the file that it belongs to.
+    pub(crate) fn section(&self) -> &str {
+        self.key.split(['.', '[', ' ']).next().unwrap_or_default()
+    }
 }
 
 impl fmt::Display for Problem {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::duration;
 use super::problem::{Problem, Problems, nearest};
 use super::tree::{Node, Origin, Value};
+use crate::secret::MASK;
 
 /// One table of the file, read key by key. What was never asked for is unknown and becomes a problem.
 pub(crate) struct Section<'p> {
@@ -143,6 +144,7 @@ impl<'p> Section<'p> {
         match parse(&text.value) {
             Ok(value) => Some(value),
             Err(message) => {
+                let message = if text.from_file { message.replace(&text.value, MASK) } else { message };
                 self.problem_at(key, origin, message);
                 None
             }

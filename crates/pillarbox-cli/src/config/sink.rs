@@ -5,10 +5,7 @@ use serde::{Serialize, Serializer};
 
 use super::problem::nearest;
 use super::section::{Section, Text};
-use crate::database::masked;
-
-/// What a secret is shown as.
-pub(crate) const MASK: &str = "***";
+use crate::secret::{MASK, masked};
 
 /// How deep a chain may contain chains.
 const CHAIN_DEPTH_MAX: usize = 4;

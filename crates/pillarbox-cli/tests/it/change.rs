@@ -70,10 +70,12 @@ fn prune_removes_what_everybody_has_passed() {
     (0..3).for_each(|_| drop(place.publish(&[])));
     place.ok(&["run", "--until-idle"]);
     place.publish(&[]);
-    place.fails(2, &["prune"]);
-    assert_eq!(place.json(&["prune", "--keep", "0ms", "--dry-run"])["dry_run"], true);
+    assert_eq!(place.json(&["prune"])["events"], 0, "it asks nothing, and the policy keeps all of them");
+    let dry = place.json(&["prune", "--keep", "0ms", "--dry-run"]);
+    assert_eq!(dry["dry_run"], true);
+    assert!(dry["message"].as_str().unwrap().starts_with("would remove events"), "{dry}");
     assert_eq!(place.json(&["status"])["log"]["events"], 4);
-    assert_eq!(place.json(&["prune", "--keep", "0ms", "--yes"])["events"], 3);
+    assert_eq!(place.json(&["prune", "--keep", "0ms"])["events"], 3);
     assert_eq!(place.json(&["status"])["log"]["events"], 1);
 }
 
@@ -86,4 +88,31 @@ fn reset_empties_everything() {
     let log = place.json(&["status"])["log"].clone();
     assert_eq!(log["events"], 0);
     assert!(log["incarnation"].as_i64().unwrap() > before);
+}
+
+#[test]
+fn questions_and_dry_runs_say_what_would_be_done() {
+    let place = Place::with_file_sink();
+    let id = place.publish(&["--key", "k", "--delay", "1h"]);
+    place.ok(&["run", "--until-idle"]);
+    place.publish(&["--key", "k"]);
+    place.sql().execute("update pillarbox_delivery set state = 'dead', due_at = 0", []).unwrap();
+    place.ok(&["pause", "out"]);
+    for (args, would) in [
+        (&["requeue", "--subscription", "out", "--all"][..], "would set 1 deliveries of 'out' back to due now"),
+        (&["rewind", "out", "--to", "start"], "would replay the events from the start of the log on to 'out'"),
+        (&["rewind", "out", "--to", "1"], "would replay the events above position 1 to 'out'"),
+        (&["subscription", "delete", "out"], "would delete 'out' with its place in the log and 1 deliveries; 1 events"),
+        (&["subscription", "relane", "out", "--lanes", "4"], "would change the lanes of 'out' from 8 to 4"),
+    ] {
+        let question = place.fails(2, args);
+        assert!(question.contains(&format!("This {would}")) && question.contains("--yes"), "{question}");
+        let dry = place.ok(&[args, &["--dry-run"]].concat());
+        assert!(dry.starts_with(&format!("dry run: {would}")), "{dry}");
+    }
+    let skip = ["skip", "--subscription", "out", "--event", &id, "--reason", "r", "--dry-run"];
+    assert!(place.ok(&skip).starts_with(&format!("dry run: would give event {id} up for 'out'")));
+    assert_eq!(place.json(&["list", "--subscription", "out", "--state", "dead"]).as_array().unwrap().len(), 1);
+    let text = place.ok(&["requeue", "--subscription", "out", "--key", "other"]);
+    assert!(text.contains("nothing to requeue"), "there is nothing to ask about: {text}");
 }

@@ -56,3 +56,103 @@ fn a_named_config_that_is_not_there_is_wrong_usage() {
     let text = Place::new().fails(2, &["run", "--config", "nowhere.toml"]);
     assert!(text.contains("nowhere.toml"), "{text}");
 }
+
+#[test]
+fn operators_are_not_kept_from_the_log_by_what_does_not_concern_them() {
+    let place = Place::with_file_sink();
+    place.ok(&["run", "--until-idle"]);
+    place.write("url", "sqlite:app.db\n");
+    let broken = "[relay]\nwokers = 5\n[[subscription]]\nname = \"k\"\nsink = { kind = \"kafka\" }\n";
+    let run = |args: &[&str]| {
+        let output = place.bare(args).env("HERE", "sqlite:app.db").output().unwrap();
+        (output.status.code(), format!("{}{}", stdout(&output), stderr(&output)))
+    };
+    for database in ["\"sqlite:app.db\"", "{ env = \"HERE\" }", "{ file = \"url\" }"] {
+        place.write("pillarbox.toml", &format!("database = {database}\n{broken}"));
+        for args in [&["status"][..], &["list"], &["doctor"], &["audit"], &["prune"], &["pause", "out"], &["migrate"]] {
+            let (code, text) = run(args);
+            assert_eq!(code, Some(0), "{database}: {args:?}: {text}");
+        }
+        for args in [&["run", "--until-idle"][..], &["config", "check"]] {
+            let (code, text) = run(args);
+            assert!(code == Some(1) && text.contains("did you mean `workers`?"), "{args:?}: {text}");
+        }
+    }
+    place.write("pillarbox.toml", "database = { env = \"NOT_SET\" }\n");
+    assert!(matches!(run(&["status"]), (Some(1), text) if text.contains("NOT_SET is not set")));
+    place.write("pillarbox.toml", "database = \"sqlite:app.db\n[relay]\n");
+    assert!(matches!(run(&["status"]), (Some(1), text) if text.contains("line 1")));
+}
+
+#[test]
+fn prune_stops_at_a_misspelt_retention() {
+    let place = Place::with_file_sink();
+    for (config, part) in [
+        ("[retenton]\nkeep = \"forever\"\n", "did you mean `retention`?"),
+        ("[retention]\nkep = \"forever\"\n", "did you mean `keep`?"),
+        ("[dedup]\nwindow = \"soon\"\n", "'soon' is not a duration"),
+    ] {
+        place.write("pillarbox.toml", config);
+        let text = place.fails(1, &["prune"]);
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+/// A password in every place where somebody may write one; it must come out nowhere.
+#[test]
+fn a_password_is_never_printed() {
+    const SECRET: &str = "canary";
+    let place = Place::new();
+    let check = |command: &mut std::process::Command| {
+        let output = command.output().unwrap();
+        let text = format!("{}{}", stdout(&output), stderr(&output));
+        assert!(!text.contains(SECRET), "{command:?}: {text}");
+        assert!(!text.is_empty(), "{command:?} says nothing");
+    };
+    let urls = [
+        "postgres://u:canary@h/d",
+        "postgres://u:can/canary@h/d",
+        "postgres://h/d?user=u&password=canary",
+        "postgresql:host=h password=canary",
+        "host=h password=canary",
+        "host=h password = 'x canary'",
+        "mysql://u:canary@h/d",
+        "mysql://h/canary",
+        "u:canary@h",
+        "canary",
+        "sqlite://u:canary@h/app.db",
+        "sqlite:app.db?key=canary",
+    ];
+    for url in urls {
+        for args in
+            [&["status"][..], &["-vv", "run", "--until-idle"], &["migrate"], &["reset", "--yes"], &["config", "print"]]
+        {
+            check(place.bare(args).args(["--database", url]));
+            check(place.bare(args).env("DATABASE_URL", url));
+            check(place.bare(args).env("PILLARBOX__DATABASE", url));
+        }
+        place.write("secret", url);
+        place.write("quoted.toml", &format!("database = \"{url}\"\n"));
+        place.write("file.toml", "database = { file = \"secret\" }\nhttp = { listen = { file = \"secret\" } }\n");
+        for file in ["quoted.toml", "file.toml"] {
+            for args in [
+                &["status"][..],
+                &["-vv", "run"],
+                &["config", "print"],
+                &["config", "check"],
+                &["config", "print", "--json"],
+            ] {
+                check(place.bare(args).args(["--config", file]));
+            }
+        }
+    }
+    let urls = ["postgres://u:canary@h/d", "--databas=postgres://u:canary@h/d"];
+    for misplaced in [&urls[..1], &["status", urls[0]], &["status", urls[1]], &["list", "--state", urls[0]]] {
+        check(&mut place.bare(misplaced));
+    }
+    let sink = "sink = { kind = \"stdout\", source = \"https://u:canary@h/?token=canary\" }";
+    let text = format!("[http]\ntokens = [\"canary\"]\n[[subscription]]\nname = \"a\"\n{sink}\n");
+    place.write("pillarbox.toml", &text);
+    check(&mut place.command(&["config", "print"]));
+    check(&mut place.command(&["-vv", "run", "--until-idle"]));
+}

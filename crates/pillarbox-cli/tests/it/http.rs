@@ -15,9 +15,13 @@ pub(crate) fn listen(relay: &Running) -> String {
 
 /// The status code and the rest.
 pub(crate) fn get(address: &str, path: &str) -> (u16, String) {
+    ask(address, "GET", path)
+}
+
+fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     (text[9..12].parse().unwrap(), text)
@@ -49,9 +53,15 @@ fn health_and_metrics_are_served() {
     for name in ["pillarbox_oldest_undelivered_age_seconds", "pillarbox_backlog", "pillarbox_deliveries"] {
         assert!(metrics.contains(name), "{name}: {metrics}");
     }
-    let (code, text) = get(&address, "/nothing");
-    assert_eq!(code, 404);
-    assert!(text.contains("application/problem+json"), "{text}");
+    for (method, path, wanted) in [("GET", "/nothing", 404), ("POST", "/nothing", 404), ("POST", "/livez", 405)] {
+        let (code, text) = ask(&address, method, path);
+        assert_eq!(code, wanted, "{method} {path}: {text}");
+        assert!(text.contains("application/problem+json"), "{text}");
+        let document: Value = serde_json::from_str(text.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+        assert_eq!((&document["status"], &document["type"]), (&wanted.into(), &"about:blank".into()), "{document}");
+        assert!(document["title"].is_string() && document["detail"].as_str().unwrap().contains(path), "{document}");
+        assert_eq!(text.to_lowercase().contains("\r\nallow: get,head\r\n"), wanted == 405, "{text}");
+    }
 }
 
 #[test]

@@ -64,3 +64,26 @@ fn a_newer_breaking_schema_is_refused() {
     let text = place.fails(3, &["run", "--until-idle"]);
     assert!(text.contains("upgrade"), "{text}");
 }
+
+#[test]
+fn fresh_on_the_log_itself_is_refused_with_what_it_would_cost() {
+    let place = Place::with_file_sink();
+    place.ok(&["migrate", "--fresh"]);
+    place.publish(&["--delay", "1h"]);
+    place.ok(&["run", "--until-idle"]);
+    (0..2).for_each(|_| drop(place.publish(&[])));
+    let before = place.json(&["status"]);
+    let text = place.fails(2, &["migrate", "--fresh"]);
+    for part in ["2 undelivered events", "1 deliveries", "3 events", "--fresh --yes"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let after = place.json(&["status"]);
+    assert_eq!(
+        (&before["log"]["log_id"], &after["log"]["log_id"]),
+        (&after["log"]["log_id"], &before["log"]["log_id"])
+    );
+    place.fails(2, &["migrate", "--yes"]);
+    place.ok(&["migrate", "--fresh", "--yes"]);
+    place.ok(&["run", "--until-idle"]);
+    assert!(!place.path("out.ndjson").exists(), "what was given up was delivered");
+}

@@ -1,4 +1,4 @@
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
 use crate::place::{Place, stderr, stdout};
@@ -15,6 +15,25 @@ fn a_reader_that_leaves_is_no_failure() {
         assert!(!line.is_empty());
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{args:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_does_not_stop_the_publishing() {
+    let place = Place::new();
+    let args = ["publish", "--topic", "t", "--type", "y", "--ndjson"];
+    for (last, code, published) in [("", 0, 20_000), ("oops\n", 1, 40_000)] {
+        let mut command = place.command(&args);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // Nobody reads a single id: the pipe is closed before there is one.
+        drop(child.stdout.take());
+        let mut stdin = child.stdin.take().unwrap();
+        let lines: String = (0..20_000).map(|number| format!("{number}\n")).collect();
+        stdin.write_all(format!("{lines}{last}").as_bytes()).unwrap();
+        drop(stdin);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+        assert_eq!(place.json(&["status"])["log"]["events"], published);
     }
 }
 

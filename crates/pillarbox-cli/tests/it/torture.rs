@@ -83,7 +83,7 @@ impl Victim {
         let charge = ledger.charge(Some(&owners));
         self.child.kill().unwrap();
         assert_eq!(self.child.wait().unwrap().signal(), Some(SIGKILL));
-        assert!(charge.fast <= IN_FLIGHT, "{charge:?}");
+        assert!(charge.total() <= IN_FLIGHT, "{charge:?}");
         charge.total()
     }
 
@@ -342,7 +342,7 @@ mod failpoints {
         if !dies {
             assert_eq!((status.code(), in_flight), (Some(0), [0, 0]), "{name}: {}", place.read("relay.log"));
         }
-        assert!(charges.iter().all(|charge| charge.fast <= IN_FLIGHT), "{name}: {charges:?}");
+        assert!(charges.iter().all(|charge| charge.total() <= IN_FLIGHT), "{name}: {charges:?}");
         NAMES.iter().for_each(|name| tear(&place, name));
         // At least one more line for each file, so that both torn tails are found.
         publish(&mut sql, 0..8);

@@ -71,13 +71,29 @@ async fn a_torn_line_is_cut_before_the_next_append() {
         fixture.deliver(&fixture.open(), &[7]).await;
         fs::read(fixture.path()).unwrap()
     };
-    for cut in [1, 5, CLOUD_EVENT_START.len(), 60, line.len() - 1] {
+    for cut in [1, 5, CLOUD_EVENT_START.len(), 60, line.len() - 2] {
         let fixture = Fixture::new();
         let sink = fixture.open();
         fixture.deliver(&sink, &[1, 2]).await;
         fixture.append(&line[..cut]);
         assert_eq!(fixture.deliver(&sink, &[3]).await, [Outcome::Delivered], "cut at {cut}");
         assert_eq!(fixture.positions(), [1, 2, 3], "cut at {cut}");
+    }
+}
+
+#[tokio::test]
+async fn a_whole_line_that_lacks_only_its_line_break_is_kept() {
+    let deep = format!("{}{}", "[".repeat(500), "]".repeat(500));
+    for payload in [Payload::None, Payload::Json("{\"a\":\"}\\n{\"}".into()), Payload::Json(deep.into())] {
+        let fixture = Fixture::new();
+        let sink = fixture.open();
+        sink.deliver(batch_of([sink_event(1, None, payload)])).await;
+        let length = fs::metadata(fixture.path()).unwrap().len();
+        OpenOptions::new().write(true).open(fixture.path()).unwrap().set_len(length - 1).unwrap();
+        assert_eq!(fixture.deliver(&sink, &[2]).await, [Outcome::Delivered]);
+        let text = fs::read_to_string(fixture.path()).unwrap();
+        assert_eq!(text.lines().filter(|line| line.starts_with(CLOUD_EVENT_START) && line.ends_with('}')).count(), 2);
+        assert_eq!(text.lines().count(), 2, "{text}");
     }
 }
 

@@ -87,9 +87,11 @@ fn targets(
     key: Option<&str>,
     limit: usize,
 ) -> Db<Vec<Target>> {
+    let positions = id.map(|id| positions_of(tx, id)).transpose()?;
+    let positions = positions.map(|positions| serde_json::to_string(&positions).expect("numbers are JSON"));
     let mut statement = tx.prepare_cached(include_str!("../sql/targets.sql"))?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let values = params![subscription.0, id.map(|id| id.to_string()), key, limit];
+    let values = params![subscription.0, positions, key, limit];
     let targets = statement.query_map(values, |row| {
         let id = row.get::<_, Option<String>>(2)?.unwrap_or_default();
         Ok(Target { position: row.get(0)?, lane: row.get(1)?, id: id_of(id.as_bytes()) })
@@ -189,8 +191,10 @@ fn rewind(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start) -> Db<Changed>
             settled.to_string()
         ])?;
     }
-    let sql = "delete from pillarbox_delivery where subscription = ?1 and position > ?2";
-    tx.execute(sql, params![row.id.0, target])?;
+    // Retention has left only the copies that deliveries need: what is read again does not have these.
+    let values = params![row.id.0, target, Timestamp::now().0];
+    tx.execute(include_str!("../sql/rewind_kept.sql"), values)?;
+    tx.execute(include_str!("../sql/rewind_deliveries.sql"), params![row.id.0, target])?;
     tx.execute("delete from pillarbox_skip where subscription = ?1 and position > ?2", params![row.id.0, target])?;
     // What was covered before says nothing about the replay.
     let sql = "delete from pillarbox_progress where subscription = ?1 and floor_from >= ?2";

@@ -122,7 +122,7 @@ fn write_ahead_log(desk: &Desk) -> Db<Check> {
 
 fn anchors(tx: &Connection, world: &World) -> Check {
     let lanes = world.subscriptions.iter().flat_map(|subscription| &subscription.lanes);
-    let broken = lanes.filter_map(|lane| check_anchor(tx, &lane.cursor, world.pruned_to).err()).next();
+    let broken = lanes.filter_map(|lane| check_anchor(tx, lane.cursor.anchor, world.pruned_to).err()).next();
     match broken {
         None => ok("anchors", "the log is the continuation of what was settled".into()),
         Some(error) => bad("anchors", Level::Failed, text(error), "run `pillarbox migrate --adopt` or `--fresh`"),

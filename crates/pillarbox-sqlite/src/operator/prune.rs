@@ -4,11 +4,13 @@ use pillarbox::{Cursor, Position, PrunePolicy, Pruned, RangeSet, SubscriptionId,
 use rusqlite::{Transaction, params};
 
 use super::change::{give_up, touch_lanes};
+use super::risen::deliver_risen;
 use super::status::Line;
 use super::{LaneRow, SubscriptionRow, World};
 use crate::connection::{meta_number, raise_revision, set_meta};
 use crate::error::Db;
 use crate::ownership::record_progress;
+use crate::publish::FOREVER_MS;
 use crate::store::Desk;
 
 /// The reason recorded for what a subscription lost because its `hold` was over.
@@ -24,17 +26,29 @@ const PROGRESS_FINE_MS: i64 = 3_600_000;
 /// rewind happens between what it reads and what it removes.
 pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> Db<Pruned> {
     let world = World::load(tx, &desk.folder)?;
+    deliver_risen(tx, &world)?;
+    let policy = PrunePolicy {
+        keep: at_least(policy.keep, meta_number(tx, "retention_keep_ms")?),
+        dead: at_least(policy.dead, meta_number(tx, "retention_dead_ms")?),
+        ..*policy
+    };
     let mut pruned = Pruned::default();
     let slice = i64::try_from(policy.slice.max(1)).unwrap_or(i64::MAX);
-    prune_dead(tx, &world, policy, slice, &mut pruned)?;
+    prune_dead(tx, &world, &policy, slice, &mut pruned)?;
     if let Some(keep) = policy.keep {
         prune_events(tx, &world, keep, slice, &mut pruned)?;
     }
     let kept = tx.execute(include_str!("../sql/prune_kept.sql"), [slice])?;
-    prune_dedup(tx, &world, policy, slice, &mut pruned)?;
+    prune_dedup(tx, &world, &policy, slice, &mut pruned)?;
     prune_progress(tx, &world, slice)?;
     pruned.more |= kept as i64 == slice;
     Ok(pruned)
+}
+
+/// What was asked for, but not less than the log's own policy; None: for ever.
+fn at_least(asked: Option<Duration>, stored_ms: i64) -> Option<Duration> {
+    let stored = Duration::from_millis(stored_ms.max(0) as u64);
+    asked.filter(|_| stored_ms != FOREVER_MS).map(|asked| asked.max(stored))
 }
 
 fn before(now: Timestamp, age: Duration) -> i64 {
@@ -62,10 +76,11 @@ fn prune_events(tx: &Transaction<'_>, world: &World, keep: Duration, slice: i64,
     if end <= world.pruned_to {
         return Ok(());
     }
+    // First: only what lies below may be removed.
+    set_meta(tx, "pruned_to", end)?;
     let range = params![world.pruned_to, end];
     pruned.kept = tx.execute(include_str!("../sql/prune_keep.sql"), range)? as u64;
     pruned.events = tx.execute(include_str!("../sql/prune_events.sql"), range)? as u64;
-    set_meta(tx, "pruned_to", end)?;
     // A journal's events stay; the log then still begins with the first of them.
     let sql = "select coalesce(min(position), ?1 + 1) from pillarbox_event where position <= ?1";
     let log_start: Position = tx.query_row(sql, [end], |row| row.get(0))?;

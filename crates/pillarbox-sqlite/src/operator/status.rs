@@ -20,7 +20,7 @@ pub const PENDING_COUNT_MAX: usize = 1_000_000;
 pub(super) fn status(tx: &Connection, desk: &Desk) -> Db<Status> {
     let world = World::load(tx, &desk.folder)?;
     let log = log_status(tx, desk, &world)?;
-    let mut figures = deliveries(tx)?;
+    let mut figures = deliveries(tx, world.now)?;
     backlog(tx, &world, &mut figures)?;
     let bytes_each = log.bytes / log.events.max(1);
     let subscriptions = world
@@ -80,7 +80,7 @@ fn log_status(tx: &Connection, desk: &Desk, world: &World) -> Db<LogStatus> {
 }
 
 /// The figures of the slow path.
-fn deliveries(tx: &Connection) -> Db<HashMap<SubscriptionId, Figures>> {
+fn deliveries(tx: &Connection, now: Timestamp) -> Db<HashMap<SubscriptionId, Figures>> {
     let mut figures = HashMap::<_, Figures>::new();
     let mut statement = tx.prepare_cached(include_str!("../sql/delivery_figures.sql"))?;
     let mut rows = statement.query([])?;
@@ -91,7 +91,7 @@ fn deliveries(tx: &Connection) -> Db<HashMap<SubscriptionId, Figures>> {
         }
     }
     let mut statement = tx.prepare_cached(include_str!("../sql/delivery_oldest.sql"))?;
-    let mut rows = statement.query([])?;
+    let mut rows = statement.query([now.0])?;
     while let Some(row) = rows.next()? {
         let of = figures.entry(SubscriptionId(row.get(0)?)).or_default();
         of.oldest = row.get::<_, Option<i64>>(1)?.map(Timestamp);
@@ -116,7 +116,8 @@ fn backlog(tx: &Connection, world: &World, figures: &mut HashMap<SubscriptionId,
                 of.log_delayed += 1;
             } else {
                 of.log_pending += 1;
-                of.oldest = Some(of.oldest.map_or(line.created_at, |oldest| oldest.min(line.created_at)));
+                let since = line.deliver_at.map_or(line.created_at, |at| at.max(line.created_at));
+                of.oldest = Some(of.oldest.map_or(since, |oldest| oldest.min(since)));
             }
         }
     }

@@ -1,7 +1,12 @@
+-- One that was delayed counts from when it became due.
 select
     d.subscription,
-    min(case when d.state not in ('delayed', 'dead') then coalesce(e.created_at, k.created_at, d.since) end),
-    min(case when d.state = 'retrying' then d.due_at end)
+    min(case
+        when d.state = 'dead' then null
+        when d.state <> 'delayed' then coalesce(e.created_at, k.created_at, d.since)
+        when d.due_at <= ?1 then d.due_at
+    end),
+    min(case when d.state = 'retrying' or (d.state = 'delayed' and d.due_at <= ?1) then d.due_at end)
 from pillarbox_delivery as d
 left join pillarbox_event as e on e.position = d.position
 left join pillarbox_event_kept as k on k.position = d.position

@@ -6,3 +6,4 @@ on conflict (subscription, position) do update set
     lane = excluded.lane, arrival = excluded.arrival, key = excluded.key, state = excluded.state,
     attempts = excluded.attempts, due_at = excluded.due_at, since = excluded.since,
     died_at = excluded.died_at, errors = excluded.errors
+where ?11

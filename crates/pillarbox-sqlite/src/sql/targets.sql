@@ -5,7 +5,7 @@ left join pillarbox_event_kept as k on k.position = d.position
 where d.subscription = ?1
     and case
         when ?2 is null then d.state = 'dead' and (?3 is null or d.key = ?3)
-        else coalesce(e.id, k.id) in (?2, upper(?2))
+        else d.position in (select value from json_each(?2))
     end
 order by d.position
 limit ?4

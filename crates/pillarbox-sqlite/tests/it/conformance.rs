@@ -86,6 +86,7 @@ async fn a_settlement_that_meets_a_full_disk_half_way_leaves_nothing_behind() {
         return settle_until_full(path.as_ref()).await;
     }
     let database = Database::new();
+    database.execute("insert into pillarbox_event (position, topic, type) values (1000000, 't', 'y')");
     // A file that would grow beyond 2048 blocks cannot be written; ignoring the signal makes that an error.
     let script = "trap '' XFSZ; ulimit -f 2048; exec \"$0\" \"$@\"";
     let name = "conformance::a_settlement_that_meets_a_full_disk_half_way_leaves_nothing_behind";

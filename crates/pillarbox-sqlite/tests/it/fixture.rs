@@ -51,6 +51,14 @@ impl Database {
         self.connect().execute_batch(sql).unwrap();
     }
 
+    /// Removes events that the schema would not let go.
+    pub(crate) fn delete_event(&self, condition: &str) {
+        self.execute(&format!(
+            "drop trigger if exists pillarbox_event_is_only_removed_by_retention;
+             delete from pillarbox_event where {condition}"
+        ));
+    }
+
     pub(crate) fn number(&self, sql: &str) -> i64 {
         self.connect().query_row(sql, [], |row| row.get(0)).unwrap()
     }
@@ -92,6 +100,7 @@ pub(crate) fn write(lane: LaneRef, epoch: Epoch, floor: Position) -> LaneWrite {
     LaneWrite {
         lane,
         epoch,
+        revision: 0,
         cursor: Cursor { floor, ..Cursor::default() },
         put: Vec::new(),
         change: Vec::new(),

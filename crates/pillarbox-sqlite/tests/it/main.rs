@@ -10,6 +10,7 @@ mod ownership;
 mod premises;
 mod publishing;
 mod reading;
+mod replaced;
 mod retention;
 mod schema;
 mod waking;

@@ -10,6 +10,8 @@ use uuid::Uuid;
 
 use crate::fixture::{Database, delivery, join, one_lane, own, poll_tail, settle, write};
 
+const HOUR: Duration = Duration::from_secs(3600);
+
 async fn change(store: &SqliteStore, change: Change) -> pillarbox::Result<Changed> {
     let dry = store.change(&change, true).await;
     let done = store.change(&change, false).await;
@@ -48,7 +50,7 @@ async fn mixed(database: &Database, on_dead: OnDead) -> (SqliteStore, Vec<Uuid>)
         delivery(1, "a", State::Dead),
         delivery(2, "a", State::Pending),
         Delivery { due_at: Timestamp(7), ..delivery(3, "b", State::Retrying) },
-        delivery(4, "c", State::Delayed),
+        Delivery { due_at: Timestamp::now().plus(HOUR), ..delivery(4, "c", State::Delayed) },
         delivery(5, "a", State::Pending),
     ];
     assert!(settle(&store, parked).await);
@@ -325,4 +327,48 @@ async fn an_operator_publishes_in_one_transaction() {
     let bad = [NewEvent::new("t", "y"), NewEvent::new("t", "y").json_text("{")];
     assert_eq!(store.publish(&bad).await.unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(store.status().await.unwrap().log.events, 2);
+}
+
+#[tokio::test]
+async fn a_delayed_delivery_that_is_due_counts_as_pending_though_nobody_noticed() {
+    let database = Database::new();
+    let ids = database.publish_keys(&["a", "b"]);
+    let store = database.store();
+    let (lane, epoch) = own(&store, "s").await;
+    let due_at = Timestamp(Timestamp::now().0 - 600_000);
+    let mut parked = write(lane, epoch, 2);
+    parked.put = vec![
+        Delivery { due_at, ..delivery(1, "a", State::Delayed) },
+        Delivery { due_at: Timestamp::now().plus(HOUR), ..delivery(2, "b", State::Delayed) },
+    ];
+    assert!(settle(&store, parked).await);
+    let s = store.status().await.unwrap().subscriptions.remove(0);
+    assert_eq!((s.pending, s.delayed, s.oldest_due), (1, 1, Some(due_at)));
+    let age = s.oldest_age_seconds.unwrap();
+    assert!((600.0..660.0).contains(&age), "{age} s, and it became due 600 s ago");
+    assert_eq!(states(&store).await, [(1, State::Pending), (2, State::Delayed)].into());
+    let shown = store.show(ids[0]).await.unwrap().unwrap();
+    assert_eq!(shown.subscriptions[0].delivery.as_ref().unwrap().state, State::Pending);
+}
+
+#[tokio::test]
+async fn an_event_can_be_worked_with_whatever_its_id_looks_like() {
+    let database = Database::new();
+    let odd = ["0190A1B2-C3D4-7E5F-8A9B-000000000001", "0190a1B2-c3d4-7e5f-8a9b-000000000002", &"x".repeat(36)];
+    for id in odd {
+        database.execute(&format!("insert into pillarbox_event (id, topic, type) values ('{id}', 't', 'y')"));
+    }
+    let store = database.store();
+    let (lane, epoch) = own(&store, "s").await;
+    let events = poll_tail(&store, 0).await.events;
+    let mut parked = write(lane, epoch, 3);
+    parked.put = (1..=3).map(|position| delivery(position, "a", State::Dead)).collect();
+    assert!(settle(&store, parked).await);
+    for (event, position) in events.iter().zip(1..) {
+        assert_eq!(store.show(event.id).await.unwrap().unwrap().event.position, position);
+        assert_eq!(change(&store, requeue(Selection::Event(event.id), 10)).await.unwrap().count, 1);
+        let skip = Change::Skip { subscription: "s".into(), event: event.id, reason: "odd".into() };
+        assert_eq!(store.change(&skip, false).await.unwrap().count, 1);
+    }
+    assert!(store.show(Uuid::now_v7()).await.unwrap().is_none());
 }

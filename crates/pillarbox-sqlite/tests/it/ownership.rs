@@ -3,7 +3,7 @@ use pillarbox::{
     Subscription, Take, TakeCause, Timestamp,
 };
 
-use crate::fixture::{Database, delivery, hello, join, lane, one_lane, own, settle, take, write};
+use crate::fixture::{Database, delivery, hello, join, lane, one_lane, own, settle, tail, take, write};
 
 #[tokio::test]
 async fn joining_creates_subscriptions_where_they_start() {
@@ -169,4 +169,63 @@ async fn what_lies_before_the_start_is_in_the_books_as_such() {
     join(&store, [Subscription { start: Start::Now, ..one_lane("s") }]).await;
     let book = store.books().await.unwrap().lanes.remove(0);
     assert_eq!((book.before_start.to_string().as_str(), book.covered.is_empty()), ("1-3", true));
+}
+
+#[tokio::test]
+async fn a_lock_file_that_was_removed_is_no_proof_of_death() {
+    let database = Database::new();
+    let (a, b) = (database.store(), database.store());
+    let a_id = join(&a, [one_lane("s")]).await.instance;
+    join(&b, [one_lane("s")]).await;
+    let file = database.path.with_file_name("app.db-pillarbox").join(format!("{}.lock", a_id.0));
+    std::fs::remove_file(&file).unwrap();
+    let seen = async || {
+        let fleet = b.observe(&Default::default()).await.unwrap();
+        fleet.instances.iter().find(|instance| instance.id == a_id).map(|instance| instance.lock)
+    };
+    assert_eq!(seen().await, Some(Lock::Unknown));
+    assert_eq!(seen().await, Some(Lock::Unknown), "it was not buried");
+    assert!(b.status().await.unwrap().instances[0].alive, "it has just beaten");
+    let delete = pillarbox::Change::Delete("s".into());
+    b.leave().await.unwrap();
+    assert_eq!(b.change(&delete, true).await.unwrap_err().kind(), ErrorKind::Invalid, "it is run");
+
+    let error = a.observe(&Default::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Fatal);
+    assert!(error.to_string().contains("lock file was removed"), "{error}");
+    std::fs::write(&file, "").unwrap();
+    let error = a.observe(&Default::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Fatal, "another file under its name is not its lock: {error}");
+
+    std::fs::remove_file(&file).unwrap();
+    let beat = |seconds: i64| {
+        let at = Timestamp::now().0 - seconds * 1000;
+        database.execute(&format!("update pillarbox_instance set beat_at = {at} where id = {}", a_id.0));
+    };
+    beat(31);
+    assert!(!b.status().await.unwrap().instances[0].alive, "nobody has heard of it for long");
+    join(&b, [one_lane("s")]).await;
+    seen().await;
+    assert!(seen().await.is_some(), "not long enough to be forgotten");
+    beat(601);
+    seen().await;
+    assert_eq!(seen().await, None, "forgotten");
+}
+
+#[tokio::test]
+async fn the_write_ahead_log_is_not_left_behind_by_a_clean_end() {
+    let database = Database::new();
+    let store = database.store();
+    own(&store, "s").await;
+    database.publish_keys(&["a"; 2000]);
+    store.status().await.unwrap();
+    let wal = database.path.with_file_name("app.db-wal");
+    assert!(wal.exists());
+    store.leave().await.unwrap();
+    // Asked for and not waited for: the reader is busy when the end comes.
+    for _ in 0..10 {
+        drop(tokio::time::timeout(std::time::Duration::ZERO, store.poll(&tail(0, 1_000_000))).await);
+    }
+    drop(store);
+    assert!(!wal.exists(), "a connection was still open when the drop returned");
 }

@@ -94,7 +94,7 @@ async fn a_log_that_is_not_its_own_continuation_is_found_at_load() {
     assert!(settle(&store, settlement).await);
     store.load(&[(lane, epoch)]).await.unwrap();
 
-    database.execute("delete from pillarbox_event where position = 2");
+    database.delete_event("position = 2");
     database.execute("insert into pillarbox_event (position, topic, type) values (2, 't', 'y')");
     let error = store.load(&[(lane, epoch)]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Foreign);
@@ -207,7 +207,7 @@ async fn doctor_finds_a_sound_log_sound_and_a_broken_one_broken() {
     let mut settlement = write(lane, epoch, 2);
     settlement.put.push(crate::fixture::delivery(2, "b", pillarbox::State::Dead));
     assert!(settle(&store, settlement).await);
-    database.execute("delete from pillarbox_event where position = 2");
+    database.delete_event("position = 2");
     database.execute("insert into pillarbox_dead_range (low, high, closed_at) values (1, 1, 0)");
     assert_eq!(failed().await, ["dead ranges", "deliveries"]);
 }

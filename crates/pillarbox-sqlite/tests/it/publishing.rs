@@ -152,6 +152,11 @@ fn what_no_event_may_be_is_refused_with_its_reason() {
         assert!(error.contains(reason), "{error} should speak of {reason}");
     };
     insert("deliver_at", "'2026-01-01T00:00:00Z'", "deliver_at_is_integer_milliseconds_since_1970");
+    insert("deliver_at", "-1", "deliver_at_is_integer_milliseconds_since_1970");
+    insert("deliver_at", "253402300800000", "deliver_at_is_integer_milliseconds_since_1970");
+    insert("created_at", "-1", "created_at_is_milliseconds_since_1970");
+    insert("created_at", "253402300800000", "created_at_is_milliseconds_since_1970");
+    check(NewEvent::new("t", "y").deliver_at(Timestamp(i64::MAX)), "deliver at");
     insert("headers", "'[]'", "headers_is_a_json_object");
     insert("headers", "'{'", "headers_is_a_json_object");
     insert("payload", "5", "payload_is_json_text_or_a_blob");

@@ -27,7 +27,7 @@ async fn a_gap_is_covered_and_not_visible() {
     database.execute("insert into pillarbox_event (position, topic, type) values (9, 't', 'y')");
     let scan = poll_tail(&database.store(), 0).await;
     assert_eq!((scan.covered_to, scan.visible.to_string().as_str()), (9, "1-2,9"));
-    database.execute("delete from pillarbox_event where position = 9");
+    database.delete_event("position = 9");
     let page = database.store().poll(&tail(0, 100)).await.unwrap();
     assert_eq!((page.horizon, page.scans[0].covered_to), (9, 9), "the horizon outlives its row");
 }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use pillarbox::{NewEvent, Operator, PrunePolicy, Pruned, Start, State, Store, Subscription, Timestamp};
-use pillarbox_sqlite::SqliteStore;
+use pillarbox_sqlite::{Limits, SqliteStore};
 
 use crate::fixture::{Database, delivery, events, join, one_lane, own, poll_tail, settle, write};
 
@@ -202,4 +202,113 @@ async fn records_of_progress_are_merged_without_a_gap() {
     prune_all(&store, &policy()).await;
     assert_eq!(store.books().await.unwrap().lanes[0].covered, covered);
     assert!(database.number("select count(*) from pillarbox_progress") < before);
+}
+
+#[tokio::test]
+async fn an_event_is_not_removed_by_hand() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 4]);
+    database.execute("insert into pillarbox_event (topic, type, stream_version) values ('t', 'y', 1)");
+    age(&database, 3);
+    let store = database.store();
+    assert_eq!(prune_all(&store, &policy()).await.events, 3);
+    for position in [4, 5] {
+        let sql = format!("delete from pillarbox_event where position = {position}");
+        let error = database.connect().execute(&sql, []).unwrap_err();
+        assert!(error.to_string().contains("only removed by retention"), "{error}");
+    }
+    age(&database, 5);
+    assert_eq!(prune_all(&store, &policy()).await.events, 1, "the journal's stays");
+    let error = database.connect().execute("delete from pillarbox_event", []).unwrap_err();
+    assert!(error.to_string().contains("only removed by retention"), "{error}");
+    store.reset().await.unwrap();
+    assert_eq!(database.number("select count(*) from pillarbox_event"), 0);
+    let error =
+        database.connect().execute("insert into pillarbox_event (position, topic, type) values (0, 't', 'y')", []);
+    assert!(error.unwrap_err().to_string().contains("position_is_above_0"));
+}
+
+#[tokio::test]
+async fn an_event_in_a_dead_range_is_delivered_late() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 3]);
+    database.execute("insert into pillarbox_event (position, topic, key, type) values (9, 't', 'a', 'y')");
+    let (store, other) = (database.store(), database.store());
+    let (lane, epoch) = own(&store, "s").await;
+    let wishes = [one_lane("behind"), one_lane("elsewhere").topics(["x"])];
+    let later = Subscription { start: Start::Now, ..one_lane("later") };
+    let others = join(&other, wishes.into_iter().chain([later])).await.subscriptions;
+    let mut dead = pillarbox::RangeSet::new();
+    dead.insert_range(4, 8);
+    let lanes = vec![write(lane, epoch, 9)];
+    store.settle(&pillarbox::Settlement { lanes, dead }).await.unwrap();
+    let prune = async || store.prune(&policy()).await.unwrap();
+    prune().await;
+    assert_eq!(database.number("select count(*) from pillarbox_delivery"), 0);
+
+    database.execute("insert into pillarbox_event (position, topic, key, type) values (6, 't', 'a', 'y')");
+    let revision = store.load(&[(lane, epoch)]).await.unwrap().remove(0).unwrap().revision;
+    prune().await;
+    let state = store.load(&[(lane, epoch)]).await.unwrap().remove(0).unwrap();
+    assert!(state.revision > revision, "the owner loads again");
+    let rows: Vec<_> = state.deliveries.iter().map(|row| (row.position, row.state, row.attempts)).collect();
+    assert_eq!(rows, [(6, State::Pending, 0)]);
+    let behind = crate::fixture::lane(others[0].id);
+    assert!(other.load(&[(behind, 0)]).await.unwrap()[0].is_none(), "one that has not settled it reads again");
+    for untouched in &others[1..] {
+        let state = other.load(&[(crate::fixture::lane(untouched.id), 0)]).await.unwrap().remove(0).unwrap();
+        assert!(state.deliveries.is_empty(), "{}", untouched.name);
+    }
+    assert_eq!(store.books().await.unwrap().dead.to_string(), "4-5,7-8");
+    prune().await;
+    assert_eq!(database.number("select count(*) from pillarbox_delivery"), 1, "once");
+}
+
+#[tokio::test]
+async fn what_retention_removed_between_a_journals_events_is_not_dead_and_its_deliveries_outlive_a_rewind() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 5]);
+    database.execute("drop trigger pillarbox_event_is_never_changed");
+    database.execute("update pillarbox_event set stream_version = 1 where position = 2");
+    age(&database, 4);
+    let store = database.store();
+    let (lane, epoch) = own(&store, "s").await;
+    let mut parked = write(lane, epoch, 5);
+    parked.put = [2, 3, 5].map(|position| delivery(position, "a", State::Dead)).into();
+    assert!(settle(&store, parked).await);
+    assert_eq!(prune_all(&store, &policy()).await.events, 3);
+    let mut dead = pillarbox::RangeSet::new();
+    dead.insert_range(3, 4);
+    dead.insert_range(7, 8);
+    store.settle(&pillarbox::Settlement { dead, ..Default::default() }).await.unwrap();
+    assert_eq!(store.books().await.unwrap().dead.to_string(), "7-8");
+
+    let rewind = pillarbox::Change::Rewind { subscription: "s".into(), to: Start::Beginning, key: None };
+    store.change(&rewind, false).await.unwrap();
+    let state = store.load(&[(lane, epoch + 1)]).await.unwrap().remove(0).unwrap();
+    let rows: Vec<_> = state.deliveries.iter().map(|row| (row.position, row.state, row.attempts)).collect();
+    assert_eq!(rows, [(3, State::Pending, 0)], "2 and 5 are read again, 3 is only kept aside");
+    assert_eq!(store.fetch(&[3]).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn no_call_prunes_more_than_the_stored_policy_allows() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 3]);
+    age(&database, 2);
+    let store = database.store();
+    let (lane, epoch) = own(&store, "s").await;
+    let mut parked = write(lane, epoch, 3);
+    parked.put.push(delivery(3, "a", State::Dead));
+    assert!(settle(&store, parked).await);
+    let died_at = Timestamp::now().0 - 10 * DAY_MS;
+    database.execute(&format!("update pillarbox_delivery set died_at = {died_at}"));
+    let days = |days: u64| Some(Some(Duration::from_secs(days * 86_400)));
+    let eager = PrunePolicy { dead: Some(Duration::from_secs(1)), ..policy() };
+    for (limit, events, dead) in [(days(11), 0, 0), (Some(None), 0, 0), (None, 0, 0), (days(9), 2, 1)] {
+        let limits = Limits { retention_keep: limit, retention_dead: limit, ..Limits::default() };
+        store.set_limits(limits).await.unwrap();
+        let pruned = prune_all(&store, &eager).await;
+        assert_eq!((pruned.events, pruned.dead), (events, dead), "{limit:?}");
+    }
 }

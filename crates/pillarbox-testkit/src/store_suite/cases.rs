@@ -63,6 +63,7 @@ cases! {
         takeovers_are_counted_until_the_floor_rises,
         deliveries_outlive_their_owner_in_order_of_arrival,
         requeue_and_skip_raise_the_revision,
+        an_attempt_in_flight_does_not_overwrite_a_requeue,
         a_pause_is_seen,
         a_rewind_raises_epochs_and_forgets_what_lies_above,
         joining_again_keeps_the_lanes_and_takes_the_newest_filter,
@@ -216,6 +217,7 @@ fn write(lane: LaneRef, epoch: Epoch, floor: Position) -> LaneWrite {
     LaneWrite {
         lane,
         epoch,
+        revision: 0,
         cursor: Cursor { floor, ..Cursor::default() },
         put: Vec::new(),
         change: Vec::new(),
@@ -517,6 +519,8 @@ async fn an_anchor_that_the_log_does_not_have_is_refused<F: Fixture>(fixture: &F
         ensure!(member.settle(LaneWrite { cursor, ..write(lane, epoch, 0) }).await?, "could not settle");
         let kind = member.store.load(&[(lane, epoch)]).await.err().map(|error| error.kind());
         ensure!(kind == Some(ErrorKind::Foreign), "an anchor at {position} of another log was loaded: {kind:?}");
+        let kind = member.fleet().await.err().map(|error| error.kind());
+        ensure!(kind == Some(ErrorKind::Foreign), "an owner did not notice an anchor at {position}: {kind:?}");
     }
     Ok(())
 }
@@ -653,6 +657,39 @@ async fn requeue_and_skip_raise_the_revision<F: Fixture>(fixture: &F) -> Outcome
     ensure!(left == [at[0]], "{left:?} are left after the skip");
     let books = operator.books().await?;
     ensure!(books.lanes.iter().any(|book| book.skipped.contains(at[1])), "the skip is not in the books");
+    Ok(())
+}
+
+async fn an_attempt_in_flight_does_not_overwrite_a_requeue<F: Fixture>(fixture: &F) -> Outcome {
+    let (member, lane, epoch) = owner(fixture).await?;
+    let at = fixture.publish(events("a", 3)).await?;
+    let put = vec![delivery(at[0], 0), delivery(at[1], 1)];
+    ensure!(member.settle(LaneWrite { put, ..write(lane, epoch, at[1]) }).await?, "could not settle");
+    let loaded = member.load(lane, epoch).await?.revision;
+    let operator = fixture.operator().await?;
+    let id = member.store.fetch(&at[..1]).await?[0].id;
+    let requeue = Change::Requeue { subscription: "s".into(), which: Selection::Event(id), limit: 10 };
+    operator.change(&requeue, false).await?;
+
+    // The attempt that was under way ends meanwhile; its lane was loaded before.
+    let died = |row: Delivery| (Delivery { state: State::Dead, attempts: 9, ..row }, None);
+    let late = LaneWrite {
+        revision: loaded,
+        put: vec![delivery(at[0], 0), delivery(at[2], 2)],
+        change: vec![died(delivery(at[0], 0)), died(delivery(at[2], 2))],
+        finish: vec![at[1]],
+        ..write(lane, epoch, at[2])
+    };
+    ensure!(member.settle(late.clone()).await?, "could not settle");
+    let state = member.load(lane, epoch).await?;
+    let rows: Vec<_> = state.deliveries.iter().map(|row| (row.position, row.state, row.attempts)).collect();
+    let expected = [(at[0], State::Pending, 0), (at[2], State::Dead, 9)];
+    ensure!(rows == expected, "{rows:?} after a late settlement, and not {expected:?}");
+    ensure!(state.cursor.floor == at[2], "the cursor was not written");
+    let again = LaneWrite { revision: state.revision, put: Vec::new(), finish: Vec::new(), ..late };
+    ensure!(member.settle(again).await?, "could not settle");
+    let row = &member.load(lane, epoch).await?.deliveries[0];
+    ensure!(row.state == State::Dead, "loaded again, the owner's change was not written: {row:?}");
     Ok(())
 }
 

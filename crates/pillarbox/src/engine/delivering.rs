@@ -94,6 +94,7 @@ impl Engine {
         let on_dead = sub.spec.on_dead;
         let lane = sub.lane_at(item.lane, item.epoch).expect("checked above");
         if item.parked {
+            lane.done_unwritten += 1;
             lane.fail(position, item.key, failed, on_dead);
         } else {
             lane.park(&item.event, failed, now.wall, on_dead);
@@ -133,18 +134,19 @@ impl Engine {
             let Claim { sub: index, lane: number, epoch, position, key } = claim;
             let sub = &mut self.subscribers[index];
             let Some(lane) = sub.lane_at(number, epoch) else { continue };
-            let Some(row) = lane.row(key, position) else { continue };
-            let (attempts, since) = (row.attempts, row.since);
-            if lane.phase != Phase::Active {
-                lane.unclaim(position, key);
+            let row = lane.row(key, position).filter(|_| lane.phase == Phase::Active);
+            let Some((attempts, since)) = row.map(|row| (row.attempts, row.since)) else {
+                sub.window -= lane.give_back(position, key);
                 continue;
-            }
+            };
             let Some(event) = events.get(&position) else {
                 let failure = Failure::permanent("the event is neither in the log nor kept aside");
                 let failed = self.failed(index, now, attempts + 1, since, &failure);
                 let sub = &mut self.subscribers[index];
                 let on_dead = sub.spec.on_dead;
-                sub.lane_at(number, epoch).expect("checked above").fail(position, key, failed, on_dead);
+                let lane = sub.lane_at(number, epoch).expect("checked above");
+                lane.done_unwritten += 1;
+                lane.fail(position, key, failed, on_dead);
                 continue;
             };
             let careful = lane.careful;
@@ -202,7 +204,8 @@ impl Engine {
             }
             // How large they are is not known before they are here.
             let bytes_left = self.config.in_flight_bytes_max.saturating_sub(sub.bytes);
-            let mut limit = bytes_left.div_ceil(PAYLOAD_BYTES_MAX).min(sub.spec.batch_size * sub.spec.workers);
+            let limit = bytes_left.div_ceil(PAYLOAD_BYTES_MAX).min(sub.spec.batch_size * sub.spec.workers);
+            let mut limit = limit.min(sub.free(&self.config));
             // Every lane gets its turn at being the first.
             sub.first_lane = (sub.first_lane + 1) % sub.lanes.len().max(1);
             for number in (sub.first_lane..sub.lanes.len()).chain(0..sub.first_lane) {
@@ -218,6 +221,8 @@ impl Engine {
                 let (lane_number, epoch) = (lane.reference.lane, lane.epoch);
                 let due = lane.take_due(now.wall, limit, free);
                 limit -= due.len();
+                lane.window += due.len();
+                sub.window += due.len();
                 claims.extend(due.into_iter().map(|(position, key)| Claim {
                     sub: index,
                     lane: lane_number,

@@ -130,6 +130,7 @@ impl Subscriber {
         self.flood_guard.note(item.key.map_or(item.event.position as u64, |key| key.0), false);
         let Some(lane) = self.lane_at(item.lane, item.epoch) else { return };
         if item.parked {
+            lane.done_unwritten += 1;
             lane.succeed(item.event.position, item.key);
         } else {
             lane.done(item.event.position, item.event.id);
@@ -149,8 +150,7 @@ impl Subscriber {
                 continue;
             };
             if item.parked {
-                lane.withdraw(position, item.key);
-                lane.unclaim(position, item.key);
+                self.window -= lane.give_back(position, item.key);
             } else if lane.has_chain(ChainKey::of(item.key, position))
                 || item.key.is_some_and(|key| gated.contains_key(&key))
             {
@@ -187,8 +187,7 @@ impl Subscriber {
             }
             self.bytes -= size;
             if item.parked {
-                lane.withdraw(position, Some(key));
-                lane.unclaim(position, Some(key));
+                self.window -= lane.give_back(position, Some(key));
             } else {
                 lane.enqueue(&event, now.wall);
             }
@@ -221,9 +220,9 @@ impl Subscriber {
                 for item in waiting {
                     self.bytes -= item.event.size();
                     if item.parked {
-                        lane.unclaim(item.event.position, item.key)
+                        self.window -= lane.give_back(item.event.position, item.key);
                     } else {
-                        lane.enqueue(&item.event, now.wall)
+                        lane.enqueue(&item.event, now.wall);
                     }
                 }
                 lane.promote(row);

@@ -1,0 +1,150 @@
+use std::ops::Range;
+
+/// What a secret is shown as.
+pub(crate) const MASK: &str = "***";
+
+/// A parameter whose name contains one of these is a secret, in whatever case it is written.
+const SECRET_WORDS: [&str; 6] = ["password", "passwd", "pwd", "token", "secret", "key"];
+
+/// A URL or a list of `key=value` without its secrets.
+///
+/// Where a text can be read in two ways, the one that hides more is taken: a password may contain `/`, `?` and `@`
+/// although it should not.
+pub(crate) fn masked(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else { return masked_pairs(text) };
+    let (user, rest) = match rest.rsplit_once('@') {
+        Some((user, rest)) => (masked_user(scheme, user), rest),
+        None => (String::new(), rest),
+    };
+    let (address, query) = match rest.split_once('?') {
+        Some((address, query)) => (address, Some(query)),
+        None => (rest, None),
+    };
+    let query = query.map(|query| query.split('&').map(masked_pairs).collect::<Vec<_>>().join("&"));
+    let query = query.map_or_else(String::new, |query| format!("?{query}"));
+    format!("{scheme}://{user}{address}{query}")
+}
+
+/// A database's URL for people. One that no version of Pillarbox can read may be anything, so nothing but its scheme is shown.
+pub(crate) fn masked_database(url: &str) -> String {
+    let known = ["sqlite:", "postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme));
+    match (known, scheme_of(url)) {
+        (true, _) => masked(url),
+        (false, Some(scheme)) => format!("{scheme}://{MASK}"),
+        (false, None) => MASK.to_owned(),
+    }
+}
+
+/// The scheme of a URL. What stands before a colon alone may as well be a user's name before a password.
+pub(crate) fn scheme_of(url: &str) -> Option<&str> {
+    let (scheme, _) = url.split_once("://")?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    (!scheme.is_empty() && scheme.bytes().all(plain)).then_some(scheme)
+}
+
+/// What a program says about its arguments, without the secrets in them.
+pub(crate) fn masked_arguments(said: &str, arguments: impl IntoIterator<Item = String>) -> String {
+    let values = arguments.into_iter().flat_map(|argument| {
+        // `--database=URL` is quoted whole or by its value.
+        let value = argument.split_once('=').map(|(_, value)| value.to_owned());
+        [Some(argument), value]
+    });
+    values.flatten().filter(|value| !value.is_empty()).fold(said.to_owned(), |said, value| {
+        let shown = masked(&value);
+        if shown == value { said } else { said.replace(&value, &shown) }
+    })
+}
+
+/// The user of a URL with the `@`, without the password. A user alone is a token for everybody but databases.
+fn masked_user(scheme: &str, user: &str) -> String {
+    match user.split_once(':') {
+        Some((name, _)) => format!("{name}:{MASK}@"),
+        None if scheme.starts_with("postgres") => format!("{user}@"),
+        None => format!("{MASK}@"),
+    }
+}
+
+/// `key=value …` up to the first secret. What follows it is hidden too: nobody can say where an unquoted value ends.
+fn masked_pairs(text: &str) -> String {
+    let equals = text.match_indices('=').map(|(at, _)| at);
+    match equals.map(|at| name_before(text, at)).find(|name| is_secret(&text[name.clone()])) {
+        None => text.to_owned(),
+        Some(name) => format!("{}={MASK}", &text[..name.end]),
+    }
+}
+
+/// Where the name stands that the `=` at this place gives a value to.
+fn name_before(text: &str, equals: usize) -> Range<usize> {
+    let end = text[..equals].trim_end().len();
+    let plain = |character: char| character.is_alphanumeric() || "_-.%".contains(character);
+    let start = text[..end].trim_end_matches(plain).len();
+    start..end
+}
+
+fn is_secret(name: &str) -> bool {
+    let name = name.to_lowercase();
+    // An escaped name is one that somebody took pains to write; whatever it is, its value is not shown.
+    name.contains('%') || SECRET_WORDS.iter().any(|word| name.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_secret_is_shown() {
+        for text in [
+            "redis://h/0",
+            "postgres://app@localhost/app?sslmode=verify-full&application_name=x",
+            "host=h user=u dbname=d",
+            "sqlite:app.db",
+            "out.ndjson",
+        ] {
+            assert_eq!(masked(text), text);
+        }
+    }
+
+    #[test]
+    fn passwords_are_masked() {
+        for (text, shown) in [
+            ("postgres://u:canary@h/d?x=1", "postgres://u:***@h/d?x=1"),
+            ("postgres://u:can@ary/can?ary#canary@h/d", "postgres://u:***@h/d"),
+            (
+                "postgres://h/d?user=u&password=canary&sslmode=require",
+                "postgres://h/d?user=u&password=***&sslmode=require",
+            ),
+            ("postgres://h/d?PassWord=canary", "postgres://h/d?PassWord=***"),
+            ("postgres://h/d?pass%77ord=canary", "postgres://h/d?pass%77ord=***"),
+            ("redis://:canary@h/0", "redis://:***@h/0"),
+            ("nats://canary@h", "nats://***@h"),
+            ("https://h/x?access_token=canary&a=b", "https://h/x?access_token=***&a=b"),
+            ("host=h password=canary user=u", "host=h password=***"),
+            ("host=h password = 'canary canary'", "host=h password=***"),
+            ("Server=h;Pwd=canary canary;", "Server=h;Pwd=***"),
+            ("api_key=canary", "api_key=***"),
+            ("client_secret=canary", "client_secret=***"),
+        ] {
+            assert_eq!(masked(text), shown);
+        }
+    }
+
+    #[test]
+    fn of_an_unknown_database_only_the_scheme_is_shown() {
+        assert_eq!(masked_database("mysql://h/canary"), "mysql://***");
+        assert_eq!(masked_database("u:canary@h"), "***");
+        assert_eq!(masked_database("canary"), "***");
+        assert_eq!(masked_database("postgres://u:canary@h/d"), "postgres://u:***@h/d");
+        assert_eq!(masked_database("sqlite:app.db"), "sqlite:app.db");
+    }
+
+    #[test]
+    fn arguments_are_masked_where_they_are_quoted() {
+        let arguments =
+            || ["status", "postgres://u:canary@h/d", "--databas=postgres://u:canary@h/e"].map(str::to_owned);
+        let said = "unexpected 'postgres://u:canary@h/d' and 'postgres://u:canary@h/e' after 'status'";
+        assert_eq!(
+            masked_arguments(said, arguments()),
+            "unexpected 'postgres://u:***@h/d' and 'postgres://u:***@h/e' after 'status'"
+        );
+    }
+}

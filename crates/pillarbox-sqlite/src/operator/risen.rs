@@ -1,0 +1,87 @@
+use pillarbox::{Position, RangeSet, Timestamp};
+use rusqlite::{Transaction, params};
+
+use super::change::touch_lanes;
+use super::status::Line;
+use super::{LaneRow, SubscriptionRow, World, books};
+use crate::connection::raise_revision;
+use crate::error::Db;
+
+/// How many are looked after at once; the next run finds the others.
+const RISEN_MAX: i64 = 1000;
+
+/// Looks for events at positions that were proven dead: a premise was broken, for instance by an insert that named its
+/// position. They are delivered late, with an alarm, and are dead no more.
+pub(super) fn deliver_risen(tx: &Transaction<'_>, world: &World) -> Db<()> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/risen.sql"))?;
+    let mut rows = statement.query([RISEN_MAX])?;
+    let mut risen = RangeSet::new();
+    while let Some(row) = rows.next()? {
+        let line = Line::of(row)?;
+        for subscription in &world.subscriptions {
+            deliver(tx, world.now, subscription, &line)?;
+        }
+        risen.insert(line.position);
+    }
+    if risen.is_empty() {
+        return Ok(());
+    }
+    risen.iter().try_for_each(|range| bring_back(tx, *range.start(), *range.end()))?;
+    raise_revision(tx)?;
+    tracing::error!(
+        events = risen.count(),
+        positions = %risen,
+        "events appeared at positions that were taken for dead and are delivered late; nobody may insert a position"
+    );
+    Ok(())
+}
+
+fn deliver(tx: &Transaction<'_>, now: Timestamp, subscription: &SubscriptionRow, line: &Line<'_>) -> Db<()> {
+    let Some(lane) = subscription.lane_of(line.key.as_deref(), line.position) else { return Ok(()) };
+    if !subscription.filter.matches(&line.topic, &line.r#type) {
+        return Ok(());
+    }
+    if !lane.has_settled(line.position) {
+        return read_again(tx, subscription, lane);
+    }
+    if books::before_start(tx, subscription.id, lane.lane)?.contains(line.position) {
+        return Ok(());
+    }
+    let due_at = line.deliver_at.filter(|at| *at > now);
+    let state = if due_at.is_some() { "delayed" } else { "pending" };
+    tx.prepare_cached(include_str!("../sql/risen_put.sql"))?.execute(params![
+        subscription.id.0,
+        line.position,
+        lane.lane,
+        line.key,
+        state,
+        due_at.unwrap_or(now).0,
+        now.0,
+    ])?;
+    touch_lanes(tx, subscription.id, [lane.lane].into_iter())
+}
+
+/// The owner may have closed the hole in memory already: it is made to load the lane anew, where the hole is open.
+fn read_again(tx: &Transaction<'_>, subscription: &SubscriptionRow, lane: &LaneRow) -> Db<()> {
+    let sql = "update pillarbox_cursor set epoch = epoch + 1 where subscription = ?1 and lane = ?2";
+    tx.prepare_cached(sql)?.execute(params![subscription.id.0, lane.lane])?;
+    Ok(())
+}
+
+/// Takes `low..=high` out of the dead ranges.
+fn bring_back(tx: &Transaction<'_>, low: Position, high: Position) -> Db<()> {
+    let sql = "delete from pillarbox_dead_range where low <= ?2 and high >= ?1 returning low, high, closed_at";
+    let mut statement = tx.prepare_cached(sql)?;
+    let rows = statement.query_map([low, high], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    let ranges: Vec<(Position, Position, i64)> = rows.collect::<Result<_, _>>()?;
+    let sql = "insert into pillarbox_dead_range (low, high, closed_at) values (?1, ?2, ?3) \
+               on conflict (low) do update set high = max(high, excluded.high)";
+    for (from, to, closed_at) in ranges {
+        for (from, to) in [(from, low - 1), (high + 1, to)] {
+            if from <= to {
+                tx.prepare_cached(sql)?.execute(params![from, to, closed_at])?;
+            }
+        }
+    }
+    Ok(())
+}
