@@ -27,9 +27,7 @@ pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
     }
     let signals = Signals::new()?;
     let operator = Arc::new(database.open()?);
-    if config.dedup.written {
-        operator.set_limits(Limits { dedup_window: Some(config.dedup.window), ..Limits::default() }).await?;
-    }
+    store_limits(&config, &operator).await?;
     let closed = Arc::new(Notify::new());
     let plan = plan(&config, &operator, &closed).await?;
     let health = Health::new(operator.clone(), Recorder::install()?);
@@ -46,6 +44,18 @@ pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
     say_new(&relay, &operator).await?;
     health.set_ready(true);
     work(relay, signals, &closed, &health, args.until_idle).await
+}
+
+/// What the config says of the whole log holds for whoever else works on it, without this config.
+async fn store_limits(config: &Config, operator: &SqliteStore) -> Result<()> {
+    let (dedup, retention) = (&config.dedup, &config.retention);
+    let limits = Limits {
+        dedup_window: dedup.written.then_some(dedup.window),
+        retention_keep: retention.keep_written.then_some(retention.keep),
+        retention_dead: retention.dead_written.then_some(retention.dead),
+        ..Limits::default()
+    };
+    Ok(operator.set_limits(limits).await?)
 }
 
 /// Lets the relay work until something ends it, then ends it cleanly.

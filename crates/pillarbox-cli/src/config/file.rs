@@ -90,6 +90,12 @@ pub(crate) struct Retention {
     /// Dead deliveries; None (the default): for ever.
     #[serde(serialize_with = "or_forever")]
     pub(crate) dead: Option<Duration>,
+    /// Whether the file says so: then it holds for the log, and not only for this relay.
+    #[serde(skip)]
+    pub(crate) keep_written: bool,
+    /// The same for `dead`.
+    #[serde(skip)]
+    pub(crate) dead_written: bool,
 }
 
 /// Deduplication of what is published.
@@ -226,6 +232,8 @@ impl Retention {
     fn read(mut section: Section<'_>) -> Self {
         let week = Duration::from_secs(7 * 86_400);
         let retention = Retention {
+            keep_written: section.has("keep"),
+            dead_written: section.has("dead"),
             keep: section.duration_or_forever("keep").unwrap_or(Some(week)),
             dead: section.duration_or_forever("dead").unwrap_or(None),
         };

@@ -116,3 +116,18 @@ fn questions_and_dry_runs_say_what_would_be_done() {
     let text = place.ok(&["requeue", "--subscription", "out", "--key", "other"]);
     assert!(text.contains("nothing to requeue"), "there is nothing to ask about: {text}");
 }
+
+#[test]
+fn retention_of_the_config_holds_for_those_without_it() {
+    let place = Place::with_file_sink();
+    let config = place.read("pillarbox.toml");
+    place.write("pillarbox.toml", &format!("[retention]\nkeep = \"forever\"\n{config}"));
+    place.publish(&[]);
+    place.ok(&["run", "--until-idle"]);
+    std::fs::remove_file(place.path("pillarbox.toml")).unwrap();
+    assert_eq!(place.json(&["prune", "--keep", "0ms"])["events"], 0, "the log is kept for ever");
+    place.write("pillarbox.toml", &format!("[retention]\nkeep = \"0ms\"\n{config}"));
+    place.ok(&["run", "--until-idle"]);
+    place.json(&["prune", "--keep", "0ms"]);
+    assert_eq!(place.json(&["list"]).as_array().unwrap().len(), 0, "until a config says otherwise");
+}
