@@ -28,6 +28,7 @@ const SYNCED_KEPT_MAX: usize = 64;
 
 /// After a publisher in this process began: look without pause, then ever less often.
 const SPIN_FOR: Duration = Duration::from_millis(1);
+const SPIN_PAUSE: Duration = Duration::from_micros(10);
 const FINE_FOR: Duration = Duration::from_millis(5);
 const FINE_PAUSE: Duration = Duration::from_micros(50);
 const COARSE_FOR: Duration = Duration::from_millis(100);
@@ -300,7 +301,14 @@ impl Listener {
 /// Waits until the next look; `alerted` is how long ago a publisher in this process began.
 fn pause(alerted: Option<Duration>) {
     match alerted {
-        Some(since) if since < SPIN_FOR => thread::yield_now(),
+        // Not without any pause: looking takes locks that the commit takes too.
+        Some(since) if since < SPIN_FOR => {
+            let until = Instant::now() + SPIN_PAUSE;
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+            thread::yield_now();
+        }
         // Not a park: the publisher that we are waiting for would end it with each of its events.
         Some(since) if since < FINE_FOR => thread::sleep(FINE_PAUSE),
         Some(since) if since < COARSE_FOR => thread::park_timeout(COARSE_PAUSE),

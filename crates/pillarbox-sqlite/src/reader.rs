@@ -19,6 +19,10 @@ use crate::home;
 /// The most bytes of payload that one page returns, beyond the first event of each scan.
 pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
+/// What a [`Reader::glance`] reads at most: no more than some tens of microseconds' worth.
+const GLANCE_ROWS_MAX: usize = 32;
+const GLANCE_BYTES_MAX: usize = 64 * 1024;
+
 /// How many different topics, types or content types are kept for sharing.
 const NAMES_MAX: usize = 1024;
 
@@ -30,13 +34,15 @@ pub(crate) struct Reader {
     bell: Arc<Bell>,
     /// The incarnation and the horizon that the last poll saw.
     seen: (i64, Position),
+    /// The last poll reached the end of the log.
+    caught_up: bool,
 }
 
 impl Reader {
     pub(crate) fn open(path: &Path, bell: Arc<Bell>, barriers: Arc<AtomicU64>) -> Db<Self> {
         let connection = open(path, Purpose::Read)?;
         let barrier = Barrier::new(path, barriers);
-        Ok(Reader { connection, decoder: Decoder::default(), barrier, bell, seen: (0, 0) })
+        Ok(Reader { connection, decoder: Decoder::default(), barrier, bell, seen: (0, 0), caught_up: false })
     }
 
     /// Horizon, writers and scans in one snapshot, which has ended when this returns.
@@ -45,8 +51,37 @@ impl Reader {
     /// does not show up to its horizon never comes. A horizon that goes back is that of another state of the log, unless
     /// an operator has said so by a new incarnation.
     pub(crate) fn poll(&mut self, request: &PollRequest) -> Db<Page> {
+        let page = self.read_page(request, usize::MAX, PAGE_BYTES_MAX)?;
+        self.barrier.pass(highest(&page), page.horizon, &self.bell)?;
+        self.polled(&page);
+        Ok(page)
+    }
+
+    /// A short poll for an async caller, who must not be kept waiting: a few events at most, and none that would have to be synced
+    /// first. Then, or while there is a backlog, None: ask the thread.
+    pub(crate) fn glance(&mut self, request: &PollRequest) -> Db<Option<Page>> {
+        if !self.caught_up {
+            return Ok(None);
+        }
+        let page = self.read_page(request, GLANCE_ROWS_MAX, GLANCE_BYTES_MAX)?;
+        let whole = |(scan, asked): (&Scan, &ScanRequest)| scan.covered_to >= asked.to.min(page.horizon);
+        let cut = !page.scans.iter().zip(&request.scans).all(whole);
+        if cut || !self.barrier.is_passed(highest(&page), &self.bell)? {
+            return Ok(None);
+        }
+        self.polled(&page);
+        Ok(Some(page))
+    }
+
+    fn polled(&mut self, page: &Page) {
+        self.caught_up = page.scans.last().is_some_and(|scan| scan.covered_to >= page.horizon);
+        // Polls run one after another, so that this one knows best.
+        self.bell.polled(page.horizon);
+    }
+
+    fn read_page(&mut self, request: &PollRequest, rows_max: usize, bytes_max: usize) -> Db<Page> {
         let (decoder, seen) = (&mut self.decoder, &mut self.seen);
-        let page = read(&self.connection, |snapshot| {
+        read(&self.connection, |snapshot| {
             let mut statement = snapshot.prepare_cached(include_str!("sql/snapshot.sql"))?;
             let (horizon, log_start, incarnation) =
                 statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
@@ -61,17 +96,13 @@ impl Reader {
             *seen = (incarnation, horizon);
             let mut page = Page { horizon, log_start, ..Page::default() };
             let mut wanted = Wanted::new(&request.wanted);
-            let mut room = PAGE_BYTES_MAX;
+            let mut room = bytes_max;
             for asked in &request.scans {
-                page.scans.push(scan(snapshot, asked, horizon, decoder, &mut wanted, &mut room)?);
+                let asked = ScanRequest { limit: asked.limit.min(rows_max), ..*asked };
+                page.scans.push(scan(snapshot, &asked, horizon, decoder, &mut wanted, &mut room)?);
             }
             Ok(page)
-        })?;
-        let highest = page.scans.iter().filter_map(|scan| scan.events.last()).max_by_key(|event| event.position);
-        self.barrier.pass(highest.map(|event| &**event), page.horizon, &self.bell)?;
-        // Polls run one after another, so that this one knows best.
-        self.bell.polled(page.horizon);
-        Ok(page)
+        })
     }
 
     /// The events at exactly these positions, from the log or kept aside.
@@ -94,6 +125,16 @@ impl Reader {
         self.barrier.pass(events.last().map(|event| &**event), horizon, &self.bell)?;
         Ok(events)
     }
+}
+
+fn not_durable(source: std::io::Error) -> DbError {
+    DbError::io("the events that were read could not be made durable", source)
+}
+
+/// The event of a page that was written last.
+fn highest(page: &Page) -> Option<&Event> {
+    let last = page.scans.iter().filter_map(|scan| scan.events.last());
+    last.max_by_key(|event| event.position).map(|event| &**event)
 }
 
 /// One stretch of the log.
@@ -301,21 +342,27 @@ impl Barrier {
 
     /// Returns once everything up to `highest` is durable. `horizon` is that of the snapshot which showed it.
     fn pass(&mut self, highest: Option<&Event>, horizon: Position, bell: &Bell) -> Db<()> {
-        let Some(highest) = highest.filter(|highest| highest.position > self.durable_through) else { return Ok(()) };
-        let failed = |source| DbError::io("the events that were read could not be made durable", source);
-        // Its own commit was a barrier already, unless the log was started anew since the last one. Syncing a file that has
-        // nothing new in it still flushes the disk: that would add a third to the time from commit to handler.
-        if bell.is_synced(highest.position, highest.id)
-            && self.header.is_some()
-            && self.read_header().map_err(failed)? == self.header
-        {
-            self.durable_through = highest.position;
+        if self.is_passed(highest, bell)? {
             return Ok(());
         }
-        self.sync().map_err(failed)?;
+        self.sync().map_err(not_durable)?;
         self.durable_through = horizon;
         self.count.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Whether everything up to `highest` is known to be durable.
+    fn is_passed(&mut self, highest: Option<&Event>, bell: &Bell) -> Db<bool> {
+        let Some(highest) = highest.filter(|highest| highest.position > self.durable_through) else { return Ok(true) };
+        // Its own commit was a barrier already, unless the log was started anew since the last one. Syncing a file that has
+        // nothing new in it still flushes the disk: that would add a third to the time from commit to handler.
+        let passed = bell.is_synced(highest.position, highest.id)
+            && self.header.is_some()
+            && self.read_header().map_err(not_durable)? == self.header;
+        if passed {
+            self.durable_through = highest.position;
+        }
+        Ok(passed)
     }
 
     fn sync(&mut self) -> std::io::Result<()> {

@@ -1,6 +1,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use pillarbox::{
@@ -34,7 +34,9 @@ const OPERATORS_KEPT_MAX: usize = 2;
 /// [`leave`](Store::leave) is what a crash looks like to others: they take its lanes over.
 pub struct SqliteStore {
     path: PathBuf,
-    reader: Worker<Reader>,
+    reader: Worker<Arc<Mutex<Reader>>>,
+    /// What the reader's thread works with, for glances that need not go there.
+    glance: Arc<Mutex<Reader>>,
     writer: Worker<Writer>,
     membership: Arc<Mutex<Option<Membership>>>,
     bell: Arc<Bell>,
@@ -63,9 +65,10 @@ impl SqliteStore {
         let barriers = Arc::<AtomicU64>::default();
         let membership = Arc::<Mutex<Option<Membership>>>::default();
         let folder = LockFolder::beside(&path);
-        let reader = Reader::open(&path, bell.clone(), barriers.clone())?;
+        let reader = Arc::new(Mutex::new(Reader::open(&path, bell.clone(), barriers.clone())?));
         let writer = Writer::open(&path, folder.clone(), membership.clone(), bell.clone())?;
         Ok(SqliteStore {
+            glance: reader.clone(),
             reader: Worker::spawn("pillarbox-reader", reader)?,
             writer: Worker::spawn("pillarbox-writer", writer)?,
             membership,
@@ -169,17 +172,22 @@ impl Store for SqliteStore {
 
     async fn load(&self, lanes: &[(LaneRef, Epoch)]) -> Result<Vec<Option<LaneState>>> {
         let lanes = lanes.to_vec();
-        self.reader.run(move |reader| ownership::load(&reader.connection, &lanes)).await
+        self.reader.run(move |reader| ownership::load(&lock(reader).connection, &lanes)).await
     }
 
     async fn poll(&self, request: &PollRequest) -> Result<Page> {
+        // Two changes of thread cost more than reading the few events of a log that one is at the end of.
+        let page = self.glance.try_lock().map_or(Ok(None), |mut reader| reader.glance(request))?;
+        if let Some(page) = page {
+            return Ok(page);
+        }
         let request = request.clone();
-        self.reader.run(move |reader| reader.poll(&request)).await
+        self.reader.run(move |reader| lock(reader).poll(&request)).await
     }
 
     async fn fetch(&self, positions: &[Position]) -> Result<Vec<Arc<Event>>> {
         let positions = positions.to_vec();
-        self.reader.run(move |reader| reader.fetch(&positions)).await
+        self.reader.run(move |reader| lock(reader).fetch(&positions)).await
     }
 
     async fn settle(&self, settlement: &Settlement) -> Result<Vec<bool>> {
@@ -220,4 +228,8 @@ impl std::fmt::Debug for SqliteStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SqliteStore").field("path", &self.path).finish_non_exhaustive()
     }
+}
+
+fn lock(reader: &Mutex<Reader>) -> MutexGuard<'_, Reader> {
+    reader.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
