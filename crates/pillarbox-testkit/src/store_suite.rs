@@ -33,37 +33,37 @@ pub trait Fixture: Send + Sync + 'static {
 
     /// Begins a publisher's transaction and gives it a number.
     fn begin(&self) -> impl Future<Output = u64> + Send {
-        async { unimplemented!("concurrent_writers") }
+        async { unreachable!("a fixture without concurrent_writers is not asked") }
     }
 
     /// Inserts in an open transaction; the position.
     fn insert(&self, _transaction: u64, _event: NewEvent) -> impl Future<Output = Position> + Send {
-        async { unimplemented!("concurrent_writers") }
+        async { unreachable!("a fixture without concurrent_writers is not asked") }
     }
 
     /// Commits.
     fn commit(&self, _transaction: u64) -> impl Future<Output = ()> + Send {
-        async { unimplemented!("concurrent_writers") }
+        async { unreachable!("a fixture without concurrent_writers is not asked") }
     }
 
     /// Aborts.
     fn abort(&self, _transaction: u64) -> impl Future<Output = ()> + Send {
-        async { unimplemented!("concurrent_writers") }
+        async { unreachable!("a fixture without concurrent_writers is not asked") }
     }
 
     /// Lets something happen in the middle of the next poll, after so many of its steps.
     fn during_poll(&self, _steps: usize, _action: DuringPoll) {
-        unimplemented!("during_poll")
+        unreachable!("a fixture without during_poll is not asked")
     }
 
     /// The power fails: what is not durable is gone, and so is every open store.
     fn power_loss(&self) {
-        unimplemented!("power_loss")
+        unreachable!("a fixture without power_loss is not asked")
     }
 
     /// Makes the next settlement fail in the middle.
     fn fail_next_settle(&self) {
-        unimplemented!("fail_settle")
+        unreachable!("a fixture without fail_settle is not asked")
     }
 }
 
