@@ -421,11 +421,6 @@ impl Engine {
         self.polls
     }
 
-    /// The drain is over.
-    pub fn has_left(&self) -> bool {
-        self.left
-    }
-
     /// This instance.
     pub fn instance(&self) -> InstanceId {
         self.me

@@ -180,7 +180,7 @@ impl Engine {
             let Some(batch) = batch else { return };
             let items = sub.dispatcher.batch(batch);
             let attempt =
-                |item: &Item| Attempt { event: item.event.clone(), number: attempt_number(item), epoch: item.epoch };
+                |item: &Item| Attempt { event: item.event.clone(), number: item.attempts + 1, epoch: item.epoch };
             let events = items.iter().map(attempt).collect();
             if self.config.mutant == Some(Mutant::SettleBeforeDeliver) {
                 let early: Vec<(u32, Position, uuid::Uuid)> =
@@ -241,8 +241,4 @@ impl Engine {
         self.fetching = Some(claims);
         self.actions.push(Action::Fetch(positions));
     }
-}
-
-fn attempt_number(item: &Item) -> u32 {
-    item.attempts + 1
 }

@@ -150,7 +150,7 @@ impl Engine {
                 continue;
             }
             room = room.saturating_sub(1);
-            sub.admit(now, number, key, event, self.config.mutant);
+            sub.admit(now, number, key, event);
         }
         stops.iter_mut().for_each(|own| *own = (*own).min(stop));
         stops

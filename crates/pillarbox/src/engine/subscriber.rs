@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{EngineConfig, Mutant, PROMOTE_MAX};
+use super::{EngineConfig, PROMOTE_MAX};
 use crate::breaker::Breaker;
 use crate::dispatcher::{Dispatcher, Item};
 use crate::flood_guard::FloodGuard;
@@ -93,16 +93,9 @@ impl Subscriber {
     }
 
     /// Takes an event that a scan showed.
-    pub(super) fn admit(
-        &mut self,
-        now: Now,
-        number: u32,
-        key: Option<crate::KeyHash>,
-        event: &Arc<Event>,
-        mutant: Option<Mutant>,
-    ) {
+    pub(super) fn admit(&mut self, now: Now, number: u32, key: Option<KeyHash>, event: &Arc<Event>) {
         let lane = self.lanes[number as usize].as_mut().expect("the caller found the lane");
-        debug_assert!(mutant.is_some() || event.position > lane.top || lane.holes.contains(event.position));
+        assert!(event.position > lane.top || lane.holes.contains(event.position), "an event is handed on once");
         lane.admit(event.position);
         self.window += 1;
         if lane.is_parked(event.position) {
@@ -181,7 +174,9 @@ impl Subscriber {
                 continue;
             };
             head_is_sent |= item.parked && lane.is_head(key, position);
-            if if item.parked { head_is_sent } else { delayed.is_empty() && !lane.has_chain(ChainKey::Key(key)) } {
+            // A delivery is sent behind its key's head; an event of the log only if the key is not failing.
+            let free = delayed.is_empty() && !lane.has_chain(ChainKey::Key(key));
+            if (item.parked && head_is_sent) || (!item.parked && free) {
                 front.push(item);
                 continue;
             }
