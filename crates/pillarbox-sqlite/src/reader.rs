@@ -94,7 +94,7 @@ impl Reader {
                 self.barrier.forget();
             }
             *seen = (incarnation, horizon);
-            let mut page = Page { horizon, log_start, ..Page::default() };
+            let mut page = Page { horizon, log_start, writers: Some(Vec::new()), ..Page::default() };
             let mut wanted = Wanted::new(&request.wanted);
             let mut room = bytes_max;
             for asked in &request.scans {

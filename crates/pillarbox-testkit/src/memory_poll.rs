@@ -61,7 +61,7 @@ impl PollSteps {
                 self.page.horizon = inner.next - 1;
                 self.page.log_start = inner.log_start;
             }
-            Step::Writers => self.page.writers = inner.writers(),
+            Step::Writers => self.page.writers = Some(inner.writers()),
             Step::Rows => {
                 let scan = |scan: &ScanRequest| inner.scan(scan, &self.request.wanted);
                 self.page.scans = self.request.scans.iter().map(scan).collect();

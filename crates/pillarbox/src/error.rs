@@ -31,6 +31,8 @@ pub enum ErrorKind {
     Foreign,
     /// A premise of the engine does not hold; the relay stops.
     Fatal,
+    /// This instance has ended: its connection was lost, or another has buried it. Join again under a new number.
+    Ended,
 }
 
 /// What a caller may do about an [`ErrorKind`].
@@ -42,6 +44,8 @@ pub enum Advice {
     Change,
     /// Stop and tell an operator.
     Stop,
+    /// Drop all work and join the fleet again.
+    Rejoin,
 }
 
 impl ErrorKind {
@@ -51,6 +55,7 @@ impl ErrorKind {
             ErrorKind::Busy | ErrorKind::Unavailable | ErrorKind::Full => Advice::Retry,
             ErrorKind::Invalid | ErrorKind::NotFound => Advice::Change,
             ErrorKind::Schema | ErrorKind::Foreign | ErrorKind::Fatal => Advice::Stop,
+            ErrorKind::Ended => Advice::Rejoin,
         }
     }
 }

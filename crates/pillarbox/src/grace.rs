@@ -11,24 +11,30 @@ pub(crate) struct Grace {
     proven: Position,
     /// A horizon and those of the writers seen beside it that have not ended yet.
     open: Option<(Position, Vec<Writer>)>,
+    /// The session that saw the writers.
+    session: u64,
 }
 
 impl Grace {
     /// Takes the horizon and writers of a poll into account. Call it before asking [`Grace::dead`] about its scans.
     pub(crate) fn observe(&mut self, page: &Page) {
-        if page.writers.is_empty() {
+        let Some(seen) = &page.writers else { return };
+        if self.session != page.session {
+            *self = Grace { session: page.session, ..Grace::default() };
+        }
+        if seen.is_empty() {
             self.proven = self.proven.max(page.horizon);
             self.open = None;
             return;
         }
         if let Some((horizon, writers)) = &mut self.open {
-            writers.retain(|writer| page.writers.contains(writer));
+            writers.retain(|writer| seen.contains(writer));
             if !writers.is_empty() {
                 return;
             }
             self.proven = self.proven.max(*horizon);
         }
-        self.open = Some((page.horizon, page.writers.clone()));
+        self.open = Some((page.horizon, seen.clone()));
     }
 
     /// The positions that this scan proves dead. A full page proves nothing beyond its last position, and nothing
@@ -49,7 +55,7 @@ mod tests {
     use super::*;
 
     fn page(horizon: Position, writers: &[u64]) -> Page {
-        Page { horizon, writers: writers.iter().copied().map(Writer).collect(), ..Page::default() }
+        Page { horizon, writers: Some(writers.iter().copied().map(Writer).collect()), ..Page::default() }
     }
 
     fn dead(grace: &Grace, visible: &[Position], covered_to: Position) -> String {
@@ -73,6 +79,18 @@ mod tests {
         assert_eq!(dead(&grace, &[1, 3], 5), "");
         grace.observe(&page(6, &[9]));
         assert_eq!(dead(&grace, &[1, 3], 6), "2", "8 has ended; 9 began later");
+    }
+
+    #[test]
+    fn a_writer_of_another_session_is_not_known_to_have_ended() {
+        let mut grace = Grace::default();
+        grace.observe(&page(3, &[7]));
+        grace.observe(&Page { session: 1, ..page(5, &[9]) });
+        assert_eq!(dead(&grace, &[1, 3], 3), "", "9 may be what was 7");
+        grace.observe(&Page { session: 1, writers: None, ..page(6, &[]) });
+        assert_eq!(dead(&grace, &[1, 3], 3), "", "nobody looked");
+        grace.observe(&Page { session: 1, ..page(6, &[]) });
+        assert_eq!(dead(&grace, &[1, 3], 3), "2");
     }
 
     #[test]

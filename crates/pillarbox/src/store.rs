@@ -284,6 +284,8 @@ pub struct PollRequest {
     pub scans: Vec<ScanRequest>,
     /// Events that match none of these are reported as visible without being returned.
     pub wanted: Vec<Filter>,
+    /// The writers need not be looked up: the answer would prove nothing of use now.
+    pub without_writers: bool,
 }
 
 /// One stretch of the log: `after < position <= to`.
@@ -302,8 +304,10 @@ pub struct ScanRequest {
 pub struct Page {
     /// The highest position handed out when the poll began.
     pub horizon: Position,
-    /// The transactions that were writing events when the poll began, after the horizon was read.
-    pub writers: Vec<Writer>,
+    /// The transactions that were writing events when the poll began, after the horizon was read. None: not looked up.
+    pub writers: Option<Vec<Writer>>,
+    /// Names the session with the database that saw the writers: what two polls saw may only be compared within one.
+    pub session: u64,
     /// The lowest position that retention has left; nothing below it is ever dead.
     pub log_start: Position,
     /// One answer a scan.

@@ -65,7 +65,9 @@ async fn feed_log(store: &SqliteStore, auditor: &mut Auditor, horizon: Position,
     let mut after = 0;
     while after < horizon {
         let scan = ScanRequest { after, to: horizon, limit: PAGE_POSITIONS };
-        let page = store.poll(&PollRequest { scans: vec![scan], wanted: vec![Filter::default()] }).await?;
+        let page = store
+            .poll(&PollRequest { scans: vec![scan], wanted: vec![Filter::default()], without_writers: true })
+            .await?;
         let Some(scan) = page.scans.into_iter().next() else { break };
         scan.events.iter().for_each(|event| auditor.event(event));
         if scan.covered_to <= after {

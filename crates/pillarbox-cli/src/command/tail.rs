@@ -104,6 +104,7 @@ impl Tail<'_> {
         PollRequest {
             scans,
             wanted: vec![Filter { topics: self.args.topic.clone().into_iter().collect(), types: vec![] }],
+            without_writers: false,
         }
     }
 
@@ -130,7 +131,7 @@ impl Tail<'_> {
     fn take(&mut self, page: &pillarbox::Page) -> Result<bool> {
         let top = self.top();
         // While somebody writes, a position that was not shown may still appear: the floor stays below it.
-        let closes = page.writers.is_empty();
+        let closes = page.writers.as_ref().is_some_and(Vec::is_empty);
         for scan in &page.scans {
             let mut from = scan.after;
             for event in &scan.events {

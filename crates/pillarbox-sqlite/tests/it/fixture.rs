@@ -120,7 +120,11 @@ pub(crate) fn delivery(position: Position, key: &str, state: State) -> Delivery 
 
 /// The tail above `after`, for everybody.
 pub(crate) fn tail(after: Position, limit: usize) -> PollRequest {
-    PollRequest { scans: vec![ScanRequest { after, to: Position::MAX, limit }], wanted: vec![Default::default()] }
+    PollRequest {
+        scans: vec![ScanRequest { after, to: Position::MAX, limit }],
+        wanted: vec![Default::default()],
+        ..Default::default()
+    }
 }
 
 pub(crate) async fn poll_tail(store: &SqliteStore, after: Position) -> Scan {

@@ -5,7 +5,7 @@ use pillarbox::{
     AttemptError, Change, Cursor, Delivery, ERRORS_KEPT_MAX, Epoch, ErrorKind, Event, Filter, Fleet, Hello, Joined,
     KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, NewEvent, Operator, Page, PollRequest, Position,
     PrunePolicy, RangeSet, Report, Scan, ScanRequest, Selection, Settlement, Start, State, Store, Subscription, Take,
-    TakeCause, Timestamp, Wake, lane_of,
+    TakeCause, Timestamp, Wake, Writer, lane_of,
 };
 use uuid::Uuid;
 
@@ -168,7 +168,11 @@ async fn poll<S: Store>(
     to: Position,
     wanted: &[Filter],
 ) -> pillarbox::Result<(Page, Scan)> {
-    let request = PollRequest { scans: vec![ScanRequest { after, to, limit: LIMIT }], wanted: wanted.to_vec() };
+    let request = PollRequest {
+        scans: vec![ScanRequest { after, to, limit: LIMIT }],
+        wanted: wanted.to_vec(),
+        ..Default::default()
+    };
     let page = store.poll(&request).await?;
     let scan = page.scans.first().cloned().unwrap_or_default();
     Ok((page, scan))
@@ -246,7 +250,7 @@ async fn a_full_page_covers_what_it_looked_at_and_no_more<F: Fixture>(fixture: &
     let (mut after, mut read) = (0, Vec::new());
     for (page_number, expected) in [3, 3, 1].into_iter().enumerate() {
         let scan = ScanRequest { after, to: Position::MAX, limit: 3 };
-        let request = PollRequest { scans: vec![scan], wanted: vec![Filter::default()] };
+        let request = PollRequest { scans: vec![scan], wanted: vec![Filter::default()], ..Default::default() };
         let page = member.store.poll(&request).await?;
         let scan = &page.scans[0];
         ensure!(scan.events.len() == expected, "page {page_number} has {} events", scan.events.len());
@@ -268,7 +272,10 @@ async fn scans_keep_to_their_stretches<F: Fixture>(fixture: &F) -> Outcome {
     let at = fixture.publish(events("a", 6)).await?;
     let scan = |after, to| ScanRequest { after, to, limit: LIMIT };
     let scans = vec![scan(at[4], Position::MAX), scan(at[0], at[1]), scan(at[2], at[3]), scan(at[5], Position::MAX)];
-    let page = member.store.poll(&PollRequest { scans: scans.clone(), wanted: vec![Filter::default()] }).await?;
+    let page = member
+        .store
+        .poll(&PollRequest { scans: scans.clone(), wanted: vec![Filter::default()], ..Default::default() })
+        .await?;
     let read: Vec<Vec<Position>> = page.scans.iter().map(|scan| positions(&scan.events)).collect();
     ensure!(read == [vec![at[5]], vec![at[1]], vec![at[3]], vec![]], "read {read:?} of {at:?}");
     for (asked, scan) in scans.iter().zip(&page.scans) {
@@ -933,10 +940,14 @@ async fn an_aborted_event_is_never_shown<F: Fixture>(fixture: &F) -> Outcome {
     fixture.abort(open).await;
     let (page, scan) = member.poll_from(0).await?;
     ensure!(positions(&scan.events) == at && scan.visible == set(&at), "read {:?} with {hole} aborted", scan.visible);
-    ensure!(page.writers.is_empty(), "nobody writes, and {:?} are named", page.writers);
+    ensure!(writers(&page).is_empty(), "nobody writes, and {:?} are named", writers(&page));
     let again = fixture.publish(events("a", 1)).await?;
     ensure!(again[0] > at[0], "position {} was drawn after {}", again[0], at[0]);
     Ok(())
+}
+
+fn writers(page: &Page) -> &[Writer] {
+    page.writers.as_deref().expect("a poll that asks for the writers names them")
 }
 
 async fn a_writer_is_named_until_its_rows_are_visible<F: Fixture>(fixture: &F) -> Outcome {
@@ -944,18 +955,18 @@ async fn a_writer_is_named_until_its_rows_are_visible<F: Fixture>(fixture: &F) -
     let (first, second) = (fixture.begin().await, fixture.begin().await);
     let hole = fixture.insert(first, event("a", 0)).await;
     let (one, _) = member.poll_from(0).await?;
-    ensure!(one.writers.len() == 1, "one transaction writes, named are {:?}", one.writers);
+    ensure!(writers(&one).len() == 1, "one transaction writes, named are {:?}", writers(&one));
     fixture.insert(second, event("a", 1)).await;
     let (two, _) = member.poll_from(0).await?;
-    let kept = two.writers.contains(&one.writers[0]);
-    ensure!(two.writers.len() == 2 && kept, "{:?} became {:?} when another began", one.writers, two.writers);
+    let kept = writers(&two).contains(&writers(&one)[0]);
+    ensure!(writers(&two).len() == 2 && kept, "{:?} became {:?} when another began", writers(&one), writers(&two));
     fixture.commit(first).await;
     let (left, scan) = member.poll_from(0).await?;
     ensure!(scan.visible.contains(hole), "the rows of a writer that is gone are not visible");
-    ensure!(!left.writers.contains(&one.writers[0]), "a writer is named after its commit");
-    ensure!(left.writers.len() == 1, "the other one is not named any more");
+    ensure!(!writers(&left).contains(&writers(&one)[0]), "a writer is named after its commit");
+    ensure!(writers(&left).len() == 1, "the other one is not named any more");
     fixture.abort(second).await;
-    ensure!(member.poll_from(0).await?.0.writers.is_empty(), "a writer is named after its abort");
+    ensure!(writers(&member.poll_from(0).await?.0).is_empty(), "a writer is named after its abort");
     Ok(())
 }
 
@@ -1013,11 +1024,11 @@ async fn check_grace<F: Fixture>(
         late.subtract(shown);
         late
     };
-    if page.writers.is_empty() {
+    if writers(&page).is_empty() {
         let late = appeared(&scan.visible, page.horizon);
         ensure!(late.is_empty(), "no writer was named, and {late:?} appeared below the horizon {}", page.horizon);
     }
-    if second.writers.iter().all(|writer| !page.writers.contains(writer)) {
+    if writers(&second).iter().all(|writer| !writers(&page).contains(writer)) {
         let late = appeared(&again.visible, page.horizon);
         ensure!(late.is_empty(), "every writer had gone, and {late:?} appeared below the horizon {}", page.horizon);
     }

@@ -6,7 +6,7 @@ use pillarbox_testkit::{MemoryLog, MemoryStore};
 
 fn request() -> PollRequest {
     let scan = ScanRequest { after: 0, to: Position::MAX, limit: 100 };
-    PollRequest { scans: vec![scan], wanted: vec![Default::default()] }
+    PollRequest { scans: vec![scan], wanted: vec![Default::default()], ..Default::default() }
 }
 
 #[test]

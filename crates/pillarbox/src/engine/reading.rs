@@ -189,7 +189,10 @@ impl Engine {
         }
         let wanted =
             self.subscribers.iter().filter(|sub| sub.active().next().is_some()).map(|sub| sub.filter.clone()).collect();
-        Some((PollRequest { scans, wanted }, PollPlan { hole_scans, room }))
+        // On the way through a backlog there is nothing to close; whoever comes after it looks.
+        let without_writers =
+            hole_scans == 0 && lowest.is_some_and(|lowest| lowest + limit as Position <= self.horizon);
+        Some((PollRequest { scans, wanted, without_writers }, PollPlan { hole_scans, room }))
     }
 
     pub(super) fn poll_wait(&self) -> Duration {
