@@ -1,8 +1,9 @@
-//! Developer commands: `cargo xtask test`, `bench`, `schema`, `simulate`.
+//! Developer commands: `cargo xtask test`, `tools`, `bench`, `schema`, `simulate`.
 mod cargo;
 mod lock_file;
 mod metrics;
 mod part;
+mod postgres;
 mod test;
 mod tool;
 
@@ -11,8 +12,11 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 const USAGE: &str = "usage: cargo xtask COMMAND
-  test [--fast]            the whole check; --fast: format, lints and unit tests only
-  bench [--quick] [--json] Pillarbox against raw SQLite
+  test [--fast | --full]   the whole check; --fast: format, lints and unit tests only; --full: with PostgreSQL 14, 17
+                           and 18 too, which are downloaded
+  tools [--full]           install what `test` needs, without testing
+  bench [--postgres] [--quick] [--json]
+                           Pillarbox against raw SQLite, or against raw PostgreSQL
   schema                   write the dumped schema anew, after a migration was added
   simulate [FROM COUNT]    run seeds of the simulation; one seed is printed step by step";
 
@@ -35,11 +39,23 @@ fn main() -> ExitCode {
 
 fn run(command: &str, rest: &[&str]) -> Result<()> {
     match (command, rest) {
-        ("test", []) => test::whole(),
+        ("test", []) => test::whole(&[]),
+        ("test", ["--full"]) => test::whole(&postgres::VERSIONS),
         ("test", ["--fast"]) => test::fast(),
-        ("bench", options) => cargo::example("bench", &["--release"], options),
+        ("tools", []) => tool::provide(),
+        ("tools", ["--full"]) => tool::provide().and_then(|()| postgres::provide_all()),
+        ("bench", options) => bench(options),
         ("schema", []) => test::bless_schema(),
         ("simulate", seeds) => cargo::example("simulate", &[], seeds),
         _ => bail!("there is no such command\n{USAGE}"),
     }
+}
+
+fn bench(options: &[&str]) -> Result<()> {
+    let rest: Vec<&str> = options.iter().copied().filter(|option| *option != "--postgres").collect();
+    if rest.len() == options.len() {
+        return cargo::example("bench", &["--release"], &rest);
+    }
+    tool::provide_postgres()?;
+    cargo::example("bench_postgres", &["--release"], &rest)
 }

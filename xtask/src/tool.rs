@@ -1,19 +1,45 @@
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
 use crate::cargo::{command, root, run};
+use crate::postgres::BINARIES_VARIABLE;
 
-/// The folder of the Node example.
-const NODE_EXAMPLE: &str = "examples/node";
+/// The folder whose subfolders are the examples.
+const EXAMPLES: &str = "examples";
 
-/// Installs what the tests of the examples need and is not there: Python, Node, and the Node example's packages.
+/// What the Python examples need.
+const PYTHON_PACKAGES: &str = "examples/python/requirements.txt";
+
+/// Where the Python examples' packages are installed: a virtual environment, since distributions refuse another place.
+const PYTHON_ENVIRONMENT: &str = "target/venv";
+
+/// Installs what the tests need and is not there: servers, Python, Node, and the packages of the examples.
 pub(crate) fn provide() -> Result<()> {
-    let python = || answers(command("python3", &["-c", "import sqlite3"]));
-    provide_package("Python with its sqlite3 module", &["python3"], python)?;
+    provide_postgres()?;
+    let bouncer = || answers(command("pgbouncer", &["--version"])) || Path::new("/usr/sbin/pgbouncer").exists();
+    provide_package("PgBouncer", &["pgbouncer"], bouncer)?;
+    provide_package("OpenSSL", &["openssl"], || answers(command("openssl", &["version"])))?;
+    let python = || answers(command("python3", &["-c", "import sqlite3, venv, ensurepip"]));
+    provide_package("Python with its modules sqlite3 and venv", &["python3", "python3-venv"], python)?;
     let node = || answers(command("node", &["--version"])) && answers(command("npm", &["--version"]));
     provide_package("Node with npm", &["nodejs", "npm"], node)?;
+    provide_python_packages()?;
     provide_node_packages()
+}
+
+/// Installs PostgreSQL's server, if there is none. Debian's package starts one too, which is not used.
+pub(crate) fn provide_postgres() -> Result<()> {
+    if let Some(folder) = std::env::var_os(BINARIES_VARIABLE).filter(|folder| !folder.is_empty()) {
+        let is_there = Path::new(&folder).join("initdb").exists();
+        anyhow::ensure!(
+            is_there,
+            "{BINARIES_VARIABLE} names {folder:?}, where there is no `initdb`; set it right or not at all"
+        );
+        return Ok(());
+    }
+    provide_package("PostgreSQL's server", &["postgresql"], has_initdb)
 }
 
 /// Whether a command can be run and says that it is well.
@@ -22,29 +48,74 @@ pub(crate) fn answers(mut command: Command) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
+/// Whether there is a server where the testkit looks for one.
+fn has_initdb() -> bool {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").ok().into_iter().flatten().flatten();
+    let debian = versions.map(|version| version.path().join("bin"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    debian.chain(std::env::split_paths(&path)).any(|folder| folder.join("initdb").exists())
+}
+
 fn provide_package(what: &str, packages: &[&str], is_there: impl Fn() -> bool) -> Result<()> {
     if is_there() {
         return Ok(());
     }
-    let by_hand = format!("install it by `apt-get update && apt-get install -y {}`", packages.join(" "));
+    let by_hand = format!("install it by `apt-get update && apt-get install -y {}` as root", packages.join(" "));
     eprintln!("{what} is missing; installing {}", packages.join(" "));
     let install = [&["install", "-y"], packages].concat();
-    run(command("apt-get", &["update"]))
-        .and_then(|()| run(command("apt-get", &install)))
+    run(apt_get(&["update"]))
+        .and_then(|()| run(apt_get(&install)))
         .with_context(|| format!("{what} is missing and could not be installed; {by_hand}"))?;
     anyhow::ensure!(is_there(), "{what} is still missing after it was installed; {by_hand}");
     Ok(())
 }
 
-/// `npm ci`, unless what it would install is there already.
+fn apt_get(arguments: &[&str]) -> Command {
+    let mut command = command("apt-get", arguments);
+    // Nobody may be there to answer.
+    command.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+    command
+}
+
+/// A virtual environment with the packages of the Python examples, unless it is there already.
+fn provide_python_packages() -> Result<()> {
+    let environment = root().join(PYTHON_ENVIRONMENT);
+    let installed = environment.join("installed");
+    let wanted =
+        std::fs::read(root().join(PYTHON_PACKAGES)).with_context(|| format!("{PYTHON_PACKAGES} is missing"))?;
+    if std::fs::read(&installed).is_ok_and(|installed| installed == wanted) {
+        return Ok(());
+    }
+    let python = format!("{PYTHON_ENVIRONMENT}/bin/python3");
+    run(command("python3", &["-m", "venv", "--clear", PYTHON_ENVIRONMENT]))
+        .and_then(|()| run(command(&python, &["-m", "pip", "install", "--quiet", "--requirement", PYTHON_PACKAGES])))
+        .with_context(|| {
+            format!("the packages in {PYTHON_PACKAGES} could not be installed into {PYTHON_ENVIRONMENT}")
+        })?;
+    std::fs::write(installed, wanted).context("cannot note what was installed")
+}
+
+/// `npm ci` in every example with packages, unless what it would install is there already.
 fn provide_node_packages() -> Result<()> {
-    let folder = root().join(NODE_EXAMPLE);
+    let examples = std::fs::read_dir(root().join(EXAMPLES)).context("cannot list the examples")?;
+    for example in examples {
+        let folder = example.context("cannot list the examples")?.path();
+        if folder.join("package-lock.json").exists() {
+            install_node_packages(&folder)?;
+        }
+    }
+    Ok(())
+}
+
+fn install_node_packages(folder: &Path) -> Result<()> {
     let modified = |name: &str| std::fs::metadata(folder.join(name)).and_then(|metadata| metadata.modified());
-    let wanted = modified("package-lock.json").context("examples/node/package-lock.json is missing")?;
+    let wanted = modified("package-lock.json").context("package-lock.json has no time")?;
     if modified("node_modules/.package-lock.json").is_ok_and(|installed| installed >= wanted) {
         return Ok(());
     }
     let mut install = command("npm", &["ci", "--no-audit", "--no-fund"]);
-    install.current_dir(&folder);
-    run(install).context("the Node example's packages could not be installed; run `npm ci` in examples/node")
+    install.current_dir(folder);
+    run(install).with_context(|| {
+        format!("the packages of an example could not be installed; run `npm ci` in {}", folder.display())
+    })
 }

@@ -16,7 +16,7 @@ use crate::config::{parse_duration, parse_listen, parse_start};
 #[derive(Debug, Parser)]
 #[command(name = "pillarbox", version, max_term_width = 100)]
 pub(crate) struct Args {
-    /// The database, like sqlite:app.db; else DATABASE_URL, else the config file's
+    /// The database, like sqlite:app.db or postgres://user@host/database; else DATABASE_URL, else the config file's
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) database: Option<String>,
 
@@ -55,7 +55,8 @@ pub(crate) enum LogFormat {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Watch it work on a temporary database: publishers, two relays, one killed, and an audit at the end
+    /// Watch it work on a temporary database, or in a schema of its own by --database: publishers, two relays, one
+    /// killed, and an audit at the end
     Demo(DemoArgs),
     /// Create or upgrade the schema, or say what a copied database is
     Migrate(MigrateArgs),
@@ -123,14 +124,14 @@ pub(crate) struct MigrateArgs {
     /// Only say whether the schema is current (exit 3 if not)
     #[arg(long, group = "action")]
     pub(crate) check: bool,
-    /// Print the SQL without connecting
+    /// Print the SQL, in the language of the named database, without connecting to it
     #[arg(long, group = "action")]
     pub(crate) print: bool,
     /// Print the SQL of the roles and grants
     #[arg(long, group = "action")]
     pub(crate) print_roles: bool,
     /// Let the insert trigger ring a sleeping relay, or not
-    #[arg(long, value_enum, value_name = "on|off")]
+    #[arg(long, value_enum, value_name = "on|off", conflicts_with_all = ["check", "print_roles"])]
     pub(crate) doorbell: Option<Switch>,
     /// This restored or moved database is the log itself: go on
     #[arg(long, group = "action")]

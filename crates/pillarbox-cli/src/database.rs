@@ -1,20 +1,40 @@
+#[cfg(feature = "postgres")]
+mod postgres;
+mod schema;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use pillarbox::Error;
+use pillarbox::{Advice, Error};
 use pillarbox_sqlite::SqliteStore;
 
 use crate::exit::{Exit, Stop};
+use crate::log::Log;
 use crate::secret::scheme_of;
 
+#[cfg(feature = "postgres")]
+pub(crate) use postgres::Postgres;
+pub(crate) use schema::Declaration;
+
 /// Where the log is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Database {
-    path: PathBuf,
+#[derive(Debug, Clone)]
+pub(crate) enum Database {
+    /// In a file.
+    Sqlite(PathBuf),
+    /// In a schema of a server's database.
+    #[cfg(feature = "postgres")]
+    Postgres(Box<Postgres>),
 }
 
 const THREE_WAYS: &str = "no database was given; name it by --database URL, by the environment variable DATABASE_URL, \
-     or by `database = \"URL\"` in the config file (for example sqlite:app.db)";
+     or by `database = \"URL\"` in the config file (for example sqlite:app.db or postgres://user@host/database)";
+
+/// How the URLs are written that this build can read.
+const WRITE_IT: &str = if cfg!(feature = "postgres") {
+    "write sqlite:PATH or postgres://user@host:5432/database"
+} else {
+    "write sqlite:PATH, for example sqlite:app.db"
+};
 
 impl Database {
     /// The database of a command: its flag, else the environment's, else the config file's, which is only then looked at.
@@ -22,11 +42,10 @@ impl Database {
         if let Some(url) = flag {
             return Database::parse(url).context("--database");
         }
-        if let Some(url) = environment("PILLARBOX__DATABASE") {
-            return Database::parse(&url).context("PILLARBOX__DATABASE");
-        }
-        if let Some(url) = environment("DATABASE_URL") {
-            return Database::parse(&url).context("DATABASE_URL");
+        for name in [ENVIRONMENT, "DATABASE_URL"] {
+            if let Some(url) = std::env::var(name).ok().filter(|value| !value.is_empty()) {
+                return Database::parse(&url).context(name);
+            }
         }
         match file()? {
             Some(url) => Database::parse(&url).context("database, in the config file"),
@@ -37,14 +56,14 @@ impl Database {
     /// The database of a URL. A failure never repeats what was given: it may contain a password.
     pub(crate) fn parse(url: &str) -> Result<Self> {
         if url.starts_with("postgres:") || url.starts_with("postgresql:") {
-            return Err(Stop::usage("this build has no PostgreSQL support yet; use sqlite:PATH"));
+            return parse_postgres(url);
         }
         let Some(path) = url.strip_prefix("sqlite:") else {
             let what = match scheme_of(url) {
                 Some(scheme) => format!("no database is known by the scheme '{scheme}'"),
                 None => "this is not a database URL".to_owned(),
             };
-            return Err(Stop::usage(format!("{what}; write sqlite:PATH, for example sqlite:app.db")));
+            return Err(Stop::usage(format!("{what}; {WRITE_IT}")));
         };
         // `sqlite://PATH` is what other tools write; an absolute path then has three slashes.
         let (path, authority) = match path.strip_prefix("//") {
@@ -62,38 +81,62 @@ impl Database {
                 "a relay and its publishers share a file: write sqlite:PATH, for example sqlite:app.db",
             ));
         }
-        Ok(Database { path: path.into() })
+        Ok(Database::at(path))
     }
 
     /// The database of a path.
     pub(crate) fn at(path: impl Into<PathBuf>) -> Self {
-        Database { path: path.into() }
+        Database::Sqlite(path.into())
     }
 
-    /// The file.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The URL, for people and commands.
+    /// The URL for people, config files and commands, with its password masked.
     pub(crate) fn url(&self) -> String {
-        format!("sqlite:{}", self.path.display())
+        match self {
+            Database::Sqlite(path) => format!("sqlite:{}", path.display()),
+            #[cfg(feature = "postgres")]
+            Database::Postgres(postgres) => postgres.masked(),
+        }
+    }
+
+    /// Where it is, for people: no user, no password.
+    pub(crate) fn place(&self) -> String {
+        match self {
+            Database::Sqlite(_) => self.url(),
+            #[cfg(feature = "postgres")]
+            Database::Postgres(postgres) => postgres.place(),
+        }
+    }
+
+    /// What makes another process of this program find the database: a variable of its environment, since everybody can read
+    /// a command line.
+    pub(crate) fn environment(&self) -> (&'static str, String) {
+        let url = match self {
+            Database::Sqlite(_) => self.url(),
+            #[cfg(feature = "postgres")]
+            Database::Postgres(postgres) => postgres.secret_url().to_owned(),
+        };
+        (ENVIRONMENT, url)
     }
 
     /// Opens the log; a schema that is not current says which command makes it so.
-    pub(crate) fn open(&self) -> Result<SqliteStore> {
-        SqliteStore::open(&self.path).map_err(|error| self.explain(error))
+    pub(crate) async fn open(&self) -> Result<Log> {
+        let opened = match self {
+            Database::Sqlite(path) => SqliteStore::open(path).map(Log::Sqlite),
+            #[cfg(feature = "postgres")]
+            Database::Postgres(postgres) => postgres.open().await.map(|store| Log::Postgres(Box::new(store))),
+        };
+        opened.map_err(|error| self.explain(error))
     }
 
     /// Adds to a failure what resolves it.
     pub(crate) fn explain(&self, error: Error) -> anyhow::Error {
-        let command = format!("pillarbox migrate --database {}", self.url());
-        if !self.path.exists() {
-            return Stop::with(
-                Exit::Schema,
-                format!("there is no database at {}; create it with `{command}`", self.path.display()),
-            );
-        }
+        let command = format!("pillarbox migrate --database {}", self.shell_url());
+        let error = match self {
+            Database::Sqlite(path) if !path.exists() => return missing(path, &command),
+            Database::Sqlite(_) => error,
+            #[cfg(feature = "postgres")]
+            Database::Postgres(postgres) => postgres.explain(error),
+        };
         let text = error.to_string();
         let named = match text.contains("`pillarbox migrate`") {
             true => text.replace("`pillarbox migrate`", &format!("`{command}`")),
@@ -102,10 +145,36 @@ impl Database {
         // The text already is the whole sentence of its cause, so that the cause is not said twice.
         if named == text { error.into() } else { Error::new(error.kind(), named).into() }
     }
+
+    /// The URL as a shell reads it.
+    fn shell_url(&self) -> String {
+        let url = self.url();
+        let plain = |c: char| c.is_alphanumeric() || "-_./:@%+,=".contains(c);
+        if url.chars().all(plain) { url } else { format!("'{}'", url.replace('\'', r"'\''")) }
+    }
 }
 
-fn environment(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+/// The variable that names the database of Pillarbox alone.
+const ENVIRONMENT: &str = "PILLARBOX__DATABASE";
+
+/// Whether the same may go through later: the database could not be reached, or was busy.
+pub(crate) fn is_passing(error: &anyhow::Error) -> bool {
+    let advice = error.downcast_ref::<Error>().map(|error| error.kind().advice());
+    matches!(advice, Some(Advice::Retry | Advice::Rejoin))
+}
+
+fn missing(path: &Path, command: &str) -> anyhow::Error {
+    Stop::with(Exit::Schema, format!("there is no database at {}; create it with `{command}`", path.display()))
+}
+
+#[cfg(feature = "postgres")]
+fn parse_postgres(url: &str) -> Result<Database> {
+    Ok(Database::Postgres(Box::new(Postgres::parse(url)?)))
+}
+
+#[cfg(not(feature = "postgres"))]
+fn parse_postgres(_url: &str) -> Result<Database> {
+    Err(Stop::usage("this build has no PostgreSQL support; build it with the feature `postgres`, or use sqlite:PATH"))
 }
 
 #[cfg(test)]
@@ -115,9 +184,12 @@ mod tests {
     #[test]
     fn urls_name_a_file() {
         for (url, path) in [("sqlite:a.db", "a.db"), ("sqlite:/x/a.db", "/x/a.db"), ("sqlite:///x/a.db", "/x/a.db")] {
-            assert_eq!(Database::parse(url).unwrap().path(), Path::new(path), "{url}");
+            assert!(
+                matches!(Database::parse(url).unwrap(), Database::Sqlite(found) if found == Path::new(path)),
+                "{url}"
+            );
         }
-        for url in ["a.db", "sqlite:", "sqlite::memory:", "postgres://u:p@h/d", "mysql://h"] {
+        for url in ["a.db", "sqlite:", "sqlite::memory:", "mysql://h", "postgres:h"] {
             assert!(Database::parse(url).is_err(), "{url}");
         }
     }
@@ -130,7 +202,12 @@ mod tests {
             "mysql://u:canary@h/d",
             "mysql://h/d?password=canary",
             "host=h password=canary",
-            "postgres://u:canary@h/d",
+            "postgres:u:canary@h/d",
+            "postgres://u:canary@h:port/d",
+            "postgres://u:x?canary=canary@h/d?canary",
+            "postgres://u:x?sslmode=canary@h/d",
+            "postgres://u:x?schema=canary@h/d",
+            "postgres://u@h/d?password=canary&sslmode=none",
             "sqlite://u:canary@h/app.db",
             "sqlite:app.db?key=canary",
         ] {
@@ -138,5 +215,16 @@ mod tests {
             assert!(!error.contains("canary"), "{url}: {error}");
         }
         assert!(Database::parse("mysql://h").unwrap_err().to_string().contains("'mysql'"));
+    }
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn a_password_is_in_nothing_but_what_a_child_is_given() {
+        let database = Database::parse("postgresql://u:canary@h:5433/d?schema=s&application_name=x").unwrap();
+        for text in [database.url(), database.place(), format!("{database:?}"), format!("{database:#?}")] {
+            assert!(!text.contains("canary"), "{text}");
+        }
+        assert_eq!(database.place(), "postgres://h:5433/d?schema=s");
+        assert!(database.environment().1.contains("canary"));
     }
 }

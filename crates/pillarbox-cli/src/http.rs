@@ -10,12 +10,12 @@ use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use pillarbox::{HealthLimits, Level, Operator, Status, problems};
-use pillarbox_sqlite::SqliteStore;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
 use crate::command::sentence;
+use crate::log::Log;
 use crate::recorder::Recorder;
 
 /// How many ports are tried beside the one that was asked for.
@@ -25,7 +25,7 @@ const STATUS_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// What the listener can tell of this process.
 pub(crate) struct Health {
-    operator: Arc<SqliteStore>,
+    operator: Arc<Log>,
     recorder: Recorder,
     ready: AtomicBool,
     /// When it was read, whether this instance took part then, and the status.
@@ -33,7 +33,7 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    pub(crate) fn new(operator: Arc<SqliteStore>, recorder: Recorder) -> Arc<Self> {
+    pub(crate) fn new(operator: Arc<Log>, recorder: Recorder) -> Arc<Self> {
         Arc::new(Health { operator, recorder, ready: AtomicBool::new(false), cached: Mutex::new(None) })
     }
 

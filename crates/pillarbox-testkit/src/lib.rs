@@ -1,13 +1,19 @@
-//! What Pillarbox's own tests are made of: an in-memory store with late commits, aborts and power losses, the
-//! conformance suites of the seams, and an auditor that shares no code with the engine.
+//! What Pillarbox's own tests are made of: an in-memory store with late commits, aborts and power losses, real
+//! PostgreSQL servers and a proxy that fails on demand, the conformance suites of the seams, and an auditor that shares no
+//! code with the engine.
 mod auditor;
 mod broken;
+mod loopback;
 mod memory_fixture;
 mod memory_lane;
 mod memory_log;
 mod memory_operator;
 mod memory_poll;
 mod memory_store;
+pub mod order;
+pub mod postgres;
+/// A TCP proxy that fails on demand.
+pub mod proxy;
 mod simulation;
 /// The conformance suite of the [`Sink`](pillarbox::Sink) seam.
 pub mod sink_suite;

@@ -420,6 +420,8 @@ impl Inner {
             bytes: self.rows.values().map(|event| event.size() as i64).sum(),
             kept: self.kept.len() as i64,
             holders: Vec::new(),
+            held_seconds: None,
+            alarms: Vec::new(),
         }
     }
 

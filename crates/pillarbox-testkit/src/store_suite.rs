@@ -155,6 +155,22 @@ pub async fn check_all<F: Fixture, M: Future<Output = F>>(fixture: impl Fn() -> 
     report
 }
 
+/// Runs one case.
+///
+/// # Panics
+/// If there is no case of this name, or the fixture cannot try it.
+pub async fn check_named<F: Fixture, M: Future<Output = F>>(name: &str, fixture: impl Fn() -> M) -> SuiteReport {
+    let case = cases::<F>().into_iter().find(|case| case.name == name).unwrap_or_else(|| panic!("no case {name}"));
+    let fixture = fixture().await;
+    assert!(case.needs.within(fixture.features()), "the fixture cannot try {name}");
+    let mut report = SuiteReport::default();
+    match (case.run)(&fixture).await {
+        Ok(()) => report.passed.push(case.name),
+        Err(how) => report.failed.push((case.name, how.to_string())),
+    }
+    report
+}
+
 impl FixtureFeatures {
     fn within(self, has: FixtureFeatures) -> bool {
         (!self.concurrent_writers || has.concurrent_writers)

@@ -6,7 +6,7 @@ use crate::{Page, Position, RangeSet, Scan, Writer};
 /// writers, then the rows. Once every writer seen beside a horizon has ended, whatever a *later or the same* poll's
 /// rows do not show up to that horizon never comes. New writers never extend an old grace period.
 #[derive(Debug, Default)]
-pub(crate) struct Grace {
+pub struct Grace {
     /// All writers that drew a position at or below have ended.
     proven: Position,
     /// A horizon and those of the writers seen beside it that have not ended yet.
@@ -17,7 +17,7 @@ pub(crate) struct Grace {
 
 impl Grace {
     /// Takes the horizon and writers of a poll into account. Call it before asking [`Grace::dead`] about its scans.
-    pub(crate) fn observe(&mut self, page: &Page) {
+    pub fn observe(&mut self, page: &Page) {
         let Some(seen) = &page.writers else { return };
         if self.session != page.session {
             *self = Grace { session: page.session, ..Grace::default() };
@@ -39,7 +39,7 @@ impl Grace {
 
     /// The positions that this scan proves dead. A full page proves nothing beyond its last position, and nothing
     /// below `log_start` is ever dead: retention took it.
-    pub(crate) fn dead(&self, scan: &Scan, log_start: Position) -> RangeSet {
+    pub fn dead(&self, scan: &Scan, log_start: Position) -> RangeSet {
         let low = (scan.after + 1).max(log_start);
         scan.visible.missing(low, scan.covered_to.min(self.proven))
     }

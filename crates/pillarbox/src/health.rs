@@ -19,6 +19,8 @@ pub struct HealthLimits {
     pub dead_max: u64,
     /// So many bytes may be held back by a subscription that no living instance runs. Default: 0.
     pub orphaned_bytes_max: i64,
+    /// A transaction may hold the log back for this long. Default: 60 s.
+    pub held_after: Duration,
 }
 
 impl Default for HealthLimits {
@@ -29,6 +31,7 @@ impl Default for HealthLimits {
             sink_down_after: Duration::from_secs(60),
             dead_max: 0,
             orphaned_bytes_max: 0,
+            held_after: Duration::from_secs(60),
         }
     }
 }
@@ -71,6 +74,8 @@ pub enum ProblemKind {
     Dead,
     /// Somebody holds the log back.
     LogHeld,
+    /// The log needs somebody's attention.
+    Alarm,
 }
 
 /// What is not as it should be. Unhealthy, for `status --check` and `/progressz`, is a status with a problem of
@@ -81,12 +86,21 @@ pub fn problems(status: &Status, limits: &HealthLimits) -> Vec<Problem> {
         let runner_age = runner_age(status, subscription);
         Judge { subscription, runner_age, limits, now: status.at, problems: &mut problems }.judge();
     }
+    let held = status.log.held_seconds;
+    let held_long = held.is_none_or(|seconds| seconds > limits.held_after.as_secs_f64());
     problems.extend(status.log.holders.iter().map(|holder| Problem {
         subscription: None,
         kind: ProblemKind::LogHeld,
-        level: Level::Failed,
+        level: if held_long { Level::Failed } else { Level::Warning },
         message: format!("the log is held back by {holder}"),
         advice: "end that transaction; `pillarbox doctor` says how".to_owned(),
+    }));
+    problems.extend(status.log.alarms.iter().map(|alarm| Problem {
+        subscription: None,
+        kind: ProblemKind::Alarm,
+        level: Level::Warning,
+        message: alarm.clone(),
+        advice: "`pillarbox doctor` says more".to_owned(),
     }));
     problems
 }
@@ -264,6 +278,8 @@ mod tests {
             bytes: 0,
             kept: 0,
             holders: Vec::new(),
+            held_seconds: None,
+            alarms: Vec::new(),
         };
         let instance = InstanceStatus {
             id: InstanceId(1),
@@ -410,5 +426,18 @@ mod tests {
         status.log.holders = vec!["pid 4711".to_owned()];
         let problems = problems(&status, &HealthLimits::default());
         assert!(is_unhealthy(&problems) && problems[0].message.contains("pid 4711"), "{problems:?}");
+    }
+
+    #[test]
+    fn a_transaction_may_hold_the_log_for_a_while() {
+        let held = |seconds| {
+            move |status: &mut Status| {
+                status.log.holders = vec!["pid 4711".to_owned()];
+                status.log.held_seconds = Some(seconds);
+            }
+        };
+        check_status(held(60.0), &[(ProblemKind::LogHeld, Level::Warning)]);
+        check_status(held(60.1), &[(ProblemKind::LogHeld, Level::Failed)]);
+        check_status(|status| status.log.alarms = vec!["no leaf".into()], &[(ProblemKind::Alarm, Level::Warning)]);
     }
 }

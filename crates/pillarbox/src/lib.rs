@@ -63,6 +63,7 @@ pub use event::{
 };
 pub use failpoint::Failpoint;
 pub use flood_guard::FLOOD_KEYS;
+pub use grace::Grace;
 pub use handler::Handler;
 pub use health::{HealthLimits, Problem, ProblemKind, is_unhealthy, problems};
 pub use operator::{

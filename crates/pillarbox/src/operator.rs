@@ -117,6 +117,10 @@ pub struct LogStatus {
     pub kept: i64,
     /// Who holds the horizon or the write-ahead log back, with age and the command that ends it.
     pub holders: Vec<String>,
+    /// For how long the longest of them has done so; None: not known, and for too long.
+    pub held_seconds: Option<f64>,
+    /// What needs somebody's attention before it becomes a problem, each with what to do.
+    pub alarms: Vec<String>,
 }
 
 /// One subscription in figures.

@@ -389,6 +389,8 @@ mod tests {
             bytes: 0,
             kept: 0,
             holders: Vec::new(),
+            held_seconds: None,
+            alarms: Vec::new(),
         };
         Status { at: NOW, log, subscriptions: vec![subscription], instances: Vec::new() }
     }

@@ -6,11 +6,11 @@ use anyhow::{Context, Result};
 use pillarbox::{
     Audit, Auditor, Books, Filter, Operator, PollRequest, Position, ScanRequest, Store, SubscriptionAudit,
 };
-use pillarbox_sqlite::SqliteStore;
 
 use super::Scope;
 use crate::args::AuditArgs;
 use crate::exit::{Exit, Stop};
+use crate::log::Log;
 use crate::output::{Output, Style};
 
 /// How many positions are read at once.
@@ -20,7 +20,7 @@ const MISSING_PRINTED_MAX: usize = 20;
 
 /// Compares the log with the engine's books and, if asked, with what a receiver got.
 pub(super) async fn run(scope: &Scope, args: &AuditArgs) -> Result<Exit> {
-    let store = scope.open()?;
+    let store = scope.open().await?;
     let books = store.books().await?;
     let horizon = books.horizon;
     let mut auditor = auditor(books, args)?;
@@ -60,7 +60,7 @@ fn auditor(books: Books, args: &AuditArgs) -> Result<Auditor> {
 }
 
 /// Every event of the log, in pages.
-async fn feed_log(store: &SqliteStore, auditor: &mut Auditor, horizon: Position, output: &Output) -> Result<()> {
+async fn feed_log(store: &Log, auditor: &mut Auditor, horizon: Position, output: &Output) -> Result<()> {
     let bar = output.progress(Some(horizon.max(0) as u64), "reading the log");
     let mut after = 0;
     while after < horizon {

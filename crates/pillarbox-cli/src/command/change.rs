@@ -46,7 +46,7 @@ pub(super) async fn rewind(scope: &Scope, args: RewindArgs) -> Result<Exit> {
 
 /// Carries out what concerns one thing.
 pub(super) async fn carry_out(scope: &Scope, change: &Change, dry_run: bool) -> Result<Exit> {
-    let store = scope.open()?;
+    let store = scope.open().await?;
     let mut changed = store.change(change, dry_run).await?;
     if dry_run {
         changed.message = would(change, &changed, &store.status().await?);
@@ -59,7 +59,7 @@ pub(super) async fn confirmed(scope: &Scope, change: &Change, confirm: &ConfirmA
     if confirm.dry_run {
         return carry_out(scope, change, true).await;
     }
-    let store = scope.open()?;
+    let store = scope.open().await?;
     if !confirm.yes {
         let changed = store.change(change, true).await?;
         if changed.count == 0 {

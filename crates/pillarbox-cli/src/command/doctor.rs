@@ -7,7 +7,7 @@ use crate::output::Style;
 
 /// Checks every premise; each finding says how to mend it.
 pub(super) async fn run(scope: &Scope) -> Result<Exit> {
-    let checks = scope.open()?.doctor().await?;
+    let checks = scope.open().await?.doctor().await?;
     let output = &scope.output;
     if output.json {
         output.json(&checks)?;

@@ -17,7 +17,7 @@ pub(super) async fn run(scope: &Scope, args: ListArgs) -> Result<Exit> {
         correlation_id: args.correlation_id,
         limit,
     };
-    let rows = scope.open()?.list(&query).await?;
+    let rows = scope.open().await?.list(&query).await?;
     if scope.output.json {
         scope.output.json(&rows)?;
         return Ok(Exit::Done);

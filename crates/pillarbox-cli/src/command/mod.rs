@@ -23,13 +23,13 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use pillarbox::PrunePolicy;
-use pillarbox_sqlite::SqliteStore;
 
 use crate::args::{Args, Command};
 use crate::config::{self as settings, Config};
 use crate::database::Database;
 use crate::demo;
 use crate::exit::Exit;
+use crate::log::Log;
 use crate::output::Output;
 
 /// What every command is given: how to print, and where the config and the log are.
@@ -54,8 +54,8 @@ impl Scope {
     }
 
     /// Opens the log.
-    pub(crate) fn open(&self) -> Result<SqliteStore> {
-        self.database()?.open()
+    pub(crate) async fn open(&self) -> Result<Log> {
+        self.database()?.open().await
     }
 
     /// The config, without problems.

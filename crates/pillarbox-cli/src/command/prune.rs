@@ -1,16 +1,16 @@
 use anyhow::Result;
 use pillarbox::{Operator, PrunePolicy, Pruned, Status};
-use pillarbox_sqlite::SqliteStore;
 use serde_json::json;
 
 use super::Scope;
 use crate::args::PruneArgs;
 use crate::exit::Exit;
+use crate::log::Log;
 use crate::output::{Output, dash};
 
 /// Applies retention now, in slices. Asks nothing: it is what every relay does by itself.
 pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
-    let store = scope.open()?;
+    let store = scope.open().await?;
     let mut policy = scope.prune_policy()?;
     policy.keep = args.keep.or(policy.keep);
     if args.dry_run {
@@ -29,7 +29,7 @@ pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
 }
 
 /// Prunes until nothing is left to remove, and adds the slices up.
-async fn all_slices(store: &SqliteStore, policy: &PrunePolicy, output: &Output) -> Result<Pruned> {
+async fn all_slices(store: &Log, policy: &PrunePolicy, output: &Output) -> Result<Pruned> {
     let bar = output.progress(None, "pruning");
     let mut total = Pruned::default();
     loop {

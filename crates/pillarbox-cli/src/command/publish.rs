@@ -2,20 +2,20 @@ use std::io::{self, BufRead, Read};
 
 use anyhow::{Context, Result};
 use pillarbox::{NewEvent, Operator, PAYLOAD_BYTES_MAX, Timestamp};
-use pillarbox_sqlite::SqliteStore;
 use serde_json::json;
 use uuid::Uuid;
 
 use super::Scope;
 use crate::args::PublishArgs;
 use crate::exit::{Exit, OutputClosed, Stop};
+use crate::log::Log;
 
 /// How many lines are published in one transaction.
 const BATCH_LINES: usize = 1_000;
 
 /// Publishes one event or many, and prints their ids.
 pub(super) async fn run(scope: &Scope, args: &PublishArgs) -> Result<Exit> {
-    let store = scope.open()?;
+    let store = scope.open().await?;
     if args.ndjson {
         return lines(scope, &store, args).await;
     }
@@ -66,7 +66,7 @@ fn json_text(bytes: &[u8]) -> Result<String, String> {
 }
 
 /// One event per line of standard input. Lines before a bad one are published, so that its number says where to go on.
-async fn lines(scope: &Scope, store: &SqliteStore, args: &PublishArgs) -> Result<Exit> {
+async fn lines(scope: &Scope, store: &Log, args: &PublishArgs) -> Result<Exit> {
     let bar = scope.output.progress(None, "publishing");
     let mut input = io::stdin().lock();
     let (mut batch, mut line, mut number, mut published) = (Vec::new(), Vec::new(), 0u64, 0u64);

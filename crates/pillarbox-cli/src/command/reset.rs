@@ -9,7 +9,7 @@ use crate::exit::{Exit, Stop};
 /// Empties everything. Never asks: a script says `--yes`, and a person who has to type it has thought about it.
 pub(super) async fn run(scope: &Scope, args: &ConfirmArgs) -> Result<Exit> {
     let database = scope.database()?;
-    let store = database.open()?;
+    let store = database.open().await?;
     let events = store.status().await?.log.events;
     let message = format!("{}: {events} events, with all cursors and deliveries", database.url());
     if !args.yes && !args.dry_run {

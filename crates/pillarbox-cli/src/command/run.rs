@@ -1,8 +1,8 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use pillarbox::{Operator, Relay, Report, Sink, Subscription};
-use pillarbox_sqlite::{Limits, SqliteStore};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -11,49 +11,83 @@ use tracing::{error, info, warn};
 use super::Scope;
 use crate::args::RunArgs;
 use crate::config::{Config, SinkSettings};
-use crate::exit::{Exit, Stop};
+use crate::database::Database;
+use crate::exit::{Exit, Stop, chain};
 use crate::http::{self, Health};
+use crate::log::{Limits, Log};
+use crate::patience::Patience;
 use crate::recorder::Recorder;
 use crate::sink;
+
+/// A relay may be started before its database is; for this long it waits for it. A script's relay does not wait.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+/// How often the listener learns whether the relay takes part.
+const READY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs the relay until it is idle or told to stop.
 pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
     let database = scope.database()?;
-    info!(database = database.url(), "database");
+    info!(database = database.place(), "database");
     let mut config = scope.config()?;
     if let Some(listen) = args.listen {
         config.http.listen = listen.0;
         config.http.check().map_err(Stop::usage)?;
     }
-    let signals = Signals::new()?;
-    let operator = Arc::new(database.open()?);
-    store_limits(&config, &operator).await?;
+    let mut signals = Signals::new()?;
     let closed = Arc::new(Notify::new());
-    let plan = plan(&config, &operator, &closed).await?;
+    let patience = || Patience::new(if args.until_idle { Duration::ZERO } else { START_PATIENCE });
+    let prepared = tokio::select! {
+        prepared = patience().while_passing(async || prepare(&database, &config, &closed).await) => prepared?,
+        name = signals.next() => return Ok(gone_before_start(name)),
+    };
+    let (operator, plan) = prepared;
     let health = Health::new(operator.clone(), Recorder::install()?);
     let mut background = JoinSet::new();
     if !args.until_idle {
         listen(&config, &health, &mut background).await?;
     }
-    let mut builder = Relay::builder(database.open()?).config(config.relay());
-    for (subscription, sink) in plan {
-        builder = builder.subscribe(subscription, sink);
-    }
-    let relay = builder.start().await.map_err(|error| database.explain(error))?;
+    let relay = tokio::select! {
+        relay = patience().while_passing(async || start(&database, &config, &plan).await) => relay?,
+        name = signals.next() => return Ok(gone_before_start(name)),
+    };
     info!(instance = relay.instance().0, "relay started");
-    say_new(&relay, &operator).await?;
-    health.set_ready(true);
+    if let Err(error) = say_new(&relay, &operator).await {
+        warn!(error = chain(&error), "cannot say what a new subscription will get");
+    }
     work(relay, signals, &closed, &health, args.until_idle).await
 }
 
+/// What a relay delivers, and to where.
+type Plan = Vec<(Subscription, Arc<dyn Sink>)>;
+
+/// What has to be read and written before a relay can start.
+async fn prepare(database: &Database, config: &Config, closed: &Arc<Notify>) -> Result<(Arc<Log>, Plan)> {
+    let operator = Arc::new(database.open().await?);
+    store_limits(config, &operator).await?;
+    let plan = plan(config, &operator, closed).await?;
+    Ok((operator, plan))
+}
+
+async fn start(database: &Database, config: &Config, plan: &Plan) -> Result<Relay> {
+    let mut builder = Relay::builder(database.open().await?).config(config.relay());
+    for (subscription, sink) in plan {
+        builder = builder.subscribe(subscription.clone(), sink.clone());
+    }
+    builder.start().await.map_err(|error| database.explain(error))
+}
+
+fn gone_before_start(signal: &str) -> Exit {
+    info!(signal, "ended before it had started");
+    Exit::Done
+}
+
 /// What the config says of the whole log holds for whoever else works on it, without this config.
-async fn store_limits(config: &Config, operator: &SqliteStore) -> Result<()> {
+async fn store_limits(config: &Config, operator: &Log) -> Result<()> {
     let (dedup, retention) = (&config.dedup, &config.retention);
     let limits = Limits {
         dedup_window: dedup.written.then_some(dedup.window),
         retention_keep: retention.keep_written.then_some(retention.keep),
         retention_dead: retention.dead_written.then_some(retention.dead),
-        ..Limits::default()
     };
     Ok(operator.set_limits(limits).await?)
 }
@@ -62,6 +96,7 @@ async fn store_limits(config: &Config, operator: &SqliteStore) -> Result<()> {
 async fn work(relay: Relay, mut signals: Signals, closed: &Notify, health: &Health, until_idle: bool) -> Result<Exit> {
     tokio::select! {
         result = relay.until_idle(), if until_idle => result?,
+        () = watch(&relay, health) => {}
         name = signals.next() => info!(signal = name, "draining; a second signal stops at once"),
         () = closed.notified() => info!("standard output was closed; draining"),
         error = relay.failed() => return Err(anyhow::Error::new(error).context("the relay ended")),
@@ -77,6 +112,14 @@ async fn work(relay: Relay, mut signals: Signals, closed: &Notify, health: &Heal
     }
     info!("drained");
     if until_idle { undelivered(&report) } else { Ok(Exit::Done) }
+}
+
+/// Tells the listener whether this relay takes part: it does not while it has lost the database.
+async fn watch(relay: &Relay, health: &Health) {
+    loop {
+        health.set_ready(relay.ready());
+        tokio::time::sleep(READY_INTERVAL).await;
+    }
 }
 
 /// A script that waits for everything to be delivered must learn that a sink did not take it.
@@ -97,11 +140,7 @@ fn undelivered(report: &Report) -> Result<Exit> {
 }
 
 /// What this relay runs: the config's subscriptions, or everything to standard output.
-async fn plan(
-    config: &Config,
-    operator: &SqliteStore,
-    closed: &Arc<Notify>,
-) -> Result<Vec<(Subscription, Arc<dyn Sink>)>> {
+async fn plan(config: &Config, operator: &Log, closed: &Arc<Notify>) -> Result<Plan> {
     let source = format!("urn:pillarbox:{}", operator.status().await?.log.log_id);
     if config.subscriptions.is_empty() {
         let mut subscription = Subscription::new("stdout");
@@ -136,7 +175,7 @@ async fn listen(config: &Config, health: &Arc<Health>, background: &mut JoinSet<
 }
 
 /// A new subscription may be about to deliver years of events: nobody should learn that from the receiver.
-async fn say_new(relay: &Relay, operator: &SqliteStore) -> Result<()> {
+async fn say_new(relay: &Relay, operator: &Log) -> Result<()> {
     let created: Vec<&str> =
         relay.subscriptions().iter().filter(|view| view.created).map(|view| view.name.as_str()).collect();
     if created.is_empty() {

@@ -27,7 +27,7 @@ pub(super) async fn run(scope: &Scope, args: &ShowArgs) -> Result<Exit> {
 
 /// The event of an id with all that is needed to explain it.
 pub(super) async fn find(scope: &Scope, id: Uuid) -> Result<(EventRecord, Status)> {
-    let store = scope.open()?;
+    let store = scope.open().await?;
     match store.show(id).await? {
         Some(record) => Ok((record, store.status().await?)),
         None => Err(Stop::with(

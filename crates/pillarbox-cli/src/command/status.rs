@@ -20,7 +20,7 @@ struct Shown<'a> {
 
 /// Shows the log, its subscriptions and instances, and what is wrong.
 pub(super) async fn run(scope: &Scope, args: &StatusArgs) -> Result<Exit> {
-    let status = scope.open()?.status().await?;
+    let status = scope.open().await?.status().await?;
     let problems = problems(&status, &HealthLimits::default());
     if scope.output.json {
         scope.output.json(&Shown { status: &status, problems: &problems })?;
@@ -51,6 +51,9 @@ fn print(output: &Output, status: &Status, problems: &[Problem]) -> Result<()> {
     ))?;
     for holder in &status.log.holders {
         output.line(output.paint(Style::Yellow, holder))?;
+    }
+    for alarm in &status.log.alarms {
+        output.line(output.paint(Style::Yellow, alarm))?;
     }
     output.line("")?;
     let headings = [

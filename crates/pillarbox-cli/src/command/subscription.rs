@@ -21,7 +21,7 @@ pub(super) async fn run(scope: &Scope, command: SubscriptionCommand) -> Result<E
 }
 
 async fn list(scope: &Scope) -> Result<Exit> {
-    let subscriptions = scope.open()?.status().await?.subscriptions;
+    let subscriptions = scope.open().await?.status().await?.subscriptions;
     if scope.output.json {
         scope.output.json(&subscriptions)?;
         return Ok(Exit::Done);

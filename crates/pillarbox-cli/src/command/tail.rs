@@ -2,60 +2,105 @@ use std::time::Duration;
 
 use anyhow::Result;
 use pillarbox::{
-    CloudEvents, Event, Filter, Operator, PollRequest, Position, ResumeToken, Scan, ScanRequest, Status, Store,
+    CloudEvents, Event, Filter, Grace, LogStatus, Operator, Page, PollRequest, Position, RangeSet, ResumeToken, Scan,
+    ScanRequest, Store,
 };
+use tokio::time::Instant;
 
 use super::Scope;
 use crate::args::TailArgs;
-use crate::exit::{Exit, Stop};
+use crate::database::is_passing;
+use crate::exit::{Exit, Stop, chain};
+use crate::log::Log;
 use crate::output::dash;
+use crate::patience::Patience;
 
 /// How many positions one read looks at.
 const PAGE_POSITIONS: usize = 500;
+/// How many positions one read looks at that only searches for holes.
+const SEARCH_POSITIONS: usize = 50_000;
 /// How many holes one read looks into.
 const HOLES_READ_MAX: usize = 64;
+/// With more open holes than this nothing above them is read: the token would have no end.
+const HOLES_OPEN_MAX: usize = 1_000;
 /// How many of the newest positions are shown when nothing says where to begin.
 const TAIL_POSITIONS: Position = 10;
 /// A lost wake-up is harmless after this time.
 const WATCHDOG: Duration = Duration::from_secs(5);
+/// While a hole is open it is looked into this often: the transaction that fills it may have rung long ago.
+const HOLE_INTERVAL: Duration = Duration::from_millis(100);
+/// So long the transactions that write just now may take to end before the log is searched for their holes.
+const WRITERS_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Follows the log without being an instance.
 pub(super) async fn run(scope: &Scope, args: &TailArgs) -> Result<Exit> {
-    let store = scope.open()?;
-    let status = store.status().await?;
+    let mut store = scope.open().await?;
+    let log = store.status().await?.log;
+    let token = begin(&store, args.from.as_deref(), &log).await?;
     let mut tail = Tail {
         scope,
         args,
-        token: begin(args.from.as_deref(), &status)?,
-        writer: CloudEvents::of_log(status.log.log_id),
+        token,
+        grace: Grace::default(),
+        next_hole: 0,
+        writer: CloudEvents::of_log(log.log_id),
         left: args.limit.unwrap_or(u64::MAX),
         removed_to: 0,
+        held_up: false,
     };
     loop {
-        let before = tail.token.clone();
-        let page = store.poll(&tail.request()).await?;
-        tail.say_removed(page.log_start);
-        let at_end = tail.take(&page)?;
-        if tail.left == 0 || (at_end && args.no_follow) {
-            return Ok(Exit::Done);
-        }
-        if at_end && before == tail.token {
-            store.wait(WATCHDOG).await?;
+        match tail.step(&store).await {
+            Ok(false) => {}
+            Ok(true) => return Ok(Exit::Done),
+            Err(error) if is_passing(&error) => store = come_back(scope, &error, &log, &tail.token).await?,
+            Err(error) => return Err(error),
         }
     }
 }
 
+/// Waits until the database answers again. It may have been replaced meanwhile by what the token does not belong to.
+async fn come_back(scope: &Scope, error: &anyhow::Error, before: &LogStatus, token: &ResumeToken) -> Result<Log> {
+    scope.output.say(format!("warning: {}; trying again until the database answers", chain(error)));
+    let (store, log) = Patience::endless()
+        .while_passing(async || {
+            let store = scope.open().await?;
+            let log = store.status().await?.log;
+            Ok((store, log))
+        })
+        .await?;
+    if log.log_id != before.log_id {
+        return Err(Stop::with(
+            Exit::Failed,
+            format!("the database came back with another log, {} in place of {}", log.log_id, before.log_id),
+        ));
+    }
+    check(token, &log)?;
+    scope.output.say("the database answers again; going on where it was");
+    Ok(store)
+}
+
 /// Where to begin. A bare position is safe on its own only below every open hole; a token says what was seen above it.
-fn begin(from: Option<&str>, status: &Status) -> Result<ResumeToken> {
-    let log = &status.log;
+async fn begin(store: &Log, from: Option<&str>, log: &LogStatus) -> Result<ResumeToken> {
     let Some(from) = from else {
-        let floor = log.horizon.saturating_sub(TAIL_POSITIONS).max(log.log_start - 1);
-        return Ok(ResumeToken::new(log.incarnation, floor.clamp(0, log.horizon)));
+        let floor = log.horizon.saturating_sub(TAIL_POSITIONS).max(log.log_start - 1).clamp(0, log.horizon);
+        // What is visible up to there is not shown; what becomes visible there later is.
+        let mut token = ResumeToken::new(log.incarnation, 0);
+        token.seen = open_holes(store, log, floor).await?.missing(1, floor);
+        token.raise_floor(0);
+        return Ok(token);
     };
     if let Ok(position) = from.parse::<Position>() {
-        return Ok(ResumeToken::new(log.incarnation, position.clamp(0, log.horizon)));
+        let position = position.clamp(0, log.horizon);
+        let lowest = open_holes(store, log, position).await?.first();
+        return Ok(ResumeToken::new(log.incarnation, lowest.map_or(position, |hole| hole - 1)));
     }
     let token: ResumeToken = from.parse().map_err(|error: pillarbox::Error| Stop::usage(format!("--from: {error}")))?;
+    check(&token, log)?;
+    Ok(token)
+}
+
+/// Refuses a token that means something else in this log.
+fn check(token: &ResumeToken, log: &LogStatus) -> Result<()> {
     if token.incarnation != log.incarnation {
         return Err(Stop::with(
             Exit::Failed,
@@ -77,35 +122,107 @@ fn begin(from: Option<&str>, status: &Status) -> Result<ResumeToken> {
             ),
         ));
     }
-    Ok(token)
+    Ok(())
+}
+
+/// The positions up to `to` at which an event may still appear.
+///
+/// Transactions that write are mostly over at once, and then there are none. Only while one goes on is the log searched for
+/// what nobody has seen of it.
+async fn open_holes(store: &Log, log: &LogStatus, to: Position) -> Result<RangeSet> {
+    let mut grace = Grace::default();
+    let deadline = Instant::now() + WRITERS_PATIENCE;
+    loop {
+        // Above every position: it shows nothing, and yet says which writers there are.
+        let page = store.poll(&blind(log.horizon, SEARCH_POSITIONS)).await?;
+        grace.observe(&page);
+        let scan = Scan { covered_to: to, ..Scan::default() };
+        if grace.dead(&scan, 1).contains(to) || to <= 0 {
+            return Ok(RangeSet::new());
+        }
+        if Instant::now() > deadline {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let (mut holes, mut after) = (RangeSet::new(), log.log_start - 1);
+    while after < to {
+        let page = store.poll(&blind(after, SEARCH_POSITIONS)).await?;
+        grace.observe(&page);
+        let Some(scan) = page.scans.first().filter(|scan| scan.covered_to > after) else { break };
+        let end = scan.covered_to.min(to);
+        holes.union(&scan.visible.missing((after + 1).max(page.log_start), end));
+        holes.subtract(&grace.dead(scan, page.log_start));
+        after = end;
+    }
+    Ok(holes)
+}
+
+/// Positions alone: no filter wants anything.
+fn blind(after: Position, limit: usize) -> PollRequest {
+    let scans = vec![ScanRequest { after, to: Position::MAX, limit }];
+    PollRequest { scans, wanted: Vec::new(), without_writers: false }
 }
 
 struct Tail<'a> {
     scope: &'a Scope,
     args: &'a TailArgs,
     token: ResumeToken,
+    /// Which positions that were not shown never will be.
+    grace: Grace,
+    /// Holes above this position are looked into first.
+    next_hole: Position,
     writer: CloudEvents,
     left: u64,
     /// Up to here it was said what retention has removed.
     removed_to: Position,
+    /// It was said that too many holes are open.
+    held_up: bool,
 }
 
 impl Tail<'_> {
+    /// Reads once and waits if there is nothing more now; true at the end.
+    async fn step(&mut self, store: &Log) -> Result<bool> {
+        let before = self.token.clone();
+        let page = store.poll(&self.request()).await?;
+        self.grace.observe(&page);
+        self.say_removed(&page);
+        let at_end = self.take(&page)?;
+        if self.left == 0 || (at_end && self.args.no_follow) {
+            return Ok(true);
+        }
+        if at_end && before == self.token {
+            let open = !self.token.seen.is_empty() || self.top() < page.horizon;
+            store.wait(if open { HOLE_INTERVAL } else { WATCHDOG }).await?;
+        }
+        Ok(false)
+    }
+
     /// The holes between what was seen, then what lies above.
-    fn request(&self) -> PollRequest {
+    fn request(&mut self) -> PollRequest {
         let top = self.top();
         let holes = self.token.seen.missing(self.token.floor + 1, top);
-        let mut scans: Vec<ScanRequest> = holes
-            .iter()
-            .take(HOLES_READ_MAX)
-            .map(|hole| ScanRequest { after: hole.start() - 1, to: *hole.end(), limit: PAGE_POSITIONS })
-            .collect();
-        scans.push(ScanRequest { after: top, to: Position::MAX, limit: PAGE_POSITIONS });
-        PollRequest {
-            scans,
-            wanted: vec![Filter { topics: self.args.topic.clone().into_iter().collect(), types: vec![] }],
-            without_writers: false,
+        let mut scans = self.next_holes(&holes);
+        if holes.len() <= HOLES_OPEN_MAX {
+            self.held_up = false;
+            scans.push(ScanRequest { after: top, to: Position::MAX, limit: PAGE_POSITIONS });
+        } else if !std::mem::replace(&mut self.held_up, true) {
+            self.scope.output.say(format!(
+                "warning: more than {HOLES_OPEN_MAX} holes are open and nothing above position {top} is read until they \
+                 close; `pillarbox status` says which transaction keeps them open"
+            ));
         }
+        let wanted = vec![Filter { topics: self.args.topic.clone().into_iter().collect(), types: vec![] }];
+        PollRequest { scans, wanted, without_writers: false }
+    }
+
+    /// The holes whose turn it is: all of them, or as many as one read may look into.
+    fn next_holes(&mut self, holes: &RangeSet) -> Vec<ScanRequest> {
+        let scan = |low: Position, high: Position| ScanRequest { after: low - 1, to: high, limit: PAGE_POSITIONS };
+        let (later, earlier): (Vec<_>, Vec<_>) = holes.iter().partition(|hole| *hole.start() > self.next_hole);
+        let turn: Vec<_> = later.into_iter().chain(earlier).take(HOLES_READ_MAX).collect();
+        self.next_hole = turn.last().map_or(0, |hole| *hole.end());
+        turn.iter().map(|hole| scan(*hole.start(), *hole.end())).collect()
     }
 
     fn top(&self) -> Position {
@@ -113,13 +230,16 @@ impl Tail<'_> {
     }
 
     /// A reader that was away for long must learn that there is something it will never see.
-    fn say_removed(&mut self, log_start: Position) {
+    fn say_removed(&mut self, page: &Page) {
+        let log_start = page.log_start;
         let end = log_start - 1;
         if end <= self.removed_to {
             return;
         }
         self.removed_to = end;
-        let unseen = self.token.seen.missing(self.token.floor.saturating_add(1), end);
+        let mut unseen = self.token.seen.missing(self.token.floor.saturating_add(1), end);
+        // It may have been removed just after it was read, or be kept.
+        page.scans.iter().for_each(|scan| unseen.subtract(&scan.visible));
         if !unseen.is_empty() {
             self.scope.output.say(format!(
                 "warning: retention has removed positions {unseen} before they were seen here; the log starts at {log_start}"
@@ -128,14 +248,16 @@ impl Tail<'_> {
     }
 
     /// Prints what is new; true if nothing more is there now.
-    fn take(&mut self, page: &pillarbox::Page) -> Result<bool> {
+    fn take(&mut self, page: &Page) -> Result<bool> {
         let top = self.top();
-        // While somebody writes, a position that was not shown may still appear: the floor stays below it.
-        let closes = page.writers.as_ref().is_some_and(Vec::is_empty);
         for scan in &page.scans {
+            // What was shown, what never will be, and what retention took: the floor stays below everything else.
+            let mut known = scan.visible.clone();
+            known.union(&self.grace.dead(scan, page.log_start));
+            known.insert_range(scan.after + 1, scan.covered_to.min(page.log_start - 1));
             let mut from = scan.after;
             for event in &scan.events {
-                self.see(scan, from, event.position, closes);
+                self.see(&known, from, event.position);
                 from = event.position;
                 if self.wants(event) {
                     self.print(event)?;
@@ -145,19 +267,15 @@ impl Tail<'_> {
                     }
                 }
             }
-            self.see(scan, from, scan.covered_to, closes);
+            self.see(&known, from, scan.covered_to);
         }
         let tail = page.scans.last().map_or(top, |scan| scan.covered_to);
         Ok(tail >= page.horizon || tail <= top)
     }
 
-    /// Marks what a scan showed in `after < position <= to`.
-    fn see(&mut self, scan: &Scan, after: Position, to: Position, closes: bool) {
-        if closes {
-            self.token.seen.insert_range(after + 1, to);
-        } else {
-            self.token.seen.union(&scan.visible.within(after + 1, to));
-        }
+    /// Marks what is known in `after < position <= to`.
+    fn see(&mut self, known: &RangeSet, after: Position, to: Position) {
+        self.token.seen.union(&known.within(after + 1, to));
         self.token.raise_floor(self.token.floor);
     }
 

@@ -1,28 +1,28 @@
 //! The show: real processes on a real database, one of them killed, and an audit that does not trust the engine.
 
+mod ground;
 mod publisher;
 mod receiver;
 pub(crate) mod relay;
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 use pillarbox::{ListQuery, Operator, State, Status, why};
-use pillarbox_sqlite::SqliteStore;
-use rusqlite::Connection;
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 
-use self::publisher::Published;
+use self::ground::Ground;
+use self::publisher::{Pace, Published};
 use self::receiver::Account;
 use self::relay::{Child, MAIL, POISON_KEY, SUBSCRIPTIONS};
 use crate::args::DemoArgs;
 use crate::command::Scope;
-use crate::database::Database;
 use crate::exit::{Exit, Stop};
+use crate::log::Log;
 use crate::output::{Output, Style};
 
 /// How many threads publish.
@@ -41,38 +41,37 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(50);
 /// Runs the show; exit 0 only if nothing was lost.
 pub(crate) async fn run(scope: &Scope, args: &DemoArgs) -> Result<Exit> {
     let directory = tempfile::Builder::new().prefix("pillarbox-demo-").tempdir().context("cannot make a directory")?;
-    let database = database(scope, directory.path())?;
-    pillarbox_sqlite::migrate(database.path())?;
-    publisher::create_tables(database.path())?;
-    let stage = Stage { output: scope.output, database, directory: directory.path().to_owned() };
-    let published = stage.play(Duration::from_secs(args.seconds)).await?;
-    let accounts = stage.audit(&published).await?;
-    stage.finish(&published, &accounts)
-}
-
-/// A temporary file, or a new one where the command line says. `DATABASE_URL` is never used: it may be production.
-fn database(scope: &Scope, directory: &Path) -> Result<Database> {
-    match scope.database_flag()? {
-        None => Ok(Database::at(directory.join("demo.db"))),
-        Some(database) if database.path().exists() => Err(Stop::usage(format!(
-            "{} exists already; the demo works on a database of its own: name a new file",
-            database.path().display()
-        ))),
-        Some(database) => Ok(database),
-    }
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let ground = Ground::make(scope.database_flag()?, directory.path()).await?;
+    let stage = Stage { output: scope.output, ground, directory: directory.path().to_owned() };
+    let shown = tokio::select! {
+        shown = stage.show(Duration::from_secs(args.seconds)) => shown,
+        _ = terminate.recv() => Err(Stop::with(Exit::Failed, "ended by a signal")),
+        _ = interrupt.recv() => Err(Stop::with(Exit::Failed, "ended by a signal")),
+    };
+    let removed = stage.ground.remove().await;
+    let exit = shown?;
+    removed?;
+    Ok(exit)
 }
 
 struct Stage {
     output: Output,
-    database: Database,
+    ground: Ground,
     directory: PathBuf,
 }
 
 impl Stage {
+    async fn show(&self, time: Duration) -> Result<Exit> {
+        let published = self.play(time).await?;
+        let accounts = self.audit(&published).await?;
+        self.finish(&published, &accounts)
+    }
+
     /// Publishes for the given time, kills a relay on the way, and waits until everything has settled.
     async fn play(&self, time: Duration) -> Result<Vec<Published>> {
-        self.tell("1", &format!("a new database, {}", self.database.url()))?;
-        let store = self.database.open()?;
+        self.tell("1", &self.ground.describe())?;
+        let store = self.ground.database().open().await?;
         let mut relays = vec![self.start().await?, self.start().await?];
         let names = SUBSCRIPTIONS.join(", ");
         self.tell(
@@ -85,22 +84,21 @@ impl Stage {
         )?;
         self.tell("4", &format!("the receiver '{MAIL}' refuses every event of the key {POISON_KEY}"))?;
         let began = Instant::now();
-        let (stop, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let publishers: Vec<_> = (0..PUBLISHERS)
-            .map(|number| publisher::start(self.database.path().to_owned(), number, stop.clone(), count.clone()))
-            .collect();
+        let pace = Pace::default();
+        let stopped = StopOnDrop(pace.clone());
+        let publishers: Vec<_> = (0..PUBLISHERS).map(|number| publisher::start(&self.ground, number, &pace)).collect();
         let bar = self.output.clock(time);
-        watch(&bar, &count, began, time.mul_f64(KILL_AT)).await;
+        watch(&bar, &pace.count, began, time.mul_f64(KILL_AT)).await;
         let victim = relays.remove(0);
-        bar.suspend(|| self.kill(victim, relays[0].instance, count.load(Ordering::Relaxed)))?;
+        let told = self.kill(victim, relays[0].instance, pace.count.load(Ordering::Relaxed)).await?;
+        bar.suspend(|| self.tell("5", &told))?;
         relays.push(self.start().await?);
-        watch(&bar, &count, began, time).await;
-        stop.store(true, Ordering::Relaxed);
+        watch(&bar, &pace.count, began, time).await;
+        drop(stopped);
         bar.finish_and_clear();
         let mut published = Vec::new();
         for publisher in publishers {
-            let part = publisher.join().map_err(|_| anyhow::anyhow!("a publisher panicked"))?;
-            published.extend(part.context("a publisher failed")?);
+            published.extend(publisher.await.context("a publisher panicked")?.context("a publisher failed")?);
         }
         let seconds = began.elapsed().as_secs_f64();
         self.tell(
@@ -116,37 +114,29 @@ impl Stage {
     }
 
     async fn start(&self) -> Result<Child> {
-        Child::start(&self.database, &self.directory).await
+        Child::start(&self.ground.database(), &self.directory).await
     }
 
     /// Kills a relay without warning and measures how long its lanes have no living owner.
-    fn kill(&self, mut victim: Child, heir: i64, published: u64) -> Result<()> {
-        let connection = Connection::open(self.database.path())?;
-        connection.busy_timeout(Duration::from_secs(5))?;
-        let mut owned = connection.prepare("select count(*) from pillarbox_cursor where owner is ?1")?;
-        let mut lanes = |owner: i64| -> rusqlite::Result<i64> { owned.query_row([owner], |row| row.get(0)) };
-        let before = lanes(victim.instance)?;
+    async fn kill(&self, mut victim: Child, heir: i64, published: u64) -> Result<String> {
+        let before = self.ground.lanes_of(victim.instance).await?;
         let killed = Instant::now();
         victim.kill()?;
-        while lanes(victim.instance)? > 0 {
+        while self.ground.lanes_of(victim.instance).await? > 0 {
             if killed.elapsed() > TAKE_OVER_TIMEOUT {
                 bail!("nobody took the killed relay's lanes within {} s", TAKE_OVER_TIMEOUT.as_secs());
             }
-            std::thread::sleep(LOOK_INTERVAL);
+            tokio::time::sleep(LOOK_INTERVAL).await;
         }
         let took = killed.elapsed().as_millis();
-        self.tell(
-            "5",
-            &format!(
-                "kill -9 {} after {published} events: relay {heir} took its {before} lanes over in {took} ms; \
-                 a new relay joins",
-                victim.pid
-            ),
-        )
+        Ok(format!(
+            "kill -9 {} after {published} events: relay {heir} took its {before} lanes over in {took} ms; a new relay joins",
+            victim.pid
+        ))
     }
 
     /// Waits until nothing but the poison key is left.
-    async fn settle(&self, store: &SqliteStore) -> Result<()> {
+    async fn settle(&self, store: &Log) -> Result<()> {
         let began = Instant::now();
         loop {
             let status = store.status().await?;
@@ -165,7 +155,7 @@ impl Stage {
 
     /// Compares what each receiver got with what the publishers know to be committed.
     async fn audit(&self, published: &[Published]) -> Result<Vec<Account>> {
-        let store = self.database.open()?;
+        let store = self.ground.database().open().await?;
         let mut accounts = Vec::new();
         for name in SUBSCRIPTIONS {
             let mut listed = Vec::new();
@@ -217,6 +207,15 @@ impl Stage {
     }
 }
 
+/// Ends the publishers however the show ends: a thread of theirs would outlive it.
+struct StopOnDrop(Pace);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Moves the bar until `until` has passed since `began`.
 async fn watch(bar: &ProgressBar, count: &AtomicU64, began: Instant, until: Duration) {
     while began.elapsed() < until {
@@ -227,7 +226,7 @@ async fn watch(bar: &ProgressBar, count: &AtomicU64, began: Instant, until: Dura
 }
 
 /// Why one of the poison key's later events was not delivered.
-async fn explain(store: &SqliteStore, status: &Status) -> Result<Option<String>> {
+async fn explain(store: &Log, status: &Status) -> Result<Option<String>> {
     let query = ListQuery {
         subscription: Some(MAIL.to_owned()),
         key: Some(POISON_KEY.to_owned()),

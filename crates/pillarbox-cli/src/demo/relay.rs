@@ -15,7 +15,7 @@ use tokio::process::{ChildStdin, Command};
 use super::publisher::PAID;
 use crate::command::Scope;
 use crate::database::Database;
-use crate::exit::{Exit, Stop};
+use crate::exit::Exit;
 
 /// Gets every event.
 const WAREHOUSE: &str = "warehouse";
@@ -44,8 +44,7 @@ pub(super) fn file(directory: &Path, subscription: &str) -> PathBuf {
 
 /// One relay of the demo, in a process of its own; it works until its standard input ends.
 pub(crate) async fn run(scope: &Scope, directory: &Path) -> Result<Exit> {
-    let Some(database) = scope.database_flag()? else { return Err(Stop::usage("name the database by --database")) };
-    let store = database.open()?;
+    let store = scope.open().await?;
     let source = format!("urn:pillarbox:{}", store.status().await?.log.log_id);
     let mut builder = Relay::builder(store).config(RelayConfig::default());
     for name in SUBSCRIPTIONS {
@@ -82,8 +81,9 @@ impl Child {
     pub(super) async fn start(database: &Database, directory: &Path) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program")?;
         let mut process = Command::new(program)
-            .args(["--quiet", "demo-relay", "--database", &database.url(), "--directory"])
+            .args(["--quiet", "demo-relay", "--directory"])
             .arg(directory)
+            .envs([database.environment()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

@@ -1,8 +1,13 @@
-use crate::place::Place;
+use crate::place::{On, Place, on_each};
 
-#[test]
-fn pause_holds_and_resume_lets_go() {
-    let place = Place::with_file_sink();
+/// Every delivery has failed for good.
+fn kill_deliveries(place: &Place) {
+    let sql = place.sql();
+    sql.execute(&format!("update pillarbox_delivery set state = 'dead', due_at = {}", sql.time(0)));
+}
+
+fn pause_holds_and_resume_lets_go(on: On) {
+    let place = Place::with_file_sink(on);
     place.ok(&["run", "--until-idle"]);
     place.ok(&["pause", "out"]);
     let id = place.publish(&[]);
@@ -14,9 +19,8 @@ fn pause_holds_and_resume_lets_go() {
     assert!(place.read("out.ndjson").contains(&id));
 }
 
-#[test]
-fn rewind_asks_shows_and_replays() {
-    let place = Place::with_file_sink();
+fn rewind_asks_shows_and_replays(on: On) {
+    let place = Place::with_file_sink(on);
     (0..5).for_each(|_| drop(place.publish(&["--key", "k"])));
     place.ok(&["run", "--until-idle"]);
     let text = place.fails(2, &["rewind", "out", "--to", "start"]);
@@ -33,12 +37,11 @@ fn rewind_asks_shows_and_replays() {
     place.fails(2, &["rewind", "out", "--to", "now"]);
 }
 
-#[test]
-fn dead_events_are_listed_requeued_and_skipped() {
-    let place = Place::with_file_sink();
+fn dead_events_are_listed_requeued_and_skipped(on: On) {
+    let place = Place::with_file_sink(on);
     let ids: Vec<String> = (0..2).map(|_| place.publish(&["--key", "k", "--delay", "1h"])).collect();
     place.ok(&["run", "--until-idle"]);
-    place.sql().execute("update pillarbox_delivery set state = 'dead', due_at = 0", []).unwrap();
+    kill_deliveries(&place);
     let dead = place.json(&["list", "--subscription", "out", "--state", "dead"]);
     assert_eq!(dead.as_array().unwrap().len(), 2, "{dead}");
     assert_eq!((&dead[0]["id"], &dead[0]["state"]), (&ids[0].as_str().into(), &"dead".into()));
@@ -52,9 +55,8 @@ fn dead_events_are_listed_requeued_and_skipped() {
     assert_eq!((arrived.len(), &arrived[0]["id"]), (1, &ids[1].as_str().into()));
 }
 
-#[test]
-fn subscriptions_are_listed_renamed_and_deleted() {
-    let place = Place::with_file_sink();
+fn subscriptions_are_listed_renamed_and_deleted(on: On) {
+    let place = Place::with_file_sink(on);
     place.ok(&["run", "--until-idle"]);
     let listed = place.json(&["subscription", "list"]);
     assert_eq!((&listed[0]["name"], &listed[0]["orphaned"]), (&"out".into(), &true.into()));
@@ -66,7 +68,7 @@ fn subscriptions_are_listed_renamed_and_deleted() {
 
 #[test]
 fn prune_removes_what_everybody_has_passed() {
-    let place = Place::with_file_sink();
+    let place = Place::with_file_sink(On::Sqlite);
     (0..3).for_each(|_| drop(place.publish(&[])));
     place.ok(&["run", "--until-idle"]);
     place.publish(&[]);
@@ -79,9 +81,8 @@ fn prune_removes_what_everybody_has_passed() {
     assert_eq!(place.json(&["status"])["log"]["events"], 1);
 }
 
-#[test]
-fn reset_empties_everything() {
-    let place = Place::new();
+fn reset_empties_everything(on: On) {
+    let place = Place::new(on);
     place.publish(&[]);
     let before = place.json(&["status"])["log"]["incarnation"].as_i64().unwrap();
     place.ok(&["reset", "--yes"]);
@@ -90,13 +91,12 @@ fn reset_empties_everything() {
     assert!(log["incarnation"].as_i64().unwrap() > before);
 }
 
-#[test]
-fn questions_and_dry_runs_say_what_would_be_done() {
-    let place = Place::with_file_sink();
+fn questions_and_dry_runs_say_what_would_be_done(on: On) {
+    let place = Place::with_file_sink(on);
     let id = place.publish(&["--key", "k", "--delay", "1h"]);
     place.ok(&["run", "--until-idle"]);
     place.publish(&["--key", "k"]);
-    place.sql().execute("update pillarbox_delivery set state = 'dead', due_at = 0", []).unwrap();
+    kill_deliveries(&place);
     place.ok(&["pause", "out"]);
     for (args, would) in [
         (&["requeue", "--subscription", "out", "--all"][..], "would set 1 deliveries of 'out' back to due now"),
@@ -119,7 +119,7 @@ fn questions_and_dry_runs_say_what_would_be_done() {
 
 #[test]
 fn retention_of_the_config_holds_for_those_without_it() {
-    let place = Place::with_file_sink();
+    let place = Place::with_file_sink(On::Sqlite);
     let config = place.read("pillarbox.toml");
     place.write("pillarbox.toml", &format!("[retention]\nkeep = \"forever\"\n{config}"));
     place.publish(&[]);
@@ -131,3 +131,12 @@ fn retention_of_the_config_holds_for_those_without_it() {
     place.json(&["prune", "--keep", "0ms"]);
     assert_eq!(place.json(&["list"]).as_array().unwrap().len(), 0, "until a config says otherwise");
 }
+
+on_each!(
+    pause_holds_and_resume_lets_go,
+    rewind_asks_shows_and_replays,
+    dead_events_are_listed_requeued_and_skipped,
+    subscriptions_are_listed_renamed_and_deleted,
+    reset_empties_everything,
+    questions_and_dry_runs_say_what_would_be_done,
+);

@@ -1,8 +1,8 @@
-use crate::place::{Place, stderr, stdout};
+use crate::place::{On, Place, stderr, stdout};
 
 #[test]
 fn an_unknown_key_stops_run_with_its_neighbour() {
-    let place = Place::new();
+    let place = Place::new(On::Sqlite);
     place.write("pillarbox.toml", "[relay]\nbatchsize = 5\n");
     for args in [&["run", "--until-idle"][..], &["config", "print"]] {
         let text = place.fails(1, args);
@@ -12,7 +12,7 @@ fn an_unknown_key_stops_run_with_its_neighbour() {
 
 #[test]
 fn check_lists_every_problem() {
-    let place = Place::new();
+    let place = Place::new(On::Sqlite);
     place.write(
         "pillarbox.toml",
         "[relay]\nwokers = 5\n[[subscription]]\nname = \"k\"\nsink = { kind = \"kafka\", brokers = \"b\", topic = \"t\" }\n",
@@ -30,7 +30,7 @@ fn check_lists_every_problem() {
 
 #[test]
 fn print_shows_what_is_in_force_without_secrets() {
-    let place = Place::new();
+    let place = Place::new(On::Sqlite);
     place.write("token", "hidden\n");
     place.write("pillarbox.toml", "[http]\ntokens = [{ file = \"token\" }]\n[relay]\nworkers = 2\n");
     let output = place.command(&["config", "print"]).env("PILLARBOX__RELAY__WORKERS", "9").output().unwrap();
@@ -43,7 +43,7 @@ fn print_shows_what_is_in_force_without_secrets() {
 
 #[test]
 fn a_flag_wins_over_the_environment_and_that_over_the_file() {
-    let place = Place::new();
+    let place = Place::new(On::Sqlite);
     place.write("pillarbox.toml", "database = \"sqlite:file.db\"\n");
     let shown = |command: &mut std::process::Command| stdout(&command.output().unwrap());
     assert!(shown(&mut place.bare(&["config", "print"])).contains("sqlite:file.db"));
@@ -53,13 +53,13 @@ fn a_flag_wins_over_the_environment_and_that_over_the_file() {
 
 #[test]
 fn a_named_config_that_is_not_there_is_wrong_usage() {
-    let text = Place::new().fails(2, &["run", "--config", "nowhere.toml"]);
+    let text = Place::new(On::Sqlite).fails(2, &["run", "--config", "nowhere.toml"]);
     assert!(text.contains("nowhere.toml"), "{text}");
 }
 
 #[test]
 fn operators_are_not_kept_from_the_log_by_what_does_not_concern_them() {
-    let place = Place::with_file_sink();
+    let place = Place::with_file_sink(On::Sqlite);
     place.ok(&["run", "--until-idle"]);
     place.write("url", "sqlite:app.db\n");
     let broken = "[relay]\nwokers = 5\n[[subscription]]\nname = \"k\"\nsink = { kind = \"kafka\" }\n";
@@ -86,7 +86,7 @@ fn operators_are_not_kept_from_the_log_by_what_does_not_concern_them() {
 
 #[test]
 fn prune_stops_at_a_misspelt_retention() {
-    let place = Place::with_file_sink();
+    let place = Place::with_file_sink(On::Sqlite);
     for (config, part) in [
         ("[retenton]\nkeep = \"forever\"\n", "did you mean `retention`?"),
         ("[retention]\nkep = \"forever\"\n", "did you mean `keep`?"),
@@ -102,7 +102,7 @@ fn prune_stops_at_a_misspelt_retention() {
 #[test]
 fn a_password_is_never_printed() {
     const SECRET: &str = "canary";
-    let place = Place::new();
+    let place = Place::new(On::Sqlite);
     let check = |command: &mut std::process::Command| {
         let output = command.output().unwrap();
         let text = format!("{}{}", stdout(&output), stderr(&output));
@@ -137,7 +137,7 @@ fn a_password_is_never_printed() {
         for file in ["quoted.toml", "file.toml"] {
             for args in [
                 &["status"][..],
-                &["-vv", "run"],
+                &["-vv", "run", "--until-idle"],
                 &["config", "print"],
                 &["config", "check"],
                 &["config", "print", "--json"],

@@ -1,8 +1,8 @@
-use crate::place::{Place, stderr};
+use crate::place::{On, Place, on_each, stderr};
 
 #[test]
 fn no_database_names_the_three_ways() {
-    let output = Place::empty().bare(&["status"]).output().unwrap();
+    let output = Place::empty(On::Sqlite).bare(&["status"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let text = stderr(&output);
     for way in ["--database", "DATABASE_URL", "config file"] {
@@ -12,22 +12,21 @@ fn no_database_names_the_three_ways() {
 
 #[test]
 fn usage_is_2() {
-    let place = Place::new();
+    let place = Place::new(On::Sqlite);
     place.fails(2, &["no-such-command"]);
     place.fails(2, &["publish", "--topic", "orders"]);
     let text = place.fails(2, &["show", "not-an-id"]);
     assert!(text.contains("uuid"), "{text}");
     let text = place.fails(2, &["list", "--state", "failed"]);
     assert!(text.contains("pending, delayed, processing, retrying, blocked, dead"), "{text}");
-    let text = place.fails(2, &["status", "--database", "postgres://localhost/app"]);
-    assert!(text.contains("this build has no PostgreSQL support yet; use sqlite:PATH"), "{text}");
+    let text = place.fails(2, &["status", "--database", "postgres:app"]);
+    assert!(text.contains("postgres://user@host:5432/database"), "{text}");
     let text = place.fails(2, &["reset"]);
     assert!(text.contains("--yes"), "{text}");
 }
 
-#[test]
-fn failed_is_1() {
-    let place = Place::new();
+fn failed_is_1(on: On) {
+    let place = Place::new(on);
     let text = place.fails(1, &["show", "00000000-0000-7000-8000-000000000000"]);
     assert!(text.contains("no event"), "{text}");
     place.fails(1, &["pause", "nobody"]);
@@ -35,7 +34,7 @@ fn failed_is_1() {
 
 #[test]
 fn a_missing_schema_is_3_and_names_the_command() {
-    let place = Place::empty();
+    let place = Place::empty(On::Sqlite);
     for command in ["run", "status"] {
         let text = place.fails(3, &[command]);
         assert!(text.contains("pillarbox migrate --database sqlite:app.db"), "{text}");
@@ -46,9 +45,8 @@ fn a_missing_schema_is_3_and_names_the_command() {
     assert!(text.contains("pillarbox migrate --database sqlite:app.db"), "{text}");
 }
 
-#[test]
-fn unhealthy_is_4_with_the_reason() {
-    let place = Place::with_file_sink();
+fn unhealthy_is_4_with_the_reason(on: On) {
+    let place = Place::with_file_sink(on);
     place.ok(&["run", "--until-idle"]);
     place.ok(&["status", "--check"]);
     let id = place.publish(&[]);
@@ -58,9 +56,11 @@ fn unhealthy_is_4_with_the_reason() {
 
 #[test]
 fn help_and_version_are_0() {
-    let place = Place::empty();
+    let place = Place::empty(On::Sqlite);
     assert!(place.ok(&["--help"]).contains("Exit codes"));
     assert!(place.ok(&["--version"]).starts_with("pillarbox "));
     assert!(place.ok(&["completions", "bash"]).contains("pillarbox"));
     assert!(!place.ok(&["--help"]).contains("demo-relay"));
 }
+
+on_each!(failed_is_1, unhealthy_is_4_with_the_reason,);

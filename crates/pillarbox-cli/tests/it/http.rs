@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::place::{PATIENCE, Place, Running};
+use crate::place::{On, PATIENCE, Place, Running, on_each};
 
 pub(crate) fn listen(relay: &Running) -> String {
     let line: Value = serde_json::from_str(&relay.wait_for("\"listen\"")).unwrap();
@@ -38,9 +38,8 @@ fn until(address: &str, path: &str, found: impl Fn(&(u16, String)) -> bool) -> (
     }
 }
 
-#[test]
-fn health_and_metrics_are_served() {
-    let place = Place::with_file_sink();
+fn health_and_metrics_are_served(on: On) {
+    let place = Place::with_file_sink(on);
     place.publish(&[]);
     let relay = place.start(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"]);
     let address = listen(&relay);
@@ -64,15 +63,17 @@ fn health_and_metrics_are_served() {
     }
 }
 
-#[test]
-fn a_relay_that_starts_on_an_old_backlog_is_never_called_stuck() {
-    let place = Place::with_file_sink();
+fn a_relay_that_starts_on_an_old_backlog_is_never_called_stuck(on: On) {
+    let place = Place::with_file_sink(on);
     // The subscription is there and orphaned, with work that has waited for an hour.
     place.ok(&["run", "--until-idle"]);
-    let sql = "insert into pillarbox_event (topic, type, created_at) values ('t', 'y', ?1)";
     let hour_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
     let hour_ago = hour_ago.duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
-    place.sql().execute(sql, [hour_ago]).unwrap();
+    let sql = place.sql();
+    sql.execute(&format!(
+        "insert into pillarbox_event (topic, type, created_at) values ('t', 'y', {})",
+        sql.time(hour_ago)
+    ));
     place.fails(4, &["status", "--check"]);
     let relay = place.start(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"]);
     let line: Value = serde_json::from_str(&relay.wait_for("\"listen\"")).unwrap();
@@ -84,9 +85,8 @@ fn a_relay_that_starts_on_an_old_backlog_is_never_called_stuck() {
     });
 }
 
-#[test]
-fn a_taken_port_moves_on_and_says_so() {
-    let place = Place::with_file_sink();
+fn a_taken_port_moves_on_and_says_so(on: On) {
+    let place = Place::with_file_sink(on);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let wanted = taken.local_addr().unwrap().to_string();
     let relay = place.start(&["run", "--listen", &wanted, "--log-format", "json"]);
@@ -97,22 +97,28 @@ fn a_taken_port_moves_on_and_says_so() {
     assert_eq!(get(address, "/livez").0, 200);
 }
 
-#[test]
-fn no_progress_is_503_with_the_reason() {
-    let place = Place::with_file_sink();
+fn no_progress_is_503_with_the_reason(on: On) {
+    let place = Place::with_file_sink(on);
     let relay = place.start(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"]);
     let address = listen(&relay);
     let id = place.publish(&["--delay", "1h"]);
     place.until_deliveries(1);
-    place.sql().execute("update pillarbox_delivery set state = 'dead'", []).unwrap();
+    place.sql().execute("update pillarbox_delivery set state = 'dead'");
     let (_, text) = until(&address, "/progressz", |answer| answer.0 == 503);
     assert!(text.contains("dead") && text.contains("out"), "{id}: {text}");
     assert_eq!(get(&address, "/livez").0, 200);
 }
 
-#[test]
-fn listening_beyond_loopback_without_tokens_is_refused() {
-    let place = Place::with_file_sink();
+fn listening_beyond_loopback_without_tokens_is_refused(on: On) {
+    let place = Place::with_file_sink(on);
     let text = place.fails(2, &["run", "--listen", "0.0.0.0:0"]);
     assert!(text.contains("tokens"), "{text}");
 }
+
+on_each!(
+    health_and_metrics_are_served,
+    a_relay_that_starts_on_an_old_backlog_is_never_called_stuck,
+    a_taken_port_moves_on_and_says_so,
+    no_progress_is_503_with_the_reason,
+    listening_beyond_loopback_without_tokens_is_refused,
+);

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use pillarbox::{KeyHash, RangeSet, lane_of};
 use pillarbox_testkit::{Committed, Verdict};
-use rusqlite::Connection;
 use serde_json::Value;
 use uuid::Uuid;
 
 use crate::place::{PATIENCE, Place};
+use crate::sql::{Row, Sql};
 
 /// The lanes of every subscription that a ledger looks at.
 pub(crate) const LANES: u32 = 8;
@@ -21,7 +21,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(2);
 
 /// One receiver's file beside the log that feeds it, read straight from the disk: no part of the engine takes part.
 pub(crate) struct Ledger {
-    sql: Connection,
+    sql: Sql,
     subscription: String,
     file: PathBuf,
     /// Up to here the file was taken in; always the end of a whole line.
@@ -101,14 +101,23 @@ impl Ledger {
 
     /// The lanes of the subscription, by number; empty before a relay has joined.
     pub(crate) fn cursors(&self) -> HashMap<u32, Cursor> {
-        let sql = "select lane, owner, epoch, floor, settled from pillarbox_cursor \
-                   where subscription = (select id from pillarbox_subscription where name = ?1)";
-        let mut statement = self.sql.prepare_cached(sql).unwrap();
-        let cursor = |row: &rusqlite::Row<'_>| {
-            let settled = row.get::<_, String>(4)?.parse().expect("a list of ranges");
-            Ok((row.get(0)?, Cursor { owner: row.get(1)?, epoch: row.get(2)?, floor: row.get(3)?, settled }))
+        let rows = self.of_subscription("lane, owner, epoch, floor, settled", "cursor");
+        let cursor = |row: &Row| {
+            let number = |at: usize| row[at].as_deref().map(|text| text.parse::<i64>().unwrap());
+            let settled = range_set(row[4].as_deref().unwrap());
+            let cursor = Cursor { owner: number(1), epoch: number(2).unwrap(), floor: number(3).unwrap(), settled };
+            (number(0).unwrap() as u32, cursor)
         };
-        statement.query_map([&self.subscription], cursor).unwrap().map(Result::unwrap).collect()
+        rows.iter().map(cursor).collect()
+    }
+
+    /// The rows of this subscription in a table.
+    fn of_subscription(&self, columns: &str, table: &str) -> Vec<Row> {
+        let name = &self.subscription;
+        self.sql.rows(&format!(
+            "select {columns} from pillarbox_{table} \
+             where subscription = (select id from pillarbox_subscription where name = '{name}')"
+        ))
     }
 
     /// The owners named here (all, if none are) have ended: the arrivals that they have not settled, each counted once. So
@@ -140,22 +149,17 @@ impl Ledger {
             return false;
         }
         let floor = cursors.values().map(|cursor| cursor.floor).min().unwrap_or(0);
-        let mut statement =
-            self.sql.prepare_cached("select position, key from pillarbox_event where position > ?1").unwrap();
-        let event = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get::<_, Option<String>>(1)?));
-        let mut events = statement.query_map([floor], event).unwrap().map(Result::unwrap);
-        events.all(|(position, key): (i64, _)| {
-            cursors[&lane_of(key.as_deref().map(KeyHash::of), position, LANES)].has_settled(position)
+        let events = self.sql.rows(&format!("select position, key from pillarbox_event where position > {floor}"));
+        events.iter().all(|row| {
+            let position = position(&row[0]);
+            cursors[&lane_of(row[1].as_deref().map(KeyHash::of), position, LANES)].has_settled(position)
         })
     }
 
     /// The positions of the slow path.
     fn parked(&self) -> RangeSet {
-        let sql = "select position from pillarbox_delivery \
-                   where subscription = (select id from pillarbox_subscription where name = ?1)";
-        let mut statement = self.sql.prepare_cached(sql).unwrap();
-        let positions = statement.query_map([&self.subscription], |row| row.get::<_, i64>(0)).unwrap();
-        positions.map(|position| position.unwrap()).map(|position| position..=position).collect()
+        let rows = self.of_subscription("position", "delivery");
+        rows.iter().map(|row| position(&row[0])).map(|position| position..=position).collect()
     }
 
     /// What was committed against what was received.
@@ -163,14 +167,29 @@ impl Ledger {
         self.arrivals();
         let length = std::fs::metadata(&self.file).map_or(0, |metadata| metadata.len());
         assert_eq!(length, self.read, "a torn line was left at the end of {}", self.file.display());
-        let mut statement = self.sql.prepare_cached("select id, key, position from pillarbox_event").unwrap();
-        let event = |row: &rusqlite::Row<'_>| {
-            let id = row.get::<_, String>(0)?.parse().expect("an id is a uuid");
-            Ok(Committed { id, key: row.get(1)?, position: row.get(2)? })
+        let event = |row: Row| {
+            let id = row[0].as_deref().unwrap().parse().expect("an id is a uuid");
+            Committed { id, position: position(&row[2]), key: row[1].clone() }
         };
-        let committed: Vec<Committed> = statement.query_map([], event).unwrap().map(Result::unwrap).collect();
+        let rows = self.sql.rows("select id, key, position from pillarbox_event");
+        let committed: Vec<Committed> = rows.into_iter().map(event).collect();
         Verdict::of(&committed, &self.received)
     }
+}
+
+fn position(text: &Option<String>) -> i64 {
+    text.as_deref().unwrap().parse().unwrap()
+}
+
+/// Ranges as SQLite's column has them, `1-3,5`, or as PostgreSQL prints them, `{[1,4),[5,6)}`.
+fn range_set(text: &str) -> RangeSet {
+    let Some(ranges) = text.strip_prefix('{') else { return text.parse().expect("a list of ranges") };
+    let ranges = ranges.trim_end_matches('}').split("),").filter(|range| !range.is_empty());
+    let range = |range: &str| {
+        let (low, high) = range.trim_start_matches('[').trim_end_matches(')').split_once(',').unwrap();
+        low.parse::<i64>().unwrap()..=high.parse::<i64>().unwrap() - 1
+    };
+    ranges.map(range).collect()
 }
 
 /// Waits until `met` says so.

@@ -10,10 +10,13 @@ mod exit;
 mod http;
 mod ledger;
 mod migrate;
+mod outage;
 mod output;
 mod place;
+mod postgres;
 mod publish;
 mod run;
+mod sql;
 mod survive;
 mod tail;
 #[cfg(target_os = "linux")]

@@ -1,10 +1,9 @@
 use std::fs;
 
-use crate::place::Place;
+use crate::place::{On, Place, on_each, stderr, stdout};
 
-#[test]
-fn check_says_whether_the_schema_is_current() {
-    let place = Place::empty();
+fn check_says_whether_the_schema_is_current(on: On) {
+    let place = Place::empty(on);
     place.fails(3, &["migrate", "--check"]);
     assert!(!place.path("app.db").exists());
     assert_eq!(place.json(&["migrate"])["created"], true);
@@ -12,22 +11,42 @@ fn check_says_whether_the_schema_is_current() {
     assert_eq!(place.json(&["migrate"])["applied"].as_array().unwrap().len(), 0);
 }
 
-#[test]
-fn print_needs_no_database() {
-    let place = Place::empty();
-    let output = place.bare(&["migrate", "--print"]).output().unwrap();
-    let sql = String::from_utf8(output.stdout).unwrap();
-    let connection = rusqlite::Connection::open(place.path("printed.db")).unwrap();
-    connection.execute_batch(&sql).unwrap();
-    connection.execute("insert into pillarbox_event (topic, type) values ('t', 'y')", []).unwrap();
-    assert!(place.ok(&["migrate", "--print-roles"]).contains("no roles"));
+fn what_is_printed_makes_a_log(on: On) {
+    let place = Place::empty(on);
+    let nowhere = match on {
+        On::Sqlite => "sqlite:nowhere.db",
+        On::Postgres => "postgres:///",
+    };
+    let print = |args: &[&str]| {
+        let output = place.bare(&[&["migrate", "--database", nowhere], args].concat()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let printed = print(&["--print"]);
+    assert!(!place.path("nowhere.db").exists());
+    place.sql().raw(&printed).unwrap();
+    place.ok(&["migrate", "--check"]);
     place.ok(&["migrate", "--doorbell", "off"]);
+    let id = place.publish(&[]);
+    assert!(place.ok(&["run", "--until-idle"]).contains(&id));
+    assert!(print(&["--print-roles"]).contains(if on == On::Sqlite { "no roles" } else { "grant " }));
+    place.fails(2, &["migrate", "--check", "--doorbell", "off"]);
+}
+
+#[test]
+fn printing_needs_to_know_for_which_database() {
+    let place = Place::empty(On::Sqlite);
+    for args in [&["migrate", "--print"][..], &["migrate", "--print-roles"]] {
+        let output = place.bare(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains("DATABASE_URL"), "{}", stderr(&output));
+    }
 }
 
 #[test]
 fn a_copy_is_refused_until_it_is_declared() {
     // No relay has ever run: the subscription is made in the copies.
-    let place = Place::with_file_sink();
+    let place = Place::with_file_sink(On::Sqlite);
     let old = place.publish(&[]);
     for suffix in ["", "-wal"] {
         let from = place.path(&format!("app.db{suffix}"));
@@ -55,19 +74,19 @@ fn a_copy_is_refused_until_it_is_declared() {
     assert!(place.read("out.ndjson").contains(&old));
 }
 
-#[test]
-fn a_newer_breaking_schema_is_refused() {
-    let place = Place::new();
-    let raised = "update pillarbox_meta set value = 999 where name in ('schema_version', 'breaking_version')";
-    assert_eq!(place.sql().execute(raised, []).unwrap(), 2);
+fn a_newer_breaking_schema_is_refused(on: On) {
+    let place = Place::new(on);
+    place.sql().execute(match on {
+        On::Sqlite => "update pillarbox_meta set value = 999 where name in ('schema_version', 'breaking_version')",
+        On::Postgres => "update pillarbox_meta set schema_version = 999, breaking_version = 999",
+    });
     place.fails(3, &["migrate", "--check"]);
     let text = place.fails(3, &["run", "--until-idle"]);
     assert!(text.contains("upgrade"), "{text}");
 }
 
-#[test]
-fn fresh_on_the_log_itself_is_refused_with_what_it_would_cost() {
-    let place = Place::with_file_sink();
+fn fresh_on_the_log_itself_is_refused_with_what_it_would_cost(on: On) {
+    let place = Place::with_file_sink(on);
     place.ok(&["migrate", "--fresh"]);
     place.publish(&["--delay", "1h"]);
     place.ok(&["run", "--until-idle"]);
@@ -87,3 +106,10 @@ fn fresh_on_the_log_itself_is_refused_with_what_it_would_cost() {
     place.ok(&["run", "--until-idle"]);
     assert!(!place.path("out.ndjson").exists(), "what was given up was delivered");
 }
+
+on_each!(
+    check_says_whether_the_schema_is_current,
+    what_is_printed_makes_a_log,
+    a_newer_breaking_schema_is_refused,
+    fresh_on_the_log_itself_is_refused_with_what_it_would_cost,
+);

@@ -1,11 +1,10 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
-use crate::place::{Place, stderr, stdout};
+use crate::place::{On, Place, on_each, stderr, stdout};
 
-#[test]
-fn a_reader_that_leaves_is_no_failure() {
-    let place = Place::new();
+fn a_reader_that_leaves_is_no_failure(on: On) {
+    let place = Place::new(on);
     let lines: String = (0..20_000).map(|number| format!("{number}\n")).collect();
     assert!(place.pipe(&["publish", "--topic", "t", "--type", "y", "--ndjson"], lines.as_bytes()).status.success());
     for args in [&["tail", "--from", "0"][..], &["list", "--limit", "20000"], &["run", "--listen", "off"]] {
@@ -18,9 +17,8 @@ fn a_reader_that_leaves_is_no_failure() {
     }
 }
 
-#[test]
-fn a_reader_that_leaves_does_not_stop_the_publishing() {
-    let place = Place::new();
+fn a_reader_that_leaves_does_not_stop_the_publishing(on: On) {
+    let place = Place::new(on);
     let args = ["publish", "--topic", "t", "--type", "y", "--ndjson"];
     for (last, code, published) in [("", 0, 20_000), ("oops\n", 1, 40_000)] {
         let mut command = place.command(&args);
@@ -37,9 +35,8 @@ fn a_reader_that_leaves_does_not_stop_the_publishing() {
     }
 }
 
-#[test]
-fn a_pipe_gets_no_colours() {
-    let place = Place::with_file_sink();
+fn a_pipe_gets_no_colours(on: On) {
+    let place = Place::with_file_sink(on);
     place.publish(&[]);
     place.ok(&["run", "--until-idle"]);
     for args in [&["status"][..], &["list"], &["doctor"], &["subscription", "list"], &["audit"]] {
@@ -51,9 +48,8 @@ fn a_pipe_gets_no_colours() {
     }
 }
 
-#[test]
-fn status_has_the_fields_of_the_contract() {
-    let place = Place::with_file_sink();
+fn status_has_the_fields_of_the_contract(on: On) {
+    let place = Place::with_file_sink(on);
     place.ok(&["run", "--until-idle"]);
     let id = place.publish(&["--key", "k"]);
     let status = place.json(&["status"]);
@@ -82,12 +78,19 @@ fn status_has_the_fields_of_the_contract() {
     assert_eq!(place.json(&["list", "--subscription", "out", "--state", "pending"])[0]["state"], "pending");
 }
 
-#[test]
-fn doctor_finds_nothing_wrong_with_a_new_database() {
-    let place = Place::new();
+fn doctor_finds_nothing_wrong_with_a_new_database(on: On) {
+    let place = Place::new(on);
     let checks = place.json(&["doctor"]);
     assert!(!checks.as_array().unwrap().is_empty());
     for check in checks.as_array().unwrap() {
         assert!(check["level"] != "failed" && check.get("finding").is_some() && check.get("fix").is_some(), "{check}");
     }
 }
+
+on_each!(
+    a_reader_that_leaves_is_no_failure,
+    a_reader_that_leaves_does_not_stop_the_publishing,
+    a_pipe_gets_no_colours,
+    status_has_the_fields_of_the_contract,
+    doctor_finds_nothing_wrong_with_a_new_database,
+);

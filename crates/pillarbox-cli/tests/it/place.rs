@@ -6,33 +6,99 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pillarbox_testkit::postgres::{Database, Server};
 use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::sql::Sql;
 
 /// Far longer than anything here takes; only a failing test waits for it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A directory with a database in it, and the binary run there without the surrounding environment.
+/// Runs each of these functions as a test on every database; those behind the semicolon are async.
+macro_rules! on_each {
+    ($($test:ident),+ $(; $($later:ident),+)? $(,)?) => {
+        mod sqlite {
+            $(#[test] fn $test() { super::$test($crate::place::On::Sqlite); })+
+            $($(#[tokio::test(flavor = "multi_thread")]
+            async fn $later() { super::$later($crate::place::On::Sqlite).await; })+)?
+        }
+        mod postgres {
+            $(#[test] fn $test() { super::$test($crate::place::On::Postgres); })+
+            $($(#[tokio::test(flavor = "multi_thread")]
+            async fn $later() { super::$later($crate::place::On::Postgres).await; })+)?
+        }
+    };
+}
+pub(crate) use on_each;
+
+/// A database to run a test on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum On {
+    Sqlite,
+    Postgres,
+}
+
+/// A directory, a database in it or on a server, and the binary run there without the surrounding environment.
 pub(crate) struct Place {
     directory: TempDir,
+    /// Where the database is.
+    url: String,
+    /// Dropped with the place.
+    database: Option<Database>,
 }
 
 impl Place {
-    /// Nothing but an empty directory.
-    pub(crate) fn empty() -> Self {
-        Place { directory: tempfile::tempdir().unwrap() }
+    /// Nothing but an empty directory, and a database without a schema, or none.
+    pub(crate) fn empty(on: On) -> Self {
+        match on {
+            On::Sqlite => Place::at("sqlite:app.db"),
+            On::Postgres => Place::on(Server::shared()),
+        }
+    }
+
+    /// The same, on a server of the test's own.
+    pub(crate) fn on(server: &Server) -> Self {
+        let database = server.create_database().unwrap();
+        Place { database: Some(database), ..Place::at("") }
+            .with_url(|place| place.database.as_ref().unwrap().url().to_owned())
+    }
+
+    /// An empty directory, and a database that is not this test's business.
+    pub(crate) fn at(url: &str) -> Self {
+        Place { directory: tempfile::tempdir().unwrap(), url: url.to_owned(), database: None }
+    }
+
+    /// Reaches the database in another way.
+    pub(crate) fn with_url(mut self, url: impl FnOnce(&Place) -> String) -> Self {
+        self.url = url(&self);
+        self
+    }
+
+    /// Where the database is.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
     }
 
     /// A directory with a current schema.
-    pub(crate) fn new() -> Self {
-        let place = Place::empty();
-        place.ok(&["migrate"]);
-        place
+    pub(crate) fn new(on: On) -> Self {
+        Place::empty(on).migrated()
+    }
+
+    /// With a current schema.
+    pub(crate) fn migrated(self) -> Self {
+        self.ok(&["migrate"]);
+        self
     }
 
     /// A current schema and a config with one `file` subscription named `out`, writing `out.ndjson`.
-    pub(crate) fn with_file_sink() -> Self {
-        let place = Place::new();
+    pub(crate) fn with_file_sink(on: On) -> Self {
+        Place::new(on).file_sink()
+    }
+
+    /// With a config with one `file` subscription named `out`, writing `out.ndjson`.
+    pub(crate) fn file_sink(self) -> Self {
+        let place = self;
         place.write(
             "pillarbox.toml",
             "[[subscription]]\nname = \"out\"\nsink = { kind = \"file\", path = \"out.ndjson\" }\n",
@@ -57,18 +123,24 @@ impl Place {
         self.read(name).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    pub(crate) fn sql(&self) -> rusqlite::Connection {
-        let connection = rusqlite::Connection::open(self.path("app.db")).unwrap();
-        connection.busy_timeout(PATIENCE).unwrap();
+    pub(crate) fn sql(&self) -> Sql {
+        match &self.database {
+            None => Sql::sqlite(&self.path("app.db")),
+            Some(database) => Sql::postgres(database.url()),
+        }
+    }
+
+    /// For what is SQLite's alone.
+    pub(crate) fn rusqlite(&self) -> rusqlite::Connection {
+        let Sql::Sqlite(connection) = self.sql() else { panic!("not on SQLite") };
         connection
     }
 
     /// Waits until the relay has written so many deliveries; then nothing but a due time touches them.
     pub(crate) fn until_deliveries(&self, count: i64) {
         let deadline = Instant::now() + PATIENCE;
-        let connection = self.sql();
-        let mut rows = connection.prepare("select count(*) from pillarbox_delivery").unwrap();
-        while rows.query_row([], |row| row.get::<_, i64>(0)).unwrap() != count {
+        let sql = self.sql();
+        while sql.number("select count(*) from pillarbox_delivery") != count {
             assert!(Instant::now() < deadline, "there are not {count} deliveries");
             thread::yield_now();
         }
@@ -77,7 +149,7 @@ impl Place {
     /// The binary, with the database named by the environment.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = self.bare(args);
-        command.env("DATABASE_URL", "sqlite:app.db");
+        command.env("DATABASE_URL", &self.url);
         command
     }
 

@@ -1,4 +1,4 @@
-use crate::place::{Place, stderr, stdout};
+use crate::place::{On, Place, on_each, stderr, stdout};
 
 /// Texts that a careless path would change.
 const PAYLOADS: [&str; 6] = [
@@ -20,9 +20,8 @@ fn data(line: &str) -> String {
     serde_json::from_str::<Line<'_>>(line).unwrap().data.get().to_owned()
 }
 
-#[test]
-fn what_arrives_equals_what_was_sent() {
-    let place = Place::with_file_sink();
+fn what_arrives_equals_what_was_sent(on: On) {
+    let place = Place::with_file_sink(on);
     for payload in PAYLOADS {
         place.publish(&["--", payload]);
         let output = place.pipe(&["publish", "--topic", "t", "--type", "y", "-"], format!("{payload}\n").as_bytes());
@@ -40,9 +39,8 @@ fn what_arrives_equals_what_was_sent() {
     assert_eq!(arrived, sent);
 }
 
-#[test]
-fn bytes_keep_their_content_type() {
-    let place = Place::with_file_sink();
+fn bytes_keep_their_content_type(on: On) {
+    let place = Place::with_file_sink(on);
     let output =
         place.pipe(&["publish", "--topic", "t", "--type", "y", "--content-type", "image/x", "-"], &[0, 255, 10, 13]);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -60,9 +58,8 @@ fn bytes_keep_their_content_type() {
     );
 }
 
-#[test]
-fn all_attributes_arrive() {
-    let place = Place::with_file_sink();
+fn all_attributes_arrive(on: On) {
+    let place = Place::with_file_sink(on);
     let id = place.publish(&["--key", "customer 1", "--header", "correlationid=c-1", "--header", "a=b=c", "{}"]);
     place.ok(&["run", "--until-idle"]);
     let line = &place.lines("out.ndjson")[0];
@@ -79,17 +76,15 @@ fn all_attributes_arrive() {
     assert_eq!(shown["subscriptions"][0]["why"]["cause"], "delivered");
 }
 
-#[test]
-fn what_is_not_json_is_refused_with_the_way_out() {
-    let place = Place::new();
+fn what_is_not_json_is_refused_with_the_way_out(on: On) {
+    let place = Place::new(on);
     let text = place.fails(2, &["publish", "--topic", "t", "--type", "y", "hello"]);
     assert!(text.contains("--content-type"), "{text}");
     assert_eq!(place.json(&["list"]).as_array().unwrap().len(), 0);
 }
 
-#[test]
-fn a_payload_over_the_limit_is_refused_by_name() {
-    let place = Place::new();
+fn a_payload_over_the_limit_is_refused_by_name(on: On) {
+    let place = Place::new(on);
     let payload = format!("\"{}\"", "x".repeat(pillarbox::PAYLOAD_BYTES_MAX));
     let output = place.pipe(&["publish", "--topic", "t", "--type", "y", "-"], payload.as_bytes());
     assert_eq!(output.status.code(), Some(1));
@@ -98,9 +93,8 @@ fn a_payload_over_the_limit_is_refused_by_name() {
     assert_eq!(place.json(&["list"]).as_array().unwrap().len(), 1);
 }
 
-#[test]
-fn a_bad_line_stops_with_its_number_and_the_count() {
-    let place = Place::new();
+fn a_bad_line_stops_with_its_number_and_the_count(on: On) {
+    let place = Place::new(on);
     let good: String = (0..1_500).map(|number| format!("{number}\n")).collect();
     let output =
         place.pipe(&["publish", "--topic", "t", "--type", "y", "--ndjson"], format!("{good}oops\n7\n").as_bytes());
@@ -111,11 +105,20 @@ fn a_bad_line_stops_with_its_number_and_the_count() {
     assert_eq!(place.json(&["status"])["log"]["events"], 1_500);
 }
 
-#[test]
-fn a_dedup_key_publishes_once() {
-    let place = Place::new();
+fn a_dedup_key_publishes_once(on: On) {
+    let place = Place::new(on);
     let first = place.publish(&["--dedup-key", "d"]);
     assert_eq!(place.publish(&["--dedup-key", "d"]), first);
     assert_ne!(place.publish(&["--dedup-key", "d", "--key", "k"]), first);
     assert_eq!(place.json(&["list"]).as_array().unwrap().len(), 2);
 }
+
+on_each!(
+    what_arrives_equals_what_was_sent,
+    bytes_keep_their_content_type,
+    all_attributes_arrive,
+    what_is_not_json_is_refused_with_the_way_out,
+    a_payload_over_the_limit_is_refused_by_name,
+    a_bad_line_stops_with_its_number_and_the_count,
+    a_dedup_key_publishes_once,
+);

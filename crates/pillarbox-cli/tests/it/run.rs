@@ -1,14 +1,13 @@
-use crate::place::{Place, stderr, stdout};
+use crate::place::{On, Place, on_each, stderr, stdout};
 
-#[test]
-fn without_a_config_everything_goes_to_standard_output() {
-    let place = Place::new();
+fn without_a_config_everything_goes_to_standard_output(on: On) {
+    let place = Place::new(on);
     let id = place.publish(&["{\"a\":1}"]);
     let output = place.command(&["run", "--until-idle"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).contains(&id) && stdout(&output).lines().count() == 1, "{}", stdout(&output));
     assert!(
-        stderr(&output).lines().next().unwrap().contains("sqlite:app.db"),
+        stderr(&output).lines().next().unwrap().contains(&place.url().replace("postgres@", "")),
         "the database comes first: {}",
         stderr(&output)
     );
@@ -17,9 +16,8 @@ fn without_a_config_everything_goes_to_standard_output() {
     assert_eq!(stdout(&again), "", "delivered twice after a clean end");
 }
 
-#[test]
-fn sigterm_drains_and_nothing_comes_again() {
-    let place = Place::with_file_sink();
+fn sigterm_drains_and_nothing_comes_again(on: On) {
+    let place = Place::with_file_sink(on);
     let mut relay = place.start(&["run", "--listen", "off"]);
     relay.wait_for("relay started");
     let lines: String = (0..2_000).map(|number| format!("{number}\n")).collect();
@@ -36,9 +34,8 @@ fn sigterm_drains_and_nothing_comes_again() {
     assert_eq!(ids.len(), 2_000);
 }
 
-#[test]
-fn sigint_ends_an_idle_relay_and_leaves_no_instance() {
-    let place = Place::with_file_sink();
+fn sigint_ends_an_idle_relay_and_leaves_no_instance(on: On) {
+    let place = Place::with_file_sink(on);
     let mut relay = place.start(&["run", "--listen", "off"]);
     relay.wait_for("relay started");
     relay.signal("-INT");
@@ -46,23 +43,18 @@ fn sigint_ends_an_idle_relay_and_leaves_no_instance() {
     assert_eq!(place.json(&["status"])["instances"].as_array().unwrap().len(), 0);
 }
 
-#[test]
-fn a_running_relay_delivers_what_others_publish() {
-    let place = Place::new();
+fn a_running_relay_delivers_what_others_publish(on: On) {
+    let place = Place::new(on);
     let relay = place.start(&["run", "--listen", "off"]);
     relay.wait_for("relay started");
     let id = place.publish(&["{}"]);
     relay.wait_for_output(&id);
-    place
-        .sql()
-        .execute("insert into pillarbox_event (topic, type, payload) values ('plain', 'insert', '[1]')", [])
-        .unwrap();
+    place.sql().execute("insert into pillarbox_event (topic, type, payload) values ('plain', 'insert', '[1]')");
     relay.wait_for_output("\"plain\"");
 }
 
-#[test]
-fn a_new_subscription_says_how_much_it_will_get() {
-    let place = Place::with_file_sink();
+fn a_new_subscription_says_how_much_it_will_get(on: On) {
+    let place = Place::with_file_sink(on);
     place.publish(&[]);
     let output = place.command(&["run", "--until-idle"]).output().unwrap();
     let text = stderr(&output);
@@ -70,9 +62,8 @@ fn a_new_subscription_says_how_much_it_will_get() {
     assert!(line.contains("subscription=\"out\"") || line.contains("subscription=out"), "{line}");
 }
 
-#[test]
-fn logs_can_be_json() {
-    let place = Place::with_file_sink();
+fn logs_can_be_json(on: On) {
+    let place = Place::with_file_sink(on);
     let output = place.command(&["run", "--until-idle", "--log-format", "json"]).output().unwrap();
     for line in stderr(&output).lines() {
         serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|error| panic!("{error}: {line}"));
@@ -81,9 +72,8 @@ fn logs_can_be_json() {
     assert_eq!(stderr(&output), "");
 }
 
-#[test]
-fn a_second_signal_stops_at_once() {
-    let place = Place::with_file_sink();
+fn a_second_signal_stops_at_once(on: On) {
+    let place = Place::with_file_sink(on);
     let held = std::fs::File::create(place.path("out.ndjson")).unwrap();
     held.lock().unwrap();
     place.publish(&[]);
@@ -100,9 +90,8 @@ fn a_second_signal_stops_at_once() {
     assert_eq!(place.lines("out.ndjson").len(), 1);
 }
 
-#[test]
-fn until_idle_fails_when_a_sink_did_not_take_everything() {
-    let place = Place::new();
+fn until_idle_fails_when_a_sink_did_not_take_everything(on: On) {
+    let place = Place::new(on);
     place.write(
         "pillarbox.toml",
         "[[subscription]]\nname = \"out\"\nsink = { kind = \"file\", path = \"no/such/directory/out.ndjson\" }\n",
@@ -114,3 +103,14 @@ fn until_idle_fails_when_a_sink_did_not_take_everything() {
     place.ok(&["run", "--until-idle"]);
     assert_eq!(place.lines("no/such/directory/out.ndjson").len(), 1);
 }
+
+on_each!(
+    without_a_config_everything_goes_to_standard_output,
+    sigterm_drains_and_nothing_comes_again,
+    sigint_ends_an_idle_relay_and_leaves_no_instance,
+    a_running_relay_delivers_what_others_publish,
+    a_new_subscription_says_how_much_it_will_get,
+    logs_can_be_json,
+    a_second_signal_stops_at_once,
+    until_idle_fails_when_a_sink_did_not_take_everything,
+);

@@ -2,24 +2,24 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pillarbox::{Event, Failure, PAYLOAD_BYTES_MAX, Relay, RetryPolicy, Subscription};
+use pillarbox::{Event, Failure, Handler, PAYLOAD_BYTES_MAX, Relay, RetryPolicy, Subscription};
+use pillarbox_postgres::PostgresStore;
 use pillarbox_sqlite::{SqliteStore, WAL_BYTES_MAX};
 use rusqlite::ErrorCode;
 use tokio::sync::{Semaphore, watch};
 
 use crate::ledger::{Ledger, until};
-use crate::place::{PATIENCE, Place, stderr};
+use crate::place::{On, PATIENCE, Place, on_each, stderr};
 
 const INSERT: &str = "insert into pillarbox_event (topic, key, type, payload) values ('t', ?1, 'y', ?2)";
 
 /// Publishes one event a key, in one transaction.
 fn publish(place: &Place, keys: &[&str]) {
-    let mut sql = place.sql();
-    let transaction = sql.transaction().unwrap();
-    for key in keys {
-        transaction.execute(INSERT, (key, "{}")).unwrap();
-    }
-    transaction.commit().unwrap();
+    let event = |key: &&str| {
+        format!("insert into pillarbox_event (topic, key, type, payload) values ('t', '{key}', 'y', '{{}}');")
+    };
+    let events: String = keys.iter().map(event).collect();
+    place.sql().execute(&format!("begin; {events} commit"));
 }
 
 /// How often each key was handled, and a signal when that changes.
@@ -51,20 +51,29 @@ fn subscription(max_attempts: u32) -> Subscription {
     Subscription { retry, ..Subscription::new("handler") }
 }
 
-fn store(place: &Place) -> SqliteStore {
-    SqliteStore::open(place.path("app.db")).unwrap()
+/// A relay in this process.
+async fn start(place: &Place, subscription: Subscription, handler: impl Handler) -> Relay {
+    let started = match place.url().strip_prefix("sqlite:") {
+        Some(file) => {
+            let store = SqliteStore::open(place.path(file)).unwrap();
+            Relay::builder(store).handle(subscription, handler).start().await
+        }
+        None => {
+            let store = PostgresStore::open(place.url()).await.unwrap();
+            Relay::builder(store).handle(subscription, handler).start().await
+        }
+    };
+    started.unwrap()
 }
 
 /// The states and errors of the slow path, in log order.
 fn deliveries(place: &Place) -> Vec<(String, String)> {
-    let sql = place.sql();
-    let mut rows = sql.prepare("select state, errors from pillarbox_delivery order by position").unwrap();
-    rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().map(Result::unwrap).collect()
+    let rows = place.sql().rows("select state, errors from pillarbox_delivery order by position");
+    rows.into_iter().map(|mut row| (row[0].take().unwrap(), row[1].take().unwrap())).collect()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_panics_is_a_failure_and_the_relay_lives() {
-    let place = Place::new();
+async fn a_handler_that_panics_is_a_failure_and_the_relay_lives(on: On) {
+    let place = Place::new(on);
     let calls = Arc::new(Calls::default());
     let handler = {
         let calls = calls.clone();
@@ -78,7 +87,7 @@ async fn a_handler_that_panics_is_a_failure_and_the_relay_lives() {
         }
     };
     publish(&place, &["bad", "good", "bad", "fine"]);
-    let relay = Relay::builder(store(&place)).handle(subscription(3), handler).start().await.unwrap();
+    let relay = start(&place, subscription(3), handler).await;
     calls.wait_for(|calls| calls.of("bad") == 3 && calls.of("good") == 1 && calls.of("fine") == 1).await;
     until("the event is dead", || deliveries(&place).iter().any(|(state, _)| state == "dead"));
     publish(&place, &["good"]);
@@ -100,9 +109,8 @@ impl Drop for Cancelled {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_never_returns_is_cancelled_and_others_flow() {
-    let place = Place::new();
+async fn a_handler_that_never_returns_is_cancelled_and_others_flow(on: On) {
+    let place = Place::new(on);
     let calls = Arc::new(Calls::default());
     let cancelled = watch::Sender::new(0);
     let handler = {
@@ -123,7 +131,7 @@ async fn a_handler_that_never_returns_is_cancelled_and_others_flow() {
     let mut subscription = subscription(1);
     subscription.workers = 2;
     subscription.processing_timeout = Duration::from_secs(3);
-    let relay = Relay::builder(store(&place)).handle(subscription, handler).start().await.unwrap();
+    let relay = start(&place, subscription, handler).await;
     let mut count = cancelled.subscribe();
     calls.wait_for(|calls| ["stuck", "a", "b", "c"].iter().all(|key| calls.of(key) == 1)).await;
     assert_eq!(*count.borrow(), 0, "the others waited for the time-out");
@@ -136,11 +144,10 @@ async fn a_handler_that_never_returns_is_cancelled_and_others_flow() {
     assert_eq!((calls.of("stuck"), calls.of("a"), calls.of("b"), calls.of("c")), (1, 1, 1, 1));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_drain_in_the_middle_of_a_batch_repeats_nothing() {
+async fn a_drain_in_the_middle_of_a_batch_repeats_nothing(on: On) {
     // More than fit into the batches of all workers.
     const EVENTS: usize = 1_000;
-    let place = Place::new();
+    let place = Place::new(on);
     let calls = Arc::new(Calls::default());
     let gate = Arc::new(Semaphore::new(0));
     let handler = {
@@ -156,7 +163,7 @@ async fn a_drain_in_the_middle_of_a_batch_repeats_nothing() {
     };
     let keys: Vec<String> = (0..EVENTS).map(|number| format!("key-{number}")).collect();
     publish(&place, &keys.iter().map(String::as_str).collect::<Vec<_>>());
-    let relay = Relay::builder(store(&place)).handle(subscription(1), handler.clone()).start().await.unwrap();
+    let relay = start(&place, subscription(1), handler.clone()).await;
     // One is done, and its worker is inside the next: what follows is the middle of a batch.
     gate.add_permits(1);
     let workers = Subscription::new("x").workers;
@@ -164,32 +171,34 @@ async fn a_drain_in_the_middle_of_a_batch_repeats_nothing() {
     let drain = tokio::spawn(relay.drain());
     let report = "select count(*) from pillarbox_instance where report like '%\"draining\":true%'";
     let sql = place.sql();
-    until("it is draining", || sql.query_row(report, [], |row| row.get::<_, i64>(0)).unwrap() == 1);
+    until("it is draining", || sql.number(report) == 1);
     assert!(!drain.is_finished(), "it waits for what is inside the handler");
     gate.add_permits(EVENTS);
     drain.await.unwrap().unwrap();
     let before = *calls.total.borrow();
     assert!(before < EVENTS, "nothing was left to do: {before}");
-    let relay = Relay::builder(store(&place)).handle(subscription(1), handler).start().await.unwrap();
+    let relay = start(&place, subscription(1), handler).await;
     relay.until_idle().await.unwrap();
     relay.drain().await.unwrap();
     assert_eq!(*calls.total.borrow(), EVENTS, "lost or repeated");
     assert!(keys.iter().all(|key| calls.of(key) == 1));
 }
 
-#[test]
-fn sigterm_while_the_sink_writes_repeats_nothing() {
+fn sigterm_while_the_sink_writes_repeats_nothing(on: On) {
     const EVENTS: usize = 500;
-    let place = Place::with_file_sink();
+    let place = Place::with_file_sink(on);
     let held = std::fs::File::create(place.path("out.ndjson")).unwrap();
     held.lock().unwrap();
     let keys: Vec<String> = (0..EVENTS).map(|number| format!("key-{}", number % 20)).collect();
     publish(&place, &keys.iter().map(String::as_str).collect::<Vec<_>>());
     let mut relay = place.start(&["run", "--listen", "off"]);
-    let report =
-        "select count(*) from pillarbox_instance where json_extract(report, '$.subscriptions.out.in_flight') > 0";
+    let report = match on {
+        On::Sqlite => "json_extract(report, '$.subscriptions.out.in_flight') > 0",
+        On::Postgres => "(report::json #>> '{subscriptions,out,in_flight}')::bigint > 0",
+    };
+    let report = format!("select count(*) from pillarbox_instance where {report}");
     let sql = place.sql();
-    until("a batch is at the sink", || sql.query_row(report, [], |row| row.get::<_, i64>(0)).unwrap() == 1);
+    until("a batch is at the sink", || sql.number(&report) == 1);
     relay.signal("-TERM");
     relay.wait_for("draining");
     held.unlock().unwrap();
@@ -205,9 +214,9 @@ fn sigterm_while_the_sink_writes_repeats_nothing() {
 
 #[test]
 fn a_full_disk_is_the_publishers_error_and_the_relay_goes_on() {
-    let place = Place::with_file_sink();
+    let place = Place::with_file_sink(On::Sqlite);
     let mut relay = place.start(&["run", "--listen", "off"]);
-    let sql = place.sql();
+    let sql = place.rusqlite();
     let pages: i64 = sql.query_row("pragma page_count", [], |row| row.get(0)).unwrap();
     sql.pragma_update(None, "max_page_count", pages + 20).unwrap();
     let payload = format!("\"{}\"", "x".repeat(5_000));
@@ -236,7 +245,7 @@ fn a_full_disk_is_the_publishers_error_and_the_relay_goes_on() {
 #[test]
 fn a_relay_that_can_write_nothing_waits_and_goes_on_once_there_is_room() {
     const EVENTS: usize = 300;
-    let place = Place::with_file_sink();
+    let place = Place::with_file_sink(On::Sqlite);
     // Without this the kernel ends a process that writes beyond the limit.
     let mut relay = place.start_after("trap '' XFSZ", &["run", "--listen", "off"]);
     let limit = |bytes: &str| {
@@ -259,20 +268,20 @@ fn a_relay_that_can_write_nothing_waits_and_goes_on_once_there_is_room() {
     ledger.verdict().assert_sound(0);
 }
 
-#[test]
-fn a_payload_over_the_limit_by_plain_insert_stops_nobody_else() {
-    let place = Place::with_file_sink();
+fn a_payload_over_the_limit_by_plain_insert_stops_nobody_else(on: On) {
+    let place = Place::with_file_sink(on);
     let relay = place.start(&["run", "--listen", "off"]);
     relay.wait_for("relay started");
-    let mut sql = place.sql();
+    let sql = place.sql();
+    let insert = |payload: &str| {
+        format!("insert into pillarbox_event (topic, key, type, payload) values ('t', 'k', 'y', '{payload}')")
+    };
     let over = format!("\"{}\"", "x".repeat(PAYLOAD_BYTES_MAX - 1));
-    let edge = &over[..over.len() - 2];
-    let transaction = sql.transaction().unwrap();
-    transaction.execute(INSERT, ("k", "1")).unwrap();
-    let error = transaction.execute(INSERT, ("k", &over)).unwrap_err().to_string();
+    let edge = format!("{}\"", &over[..over.len() - 2]);
+    sql.execute(&format!("begin; {}; savepoint s", insert("1")));
+    let error = sql.try_rows(&insert(&over)).unwrap_err();
     assert!(error.contains("payload_bytes_max"), "{error}");
-    transaction.execute(INSERT, ("k", format!("{edge}\""))).unwrap();
-    transaction.commit().unwrap();
+    sql.execute(&format!("rollback to s; {}; commit", insert(&edge)));
     publish(&place, &["other"]);
     let mut ledger = Ledger::new(&place, "out");
     until("the others arrive", || ledger.arrivals() == 3);
@@ -281,10 +290,10 @@ fn a_payload_over_the_limit_by_plain_insert_stops_nobody_else() {
 
 #[test]
 fn a_long_reader_is_warned_of_in_the_log_in_status_and_by_the_doctor() {
-    let place = Place::with_file_sink();
-    let reader = place.sql();
+    let place = Place::with_file_sink(On::Sqlite);
+    let reader = place.rusqlite();
     reader.execute_batch("begin; select count(*) from pillarbox_event").unwrap();
-    let sql = place.sql();
+    let sql = place.rusqlite();
     sql.pragma_update(None, "synchronous", "off").unwrap();
     let payload = vec![b'x'; PAYLOAD_BYTES_MAX];
     for _ in 0..=WAL_BYTES_MAX / PAYLOAD_BYTES_MAX as u64 {
@@ -304,3 +313,11 @@ fn a_long_reader_is_warned_of_in_the_log_in_status_and_by_the_doctor() {
     assert_eq!(check["level"], "failed", "{check}");
     reader.execute_batch("rollback").unwrap();
 }
+
+on_each!(
+    sigterm_while_the_sink_writes_repeats_nothing,
+    a_payload_over_the_limit_by_plain_insert_stops_nobody_else;
+    a_handler_that_panics_is_a_failure_and_the_relay_lives,
+    a_handler_that_never_returns_is_cancelled_and_others_flow,
+    a_drain_in_the_middle_of_a_batch_repeats_nothing
+);

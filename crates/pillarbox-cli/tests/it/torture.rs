@@ -6,15 +6,20 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rusqlite::Connection;
 use serde_json::Value;
 
 use crate::http;
 use crate::ledger::{LANES, Ledger, until};
-use crate::place::Place;
+use crate::place::{On, Place, on_each};
+use crate::sql::Sql;
 
 /// Kills at random moments, of two relays that share the lanes.
-const KILLS: usize = 200;
+fn kills(on: On) -> usize {
+    match on {
+        On::Sqlite => 200,
+        On::Postgres => 60,
+    }
+}
 /// At most this many lines are waited for between two kills.
 const LINES_BETWEEN_MAX: u64 = 30;
 /// Every so many kills come while the receiver's file is locked by somebody else, so that batches stay at the sink for long.
@@ -28,7 +33,12 @@ const KEYS: u64 = 40;
 /// `relay.in_flight` of all relays here: what one kill may make come again, of what did not take the slow path.
 const IN_FLIGHT: usize = 60;
 /// Take-overs that are looked at one by one.
-const TAKEOVERS: usize = 20;
+fn takeovers_watched(on: On) -> usize {
+    match on {
+        On::Sqlite => 20,
+        On::Postgres => 50,
+    }
+}
 /// A take-over by the lease would take `lease_ttl`, 10 s by default; by the lock it must be over long before that.
 const TAKEOVER_MAX: Duration = Duration::from_secs(5);
 
@@ -36,8 +46,8 @@ const SIGKILL: i32 = 9;
 
 /// A current schema, and a file sink `NAME.ndjson` for each name. Small batches, so that there is much to be torn apart, and
 /// short retries, so that an event whose owner was killed while it worked carefully is not waited for.
-fn place(names: &[&str]) -> Place {
-    let place = Place::new();
+fn place(on: On, names: &[&str]) -> Place {
+    let place = Place::new(on);
     let subscription = |name: &&str| {
         format!(
             "[[subscription]]\nname = \"{name}\"\nlanes = {LANES}\nbatch_size = 10\nworkers = 3\n\
@@ -113,20 +123,20 @@ impl Drop for Victim {
 }
 
 /// The instances that a process has, or had before its number was given to another.
-fn instances(sql: &Connection, pid: u32) -> Vec<i64> {
-    let mut statement = sql.prepare("select id from pillarbox_instance where pid = ?1").unwrap();
-    statement.query_map([pid], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+fn instances(sql: &Sql, pid: u32) -> Vec<i64> {
+    let rows = sql.rows(&format!("select id from pillarbox_instance where pid = {pid}"));
+    rows.iter().map(|row| row[0].as_deref().unwrap().parse().unwrap()).collect()
 }
 
 /// Commits events of these keys in one transaction.
-fn publish(sql: &mut Connection, keys: impl IntoIterator<Item = u64>) {
-    let transaction = sql.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).unwrap();
-    for key in keys {
-        let event =
-            "insert into pillarbox_event (topic, key, type, payload) values ('t', 'key-' || ?1, 'y', '{\"n\":1}')";
-        transaction.prepare_cached(event).unwrap().execute([key as i64]).unwrap();
-    }
-    transaction.commit().unwrap();
+fn publish(sql: &Sql, keys: impl IntoIterator<Item = u64>) {
+    let event = |key: u64| {
+        format!(
+            "insert into pillarbox_event (topic, key, type, payload) values ('t', 'key-{key}', 'y', '{{\"n\":1}}');"
+        )
+    };
+    let events: String = keys.into_iter().map(event).collect();
+    sql.execute(&format!("begin; {events} commit"));
 }
 
 fn now_ms() -> i64 {
@@ -153,9 +163,8 @@ impl Dice {
     }
 }
 
-#[test]
-fn two_hundred_kills_at_random_lose_nothing() {
-    let place = place(&["out"]);
+fn kills_at_random_lose_nothing(on: On) {
+    let place = place(on, &["out"]);
     let mut ledger = Ledger::new(&place, "out");
     let mut dice = Dice(now_ms() as u64 | 1);
     let arrived = Arc::new(AtomicUsize::new(0));
@@ -166,7 +175,7 @@ fn two_hundred_kills_at_random_lose_nothing() {
     });
     let mut relays = [Victim::start(&place, None), Victim::start(&place, None)];
     let mut in_flight = 0;
-    for kill in 0..KILLS {
+    for kill in 0..kills(on) {
         // One in four comes at once, while the relay killed before is still on its way up.
         let lines = if dice.roll(4) == 0 { 0 } else { dice.roll(LINES_BETWEEN_MAX) as usize };
         let goal = ledger.arrivals() + lines;
@@ -203,8 +212,7 @@ fn hold_up(place: &Place, ledger: &Ledger, relay: &Victim) -> File {
     let held = OpenOptions::new().create(true).append(true).open(place.path("out.ndjson")).unwrap();
     held.lock().unwrap();
     let beats = || -> i64 {
-        let beats = "select coalesce(max(beat), 0) from pillarbox_instance where pid = ?1";
-        sql.query_row(beats, [relay.child.id()], |row| row.get(0)).unwrap()
+        sql.number(&format!("select coalesce(max(beat), 0) from pillarbox_instance where pid = {}", relay.child.id()))
     };
     let before = beats();
     until("the relay beats while it is held up", || beats() >= before + HELD_UP_BEATS);
@@ -212,7 +220,7 @@ fn hold_up(place: &Place, ledger: &Ledger, relay: &Victim) -> File {
 }
 
 /// Publishes in transactions of any size, some of which are rolled back, staying a little ahead of the receiver.
-fn publish_until(mut sql: Connection, mut dice: Dice, arrived: &AtomicUsize, stop: &AtomicBool) -> usize {
+fn publish_until(sql: Sql, mut dice: Dice, arrived: &AtomicUsize, stop: &AtomicBool) -> usize {
     let mut published = 0;
     while !stop.load(Ordering::SeqCst) {
         if published > arrived.load(Ordering::SeqCst) + BACKLOG_MAX {
@@ -221,23 +229,19 @@ fn publish_until(mut sql: Connection, mut dice: Dice, arrived: &AtomicUsize, sto
             continue;
         }
         if dice.roll(10) == 0 {
-            let transaction = sql.transaction().unwrap();
-            let event = "insert into pillarbox_event (topic, type) values ('t', 'rolled back')";
-            transaction.execute(event, []).unwrap();
-            transaction.rollback().unwrap();
+            sql.execute("begin; insert into pillarbox_event (topic, type) values ('t', 'rolled back'); rollback");
         }
         let count = 1 + dice.roll(20);
-        publish(&mut sql, (0..count).map(|_| dice.roll(KEYS)));
+        publish(&sql, (0..count).map(|_| dice.roll(KEYS)));
         published += count as usize;
     }
     published
 }
 
-#[test]
-fn a_killed_relay_is_replaced_by_its_lock_and_not_by_the_lease() {
-    let place = place(&["out"]);
+fn a_killed_relay_is_replaced_by_its_lock_and_not_by_the_lease(on: On) {
+    let place = place(on, &["out"]);
     let mut ledger = Ledger::new(&place, "out");
-    let mut sql = place.sql();
+    let sql = place.sql();
     let start = || {
         let relay = place.start(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"]);
         let address = http::listen(&relay);
@@ -246,7 +250,8 @@ fn a_killed_relay_is_replaced_by_its_lock_and_not_by_the_lease() {
     let mut survivor = start();
     let mut victim = start();
     let mut slowest = Duration::ZERO;
-    for _ in 0..TAKEOVERS {
+    let count = takeovers_watched(on);
+    for _ in 0..count {
         until("both relays own lanes", || shares(&ledger) == [LANES as usize / 2; 2]);
         until("nothing is in flight", || ledger.is_settled());
         let owner = instances(&sql, victim.0.id());
@@ -263,7 +268,7 @@ fn a_killed_relay_is_replaced_by_its_lock_and_not_by_the_lease() {
         victim.0.signal("-KILL");
         let killed = Instant::now();
         victim.0.end();
-        publish(&mut sql, 0..KEYS);
+        publish(&sql, 0..KEYS);
         until("what was published after the kill arrives", || ledger.arrivals() >= arrivals + KEYS as usize);
         let took = killed.elapsed();
         assert!(took < TAKEOVER_MAX, "the take-over took {took:?}");
@@ -275,7 +280,7 @@ fn a_killed_relay_is_replaced_by_its_lock_and_not_by_the_lease() {
         // The survivor is the next victim, so that every one has been both.
         victim = std::mem::replace(&mut survivor, start());
     }
-    println!("the slowest of {TAKEOVERS} take-overs took {slowest:?}");
+    println!("the slowest of {count} take-overs took {slowest:?}");
     let verdict = ledger.verdict();
     verdict.assert_sound(0);
 }
@@ -295,6 +300,8 @@ fn taken_by_lock(address: &str) -> u64 {
     let line = metrics.lines().find_map(|line| line.strip_prefix("pillarbox_takeovers_total{cause=\"lock\"} "));
     line.map_or(0, |count| count.parse().unwrap())
 }
+
+on_each!(kills_at_random_lose_nothing, a_killed_relay_is_replaced_by_its_lock_and_not_by_the_lease);
 
 #[cfg(feature = "failpoints")]
 mod failpoints {
@@ -316,25 +323,31 @@ mod failpoints {
     /// A delayed event is due this soon; where the relay reads it later still, the next round has another.
     const DELAY_MS: i64 = 100;
 
-    #[test]
-    fn a_kill_at_every_failpoint_loses_nothing() {
+    fn a_kill_at_every_failpoint_loses_nothing(on: On) {
         let cases = Failpoint::ALL.into_iter().flat_map(|point| COUNTS.map(|count| (point, count)));
         for (point, count) in cases {
-            check(point, count);
+            check(on, point, count);
         }
     }
 
-    fn check(point: Failpoint, count: u64) {
+    on_each!(a_kill_at_every_failpoint_loses_nothing);
+
+    fn check(on: On, point: Failpoint, count: u64) {
         let name = format!("{}:{count}", point.name());
-        let place = place(&NAMES);
-        let mut sql = place.sql();
+        let place = place(on, &NAMES);
+        if on == On::Postgres {
+            // A killed relay that nobody watched is replaced after its lease alone.
+            let config = place.read("pillarbox.toml").replacen("[relay]", "[relay]\nlease_ttl = \"1s\"", 1);
+            place.write("pillarbox.toml", &config);
+        }
+        let sql = place.sql();
         let mut ledgers = NAMES.map(|name| Ledger::new(&place, name));
-        let mut due = wave(&mut sql);
+        let mut due = wave(&sql);
         let mut victim = Victim::start(&place, Some(name.clone()));
         // A process joins and leaves only once.
         let once = matches!(point, Failpoint::Joined | Failpoint::Leave);
         let rounds = if once { ROUNDS_ONCE } else { ROUNDS_MAX };
-        let status = work(&place, &mut victim, &ledgers, rounds, || due = wave(&mut sql));
+        let status = work(&place, &mut victim, &ledgers, rounds, || due = wave(&sql));
         let dies = count == 1 || !once;
         assert_eq!(status.signal() == Some(SIGABRT), dies, "{name}: {status}\n{}", place.read("relay.log"));
         let charges = ledgers.each_mut().map(|ledger| ledger.charge(None));
@@ -345,7 +358,7 @@ mod failpoints {
         assert!(charges.iter().all(|charge| charge.total() <= IN_FLIGHT), "{name}: {charges:?}");
         NAMES.iter().for_each(|name| tear(&place, name));
         // At least one more line for each file, so that both torn tails are found.
-        publish(&mut sql, 0..8);
+        publish(&sql, 0..8);
         until("the delayed events are due", || now_ms() > due);
         let mut after = Victim::start(&place, None);
         until(&format!("{name}: everything is settled"), || ledgers.iter().all(Ledger::is_settled));
@@ -407,12 +420,11 @@ mod failpoints {
     }
 
     /// Events of several keys, in order, and two without a key that are delayed, so that the slow path has work too.
-    fn wave(sql: &mut Connection) -> i64 {
+    fn wave(sql: &Sql) -> i64 {
         let due = now_ms() + DELAY_MS;
         publish(sql, (0..60).map(|number| number % 7));
-        let delayed =
-            "insert into pillarbox_event (topic, type, deliver_at) values ('t', 'delayed', ?1), ('t', 'delayed', ?1)";
-        sql.execute(delayed, [due]).unwrap();
+        let event = format!("('t', 'delayed', {})", sql.time(due));
+        sql.execute(&format!("insert into pillarbox_event (topic, type, deliver_at) values {event}, {event}"));
         due
     }
 

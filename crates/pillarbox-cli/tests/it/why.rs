@@ -1,6 +1,6 @@
 use serde_json::Value;
 
-use crate::place::Place;
+use crate::place::{On, Place, on_each};
 
 fn cause(place: &Place, id: &str) -> Value {
     place.json(&["why", id, "--subscription", "out"])["subscriptions"][0].clone()
@@ -12,9 +12,8 @@ fn check(place: &Place, id: &str, expected: &str) {
     assert!(!answer["message"].as_str().unwrap().is_empty());
 }
 
-#[test]
-fn delivered_not_matched_and_no_owner() {
-    let place = Place::new();
+fn delivered_not_matched_and_no_owner(on: On) {
+    let place = Place::new(on);
     place.write(
         "pillarbox.toml",
         "[[subscription]]\nname = \"out\"\ntopics = [\"orders\"]\nsink = { kind = \"file\", path = \"out.ndjson\" }\n",
@@ -30,9 +29,8 @@ fn delivered_not_matched_and_no_owner() {
     place.fails(1, &["why", &delivered, "--subscription", "nobody"]);
 }
 
-#[test]
-fn before_start() {
-    let place = Place::new();
+fn before_start(on: On) {
+    let place = Place::new(on);
     place.write(
         "pillarbox.toml",
         "[[subscription]]\nname = \"out\"\nstart = \"now\"\nsink = { kind = \"file\", path = \"out.ndjson\" }\n",
@@ -43,37 +41,36 @@ fn before_start() {
     assert!(!place.path("out.ndjson").exists());
 }
 
-#[test]
-fn paused() {
-    let place = Place::with_file_sink();
+fn paused(on: On) {
+    let place = Place::with_file_sink(on);
     place.ok(&["run", "--until-idle"]);
     place.ok(&["pause", "out"]);
     check(&place, &place.publish(&[]), "paused");
 }
 
-#[test]
-fn delayed_retry_at_behind_key_head_dead_and_skipped() {
-    let place = Place::with_file_sink();
+fn delayed_retry_at_behind_key_head_dead_and_skipped(on: On) {
+    let place = Place::with_file_sink(on);
     let ids: Vec<String> = (0..2).map(|_| place.publish(&["--key", "k", "--delay", "1h"])).collect();
     let relay = place.start(&["run", "--listen", "off"]);
     relay.wait_for("relay started");
     place.until_deliveries(2);
     check(&place, &ids[0], "delayed");
     let far = 4_102_444_800_000i64;
-    place.sql().execute("update pillarbox_delivery set state = 'retrying', attempts = 1, due_at = ?1", [far]).unwrap();
+    let sql = place.sql();
+    let far = sql.time(far);
+    sql.execute(&format!("update pillarbox_delivery set state = 'retrying', attempts = 1, due_at = {far}"));
     check(&place, &ids[0], "retry_at");
     check(&place, &ids[1], "behind_key_head");
     assert!(cause(&place, &ids[1])["message"].as_str().unwrap().contains(&ids[0]), "the head is named");
-    place.sql().execute("update pillarbox_delivery set state = 'dead'", []).unwrap();
+    sql.execute("update pillarbox_delivery set state = 'dead'");
     check(&place, &ids[0], "dead");
     place.ok(&["skip", "--subscription", "out", "--event", &ids[0], "--reason", "not needed"]);
     check(&place, &ids[0], "skipped");
     assert!(cause(&place, &ids[0])["message"].as_str().unwrap().contains("not needed"));
 }
 
-#[test]
-fn sink_down() {
-    let place = Place::new();
+fn sink_down(on: On) {
+    let place = Place::new(on);
     place.write(
         "pillarbox.toml",
         "[[subscription]]\nname = \"out\"\nsink = { kind = \"file\", path = \"no/such/directory/out.ndjson\" }\n",
@@ -84,3 +81,11 @@ fn sink_down() {
     let answer = place.until(&["why", &id], |answer| answer["subscriptions"][0]["cause"] == "sink_down");
     assert!(answer["subscriptions"][0]["message"].as_str().unwrap().contains("no/such/directory"), "{answer}");
 }
+
+on_each!(
+    delivered_not_matched_and_no_owner,
+    before_start,
+    paused,
+    delayed_retry_at_behind_key_head_dead_and_skipped,
+    sink_down,
+);

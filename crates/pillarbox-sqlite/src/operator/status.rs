@@ -76,6 +76,8 @@ fn log_status(tx: &Connection, desk: &Desk, world: &World) -> Db<LogStatus> {
         bytes: tx.query_row(sql, [], |row| row.get::<_, i64>(0))? + wal as i64,
         kept: tx.query_row("select count(*) from pillarbox_event_kept", [], |row| row.get(0))?,
         holders,
+        held_seconds: None,
+        alarms: Vec::new(),
     })
 }
 

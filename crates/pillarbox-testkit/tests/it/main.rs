@@ -1,5 +1,7 @@
-//! The store suite on the log in memory, and on every broken variant of it.
+//! The store suite on the log in memory, and on every broken variant of it; the PostgreSQL servers and the proxy.
 #![allow(clippy::unwrap_used, reason = "a test may panic, in its helpers too")]
 mod memory;
+mod postgres;
+mod proxy;
 mod simulation;
 mod suite;

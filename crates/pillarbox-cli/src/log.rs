@@ -1,0 +1,142 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox::{
+    Books, Change, Changed, Check, Epoch, Event, EventRecord, Fleet, Hello, Joined, LaneRef, LaneState, ListQuery,
+    ListRow, NewEvent, Operator, Page, PollRequest, Position, PrunePolicy, Pruned, Report, Result, Settlement, Status,
+    Store, StoreFeatures, Take, Wake,
+};
+#[cfg(feature = "postgres")]
+use pillarbox_postgres::PostgresStore;
+use pillarbox_sqlite::SqliteStore;
+use uuid::Uuid;
+
+/// An opened log, whichever database it is in: every command works on this one type.
+#[derive(Debug)]
+pub(crate) enum Log {
+    Sqlite(SqliteStore),
+    #[cfg(feature = "postgres")]
+    Postgres(Box<PostgresStore>),
+}
+
+/// What a config says of a whole log: it holds for whoever else works on it, without this config. None: as it is.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Limits {
+    /// How long a `dedup_key` is remembered.
+    pub(crate) dedup_window: Option<Duration>,
+    /// How long events stay at least; `Some(None)`: for ever.
+    pub(crate) retention_keep: Option<Option<Duration>>,
+    /// How long dead deliveries stay at least.
+    pub(crate) retention_dead: Option<Option<Duration>>,
+}
+
+/// The same call on whichever store it is.
+macro_rules! on_each {
+    ($log:expr, $store:ident => $call:expr) => {
+        match $log {
+            Log::Sqlite($store) => $call,
+            #[cfg(feature = "postgres")]
+            Log::Postgres($store) => $call,
+        }
+    };
+}
+
+impl Log {
+    /// Writes the limits of the log.
+    pub(crate) async fn set_limits(&self, limits: Limits) -> Result<()> {
+        let Limits { dedup_window, retention_keep, retention_dead } = limits;
+        match self {
+            Log::Sqlite(store) => {
+                let limits =
+                    pillarbox_sqlite::Limits { dedup_window, retention_keep, retention_dead, ..Default::default() };
+                store.set_limits(limits).await
+            }
+            #[cfg(feature = "postgres")]
+            Log::Postgres(store) => {
+                let limits =
+                    pillarbox_postgres::Limits { dedup_window, retention_keep, retention_dead, ..Default::default() };
+                store.set_limits(limits).await
+            }
+        }
+    }
+}
+
+impl Store for Log {
+    fn features(&self) -> StoreFeatures {
+        on_each!(self, store => store.features())
+    }
+
+    async fn join(&self, hello: Hello) -> Result<Joined> {
+        on_each!(self, store => store.join(hello).await)
+    }
+
+    async fn observe(&self, report: &Report) -> Result<Fleet> {
+        on_each!(self, store => store.observe(report).await)
+    }
+
+    async fn take(&self, lanes: &[Take]) -> Result<Vec<Option<Epoch>>> {
+        on_each!(self, store => store.take(lanes).await)
+    }
+
+    async fn load(&self, lanes: &[(LaneRef, Epoch)]) -> Result<Vec<Option<LaneState>>> {
+        on_each!(self, store => store.load(lanes).await)
+    }
+
+    async fn poll(&self, request: &PollRequest) -> Result<Page> {
+        on_each!(self, store => store.poll(request).await)
+    }
+
+    async fn fetch(&self, positions: &[Position]) -> Result<Vec<Arc<Event>>> {
+        on_each!(self, store => store.fetch(positions).await)
+    }
+
+    async fn settle(&self, settlement: &Settlement) -> Result<Vec<bool>> {
+        on_each!(self, store => store.settle(settlement).await)
+    }
+
+    async fn wait(&self, timeout: Duration) -> Result<Wake> {
+        on_each!(self, store => store.wait(timeout).await)
+    }
+
+    async fn leave(&self) -> Result<()> {
+        on_each!(self, store => store.leave().await)
+    }
+}
+
+impl Operator for Log {
+    async fn status(&self) -> Result<Status> {
+        on_each!(self, store => store.status().await)
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<ListRow>> {
+        on_each!(self, store => store.list(query).await)
+    }
+
+    async fn show(&self, id: Uuid) -> Result<Option<EventRecord>> {
+        on_each!(self, store => store.show(id).await)
+    }
+
+    async fn change(&self, change: &Change, dry_run: bool) -> Result<Changed> {
+        on_each!(self, store => store.change(change, dry_run).await)
+    }
+
+    async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Uuid>> {
+        on_each!(self, store => store.publish(events).await)
+    }
+
+    async fn books(&self) -> Result<Books> {
+        on_each!(self, store => store.books().await)
+    }
+
+    async fn prune(&self, policy: &PrunePolicy) -> Result<Pruned> {
+        on_each!(self, store => store.prune(policy).await)
+    }
+
+    async fn doctor(&self) -> Result<Vec<Check>> {
+        on_each!(self, store => store.doctor().await)
+    }
+
+    async fn reset(&self) -> Result<()> {
+        on_each!(self, store => store.reset().await)
+    }
+}

@@ -1,0 +1,196 @@
+//! What only PostgreSQL has: servers, roles, passwords, certificates, copies made by the server.
+
+use std::net::TcpListener;
+use std::process::Command;
+
+use pillarbox_testkit::postgres::Server;
+
+use crate::place::{On, Place, stderr, stdout};
+
+const SECRET: &str = "canary";
+
+/// Runs it with this database; its exit code and all that it said, which must not be the password.
+fn run(place: &Place, url: &str, args: &[&str]) -> (Option<i32>, String) {
+    said(place.bare(args).env("DATABASE_URL", url).env("RUST_BACKTRACE", "1"))
+}
+
+fn said(command: &mut Command) -> (Option<i32>, String) {
+    let output = command.output().unwrap();
+    let text = format!("{}{}", stdout(&output), stderr(&output));
+    assert!(!text.contains(SECRET), "{command:?}: {text}");
+    (output.status.code(), text)
+}
+
+#[track_caller]
+fn check(place: &Place, url: &str, code: i32, parts: &[&str]) {
+    for args in [&["status"][..], &["-vv", "run", "--until-idle"], &["migrate"], &["doctor"], &["tail"], &["demo"]] {
+        let with_flag = [args, &["--database", url]].concat();
+        let (found, text) = run(place, url, if args == ["demo"] { &with_flag } else { args });
+        assert_eq!(found, Some(code), "{args:?}: {text}");
+        for part in parts {
+            assert!(text.contains(part), "{args:?}: '{part}' is not in: {text}");
+        }
+        let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error: ")).collect();
+        assert_eq!(errors.len(), 1, "{text}");
+    }
+}
+
+#[test]
+fn nobody_listens() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let place = Place::at("");
+    let url = format!("postgres://app:{SECRET}@127.0.0.1:{port}/app");
+    check(&place, &url, 1, &[&format!("postgres://127.0.0.1:{port}/app"), "refused", "check that the server runs"]);
+}
+
+#[test]
+fn there_is_no_such_database() {
+    let server = Server::shared();
+    let url = server.url("nowhere").replace("//postgres@", &format!("//postgres:{SECRET}@"));
+    check(&Place::at(""), &url, 1, &["\"nowhere\" does not exist", "createdb"]);
+}
+
+#[test]
+fn a_wrong_password_and_a_right_one() {
+    let server = Server::builder().tls().start().unwrap();
+    let place = Place::on(&server);
+    let database = place.url().rsplit('/').next().unwrap().to_owned();
+    let hba = server.data_dir().join("pg_hba.conf");
+    let rules = std::fs::read_to_string(&hba).unwrap();
+    std::fs::write(&hba, format!("host all app 127.0.0.1/32 scram-sha-256\n{rules}")).unwrap();
+    let sql = format!(
+        "create role app login password 'right-{SECRET}'; grant create on database {database} to app; \
+         select pg_reload_conf()"
+    );
+    server.psql("postgres", &sql).unwrap();
+    let url = |password: &str| server.url_as(&format!("app:{password}{SECRET}"), &database);
+    crate::ledger::until("the server asks for passwords", || {
+        run(&place, &url("wrong-"), &["status"]).1.contains("password")
+    });
+    check(
+        &place,
+        &url("wrong-"),
+        1,
+        &["password authentication failed", "check the user and the password", "pg_hba.conf"],
+    );
+
+    let url = url("right-");
+    let all = [
+        &["migrate", "--check"][..],
+        &["migrate"],
+        &["-vv", "publish", "--topic", "t", "--type", "y"],
+        &["-vv", "run", "--until-idle"],
+        &["status"],
+        &["reset"],
+        &["config", "print"],
+        &["config", "print", "--json"],
+        &["demo", "--seconds", "1", "--database", &url],
+    ];
+    let codes: Vec<Option<i32>> = all.iter().map(|args| run(&place, &url, args).0).collect();
+    assert_eq!(codes, [3, 0, 0, 0, 0, 2, 0, 0, 0].map(Some));
+    assert!(run(&place, &url, &["config", "print"]).1.contains("postgres://app:***@127.0.0.1"));
+    let (_, text) = run(&place, &url, &["-vv", "run", "--until-idle"]);
+    assert!(
+        text.lines().next().unwrap().contains(&format!("postgres://127.0.0.1:{}/{database}", server.port())),
+        "{text}"
+    );
+}
+
+#[test]
+fn every_check_of_a_certificate() {
+    let server = Server::builder().tls().start().unwrap();
+    let place = Place::on(&server);
+    let database = place.url().rsplit('/').next().unwrap().to_owned();
+    let place = place.with_url(|_| server.tls_url(&database)).migrated().file_sink();
+    let id = place.publish(&[]);
+    place.ok(&["run", "--until-idle"]);
+    assert!(place.read("out.ndjson").contains(&id));
+    place.ok(&["demo", "--seconds", "1", "--database", place.url()]);
+    let unencrypted = "select count(*) from pg_stat_ssl join pg_stat_activity using (pid) \
+                       where application_name like 'pillarbox%' and not ssl";
+    let relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    assert_eq!(server.psql(&database, unencrypted).unwrap(), "0");
+
+    let other = Server::builder().tls().start().unwrap();
+    let wrong_name = place.url().replace("localhost", "127.0.0.1");
+    let authority = |server: &Server| server.authority().display().to_string();
+    let wrong_authority = place.url().replace(&authority(&server), &authority(&other));
+    for url in [wrong_name, wrong_authority] {
+        let (code, text) = run(&place, &url, &["status"]);
+        assert!(code == Some(1) && text.contains("certificate"), "{text}");
+    }
+}
+
+#[test]
+fn a_role_without_grants_is_told_where_they_are() {
+    let server = Server::shared();
+    let place = Place::new(On::Postgres);
+    let database = place.url().rsplit('/').next().unwrap().to_owned();
+    let role = format!("nobody_{database}");
+    server.psql("postgres", &format!("create role {role} login")).unwrap();
+    let (code, text) = run(&place, &server.url_as(&role, &database), &["status"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains(&role) && text.contains("migrate --print-roles"), "{text}");
+    server.psql("postgres", &format!("drop role {role}")).unwrap();
+}
+
+#[test]
+fn a_missing_schema_is_3_and_names_the_command() {
+    let place = Place::empty(On::Postgres);
+    let url = place.url().replace("//postgres@", &format!("//postgres:{SECRET}@")) + "?schema=other";
+    for args in
+        [&["status"][..], &["run"], &["publish", "--topic", "t", "--type", "y"], &["tail"], &["migrate", "--check"]]
+    {
+        let (code, text) = run(&place, &url, args);
+        assert_eq!(code, Some(3), "{args:?}: {text}");
+        let command = format!("pillarbox migrate --database '{}'", url.replace(SECRET, "***"));
+        assert!(text.contains(&command), "{args:?}: {text}");
+    }
+}
+
+#[test]
+fn a_copy_is_refused_until_it_is_declared() {
+    let server = Server::shared();
+    let place = Place::with_file_sink(On::Postgres);
+    let old = place.publish(&[]);
+    let database = place.url().rsplit('/').next().unwrap().to_owned();
+    for name in ["fresh", "adopted"] {
+        server.psql("postgres", &format!("create database {database}_{name} template {database}")).unwrap();
+    }
+    let url = |name: &str| server.url(&format!("{database}_{name}"));
+    let (fresh, adopted) = (url("fresh"), url("adopted"));
+    let on = |url: &str, args: &[&str]| place.ok(&[args, &["--database", url]].concat());
+    let text = place.fails(3, &["run", "--until-idle", "--database", &fresh]);
+    assert!(text.contains("--adopt") && text.contains("--fresh"), "{text}");
+    assert!(!place.path("out.ndjson").exists(), "a copy delivered");
+
+    on(&fresh, &["migrate", "--fresh"]);
+    on(&fresh, &["run", "--until-idle"]);
+    assert!(!place.path("out.ndjson").exists(), "a fresh copy delivered what is old");
+    let new = place.publish(&["--database", &fresh]);
+    on(&fresh, &["rewind", "out", "--to", "start", "--yes"]);
+    on(&fresh, &["run", "--until-idle"]);
+    let text = place.read("out.ndjson");
+    assert!(text.contains(&new) && !text.contains(&old), "a fresh copy delivered {text}");
+
+    on(&adopted, &["migrate", "--adopt"]);
+    on(&adopted, &["run", "--until-idle"]);
+    assert!(place.read("out.ndjson").contains(&old));
+    for name in ["fresh", "adopted"] {
+        server.psql("postgres", &format!("drop database {database}_{name} with (force)")).unwrap();
+    }
+}
+
+#[test]
+fn two_logs_in_two_schemas_of_a_database_do_not_meet() {
+    let place = Place::with_file_sink(On::Postgres);
+    let other = format!("{}?schema=other", place.url());
+    place.ok(&["migrate", "--database", &other]);
+    let id = place.publish(&["--database", &other]);
+    place.ok(&["run", "--until-idle"]);
+    assert!(!place.path("out.ndjson").exists());
+    assert_eq!(place.json(&["status"])["log"]["events"], 0);
+    place.ok(&["run", "--until-idle", "--database", &other]);
+    assert!(place.read("out.ndjson").contains(&id));
+}

@@ -1,0 +1,533 @@
+-- breaking: yes
+-- @schema@ is the schema's name, @class@ the first half of the advisory lock keys of this log, @channel@ the channel of the doorbell.
+
+-- Not `create schema if not exists`: that asks for the right to create schemas even if this one is there.
+do $$
+begin
+    if to_regnamespace('@schema@') is null then
+        create schema @schema@;
+    end if;
+end
+$$;
+
+create table @schema@.migration (
+    version integer primary key,
+    name text not null,
+    breaking boolean not null,
+    applied_at timestamptz not null default clock_timestamp()
+);
+
+-- One row: what the log is, how far retention went, and the limits that bind everybody.
+create table @schema@.meta (
+    one boolean primary key default true check (one),
+    schema_version integer not null default 0,
+    breaking_version integer not null default 0,
+    log_id uuid not null default gen_random_uuid(),
+    incarnation bigint not null default 1,
+    -- The home: the cluster, the database, the table and the timeline that the log was last at home in. Null: at home
+    -- where it is.
+    system_identifier text,
+    database text,
+    database_oid bigint,
+    event_oid bigint,
+    timeline integer,
+    -- Where the server listens, as it says, and by which names clients have reached it there.
+    address text,
+    port integer,
+    reached_as text[] not null default '{}',
+    -- The lowest position that retention has left.
+    log_start bigint not null default 1,
+    -- Retention has been this far; up to here only a journal's leaves are left.
+    pruned_to bigint not null default 0,
+    -- Nothing up to here is ever delivered: it was in the log when that was declared a fresh copy.
+    fresh_floor bigint not null default 0,
+    payload_bytes_max integer not null default 1048576,
+    dedup_window_ms bigint not null default 86400000,
+    -- Nobody's retention removes what is younger.
+    retention_keep_ms bigint not null default 0,
+    retention_dead_ms bigint not null default 0,
+    -- Positions of a leaf; 0: from the rate of publishing.
+    leaf_size bigint not null default 0
+);
+insert into @schema@.meta default values;
+
+-- A time-ordered id (version 7), so that the index of the ids grows at its end.
+create function @schema@.new_id() returns uuid language sql volatile parallel safe as $$
+    select encode(
+        set_bit(set_bit(overlay(
+            uuid_send(gen_random_uuid())
+            placing substring(int8send((extract(epoch from clock_timestamp()) * 1000)::bigint) from 3)
+            from 1 for 6
+        ), 52, 1), 53, 1),
+        'hex'
+    )::uuid
+$$;
+
+-- The log. A constraint's name is what a publisher reads when it fails.
+create table @schema@.event (
+    position bigint generated always as identity (cache 1) primary key,
+    id uuid not null default @schema@.new_id(),
+    topic text not null,
+    key text,
+    type text not null,
+    payload json,
+    payload_bytes bytea,
+    content_type text,
+    headers jsonb not null default '{}',
+    stream_version bigint,
+    deliver_at timestamptz,
+    created_at timestamptz not null default clock_timestamp(),
+    constraint topic_has_1_to_1024_bytes check (octet_length(topic) between 1 and 1024),
+    constraint type_has_1_to_1024_bytes check (octet_length(type) between 1 and 1024),
+    constraint key_has_1_to_1024_bytes check (octet_length(key) between 1 and 1024),
+    constraint payload_or_payload_bytes check (payload is null or payload_bytes is null),
+    -- The size in memory, with four bytes of its own: no cast, no copy.
+    constraint payload_has_at_most_payload_bytes_max_bytes check (
+        pg_column_size(payload) <= 1048580 and pg_column_size(payload_bytes) <= 1048580
+    ),
+    constraint headers_is_a_json_object check (jsonb_typeof(headers) = 'object')
+) partition by range (position);
+
+-- Serves `show` and every command that names an event by its id; one index a leaf.
+create index event_id on @schema@.event (id);
+
+-- The leaves as they are attached; written in the transaction that attaches. `high` is exclusive; null: open-ended.
+create table @schema@.leaf (
+    name text primary key,
+    low bigint not null,
+    high bigint,
+    attached_at timestamptz not null default clock_timestamp(),
+    -- Emptied by retention: may be used again.
+    emptied boolean not null default false
+);
+
+-- Copies of events that deliveries still need after their leaf was emptied.
+create table @schema@.event_kept (
+    position bigint primary key,
+    id uuid not null,
+    topic text not null,
+    key text,
+    type text not null,
+    payload json,
+    payload_bytes bytea,
+    content_type text,
+    headers jsonb not null,
+    stream_version bigint,
+    deliver_at timestamptz,
+    created_at timestamptz not null
+);
+create index event_kept_id on @schema@.event_kept (id);
+
+create table @schema@.subscription (
+    id bigint generated always as identity primary key,
+    name text not null unique,
+    filter text not null,
+    mode text not null,
+    lanes integer not null,
+    on_dead text not null,
+    hold_ms bigint,
+    retry text not null,
+    processing_timeout_ms bigint not null,
+    paused boolean not null default false,
+    defined_by bigint not null,
+    created_at timestamptz not null default clock_timestamp()
+);
+
+-- Rewritten all the time: room on the page, and no index on what changes.
+create table @schema@.cursor (
+    subscription bigint not null,
+    lane integer not null,
+    floor bigint not null,
+    settled int8multirange not null default '{}',
+    anchor_position bigint,
+    anchor_id uuid,
+    owner bigint,
+    epoch bigint not null default 0,
+    revision bigint not null default 0,
+    takeovers integer not null default 0,
+    primary key (subscription, lane)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+create table @schema@.instance (
+    id integer generated always as identity primary key,
+    host text not null,
+    pid integer not null,
+    version text not null,
+    beat bigint not null default 0,
+    started_at timestamptz not null default clock_timestamp(),
+    beat_at timestamptz not null default clock_timestamp(),
+    subscriptions bigint[] not null,
+    report text not null default '{"subscriptions":{}}'
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- The slow path. The state `blocked` is never stored: see the view below.
+create table @schema@.delivery (
+    subscription bigint not null,
+    position bigint not null,
+    lane integer not null,
+    arrival bigint not null,
+    key text,
+    state text not null check (state in ('pending', 'delayed', 'processing', 'retrying', 'dead')),
+    attempts integer not null,
+    due_at timestamptz not null,
+    since timestamptz not null,
+    died_at timestamptz,
+    errors text not null default '[]',
+    primary key (subscription, position)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+
+-- Serves the search for a key's head (blocked, requeue by key, rewind of a key). Keys of 1,024 bytes fit.
+create index delivery_key on @schema@.delivery (subscription, key, arrival);
+-- Serves the load of a lane in order of arrival.
+create index delivery_lane on @schema@.delivery (subscription, lane, arrival);
+-- Serves retention: which events of a range are still needed.
+create index delivery_position on @schema@.delivery (position);
+-- Serves retention: which deliveries have been dead for too long.
+create index delivery_died_at on @schema@.delivery (died_at) where died_at is not null;
+
+-- A delivery as people see it: blocked while an earlier-arrived unfinished one of its key exists. Delayed ones stand outside
+-- the order until they are due, and are then pending even if nobody is there to notice; dead ones block only where the
+-- subscription says so.
+create view @schema@.delivery_state as
+select
+    d.subscription, d.position, d.lane, d.arrival, d.key, d.attempts, d.due_at, d.since, d.errors,
+    case
+        when d.state = 'delayed' and d.due_at <= clock_timestamp() then 'pending'
+        when d.key is not null and d.state in ('pending', 'retrying') and exists (
+            select 1
+            from @schema@.delivery as head
+            where head.subscription = d.subscription and head.key = d.key and head.arrival < d.arrival
+                and head.state <> 'delayed' and (head.state <> 'dead' or s.on_dead = 'block')
+        ) then 'blocked'
+        else d.state
+    end as state
+from @schema@.delivery as d
+join @schema@.subscription as s on s.id = d.subscription;
+
+create table @schema@.dead_range (
+    low bigint primary key,
+    high bigint not null,
+    closed_at timestamptz not null default clock_timestamp()
+);
+
+-- What was given up, by an operator or by retention, with the reason.
+create table @schema@.skip (
+    subscription bigint not null,
+    position bigint not null,
+    position_to bigint not null,
+    reason text not null,
+    at timestamptz not null default clock_timestamp(),
+    primary key (subscription, position)
+);
+
+-- What the settlements say they covered: floor_from < position <= floor_to. Epoch 0 is what the lane was never to deliver:
+-- what lay before the start, was in the log when it was declared a fresh copy, or was dropped because the hold was over.
+create table @schema@.progress (
+    id bigint generated always as identity primary key,
+    subscription bigint not null,
+    lane integer not null,
+    epoch bigint not null,
+    floor_from bigint not null,
+    floor_to bigint not null,
+    started_at timestamptz not null default clock_timestamp(),
+    ended_at timestamptz not null default clock_timestamp()
+) with (fillfactor = 70);
+create index progress_lane on @schema@.progress (subscription, lane, id);
+
+create table @schema@.stream (
+    name text primary key,
+    version bigint not null
+);
+
+-- Which deduplication keys were seen, by a hash of topic, key and deduplication key. Three tables: that of the current
+-- window, that of the one before, and one that nobody touches and retention empties.
+create table @schema@.dedup_0 (
+    digest bytea primary key,
+    id uuid not null,
+    created_at timestamptz not null
+);
+create table @schema@.dedup_1 (like @schema@.dedup_0 including all);
+create table @schema@.dedup_2 (like @schema@.dedup_0 including all);
+
+-- The leaves: ten of 10,000 positions, and one for whatever comes after. Made alone and then attached, as all later ones are.
+do $$
+declare
+    low bigint;
+    high bigint;
+begin
+    for number in 1..11 loop
+        low := (number - 1) * 10000 + 1;
+        high := case when number <= 10 then number * 10000 + 1 end;
+        execute format(
+            'create table @schema@.event_%s (like @schema@.event including defaults including constraints '
+            'including storage including indexes)', number
+        );
+        execute format(
+            'alter table @schema@.event attach partition @schema@.event_%s for values from (%s) to (%s)',
+            number, low, coalesce(high::text, 'maxvalue')
+        );
+        insert into @schema@.leaf (name, low, high) values ('event_' || number, low, high);
+    end loop;
+end
+$$;
+
+-- The log as people read it, with what was kept of emptied leaves.
+create view @schema@.event_view as
+select
+    position, id, created_at, topic, key, type,
+    coalesce(payload::text, encode(payload_bytes, 'escape')) as payload,
+    coalesce(content_type, case when payload is not null then 'application/json' end) as content_type,
+    headers, stream_version, deliver_at
+from @schema@.event
+union all
+select
+    position, id, created_at, topic, key, type,
+    coalesce(payload::text, encode(payload_bytes, 'escape')) as payload,
+    coalesce(content_type, case when payload is not null then 'application/json' end) as content_type,
+    headers, stream_version, deliver_at
+from @schema@.event_kept;
+
+-- An awake relay holds the lock alone, or waits for it: then nobody rings.
+create function @schema@.ring() returns trigger language plpgsql as $$
+begin
+    if pg_try_advisory_xact_lock_shared(@class@, 0) then
+        perform pg_notify('@channel@', '');
+    end if;
+    return null;
+end
+$$;
+
+create trigger doorbell after insert on @schema@.event
+for each statement execute function @schema@.ring();
+
+-- Waits for a lock of this log for two seconds at most: an open-ended wait keeps a snapshot, which stops vacuum in the whole
+-- database. Neither time nor a cancel is an error in the server's log. What is not shared stays with the session.
+create function @schema@.wait_for_lock(class integer, number integer, shared boolean) returns boolean
+language plpgsql set lock_timeout = '2s' as $$
+begin
+    if shared then
+        perform pg_advisory_xact_lock_shared(class, number);
+    else
+        perform pg_advisory_lock(class, number);
+    end if;
+    return true;
+exception when lock_not_available or query_canceled then
+    return false;
+end
+$$;
+
+create function @schema@.refuse() returns trigger language plpgsql as $$
+begin
+    raise exception using
+        errcode = 'object_not_in_prerequisite_state',
+        message = case tg_op
+            when 'UPDATE' then 'pillarbox: an event is never changed; publish another one'
+            else 'pillarbox: events are only removed by retention; see `pillarbox prune` and `pillarbox reset`'
+        end;
+end
+$$;
+
+create trigger is_never_changed before update or delete on @schema@.event
+for each statement execute function @schema@.refuse();
+
+create trigger is_only_removed_by_retention before truncate on @schema@.event
+for each statement execute function @schema@.refuse();
+
+-- The window of deduplication now: since when a key counts, and which table is which.
+create function @schema@.dedup_window(
+    out now_at timestamptz,
+    out window_at timestamptz,
+    out current_table text,
+    out previous_table text,
+    out next_table text
+) language plpgsql as $$
+declare
+    -- A hundred years are for ever.
+    window_ms_max constant bigint := 3155760000000;
+    window_ms bigint;
+    number bigint;
+begin
+    select least(greatest(m.dedup_window_ms, 1), window_ms_max) into window_ms from @schema@.meta as m;
+    now_at := clock_timestamp();
+    window_at := now_at - window_ms * interval '1 millisecond';
+    number := (extract(epoch from now_at) * 1000)::bigint / window_ms;
+    current_table := 'dedup_' || number % 3;
+    previous_table := 'dedup_' || (number + 2) % 3;
+    next_table := 'dedup_' || (number + 1) % 3;
+end
+$$;
+
+-- The id of the first event with this deduplication key inside the window; null if there is none, and then this one is it.
+-- The caller's transaction keeps others with the same key waiting until it ends.
+create function @schema@.dedup_claim(topic text, key text, dedup_key text, id uuid) returns uuid
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    -- Their lengths come first, so that no two triples give one text.
+    hash bytea := sha256(convert_to(
+        format('%s %s %s%s%s', octet_length(topic), coalesce(octet_length(key), 0), topic, key, dedup_key), 'UTF8'
+    ));
+    now_at timestamptz;
+    window_at timestamptz;
+    current_table text;
+    previous_table text;
+    first_id uuid;
+    put constant text := 'insert into @schema@.%I values ($1, $2, $3)
+        on conflict (digest) do update set id = excluded.id, created_at = excluded.created_at';
+begin
+    if octet_length(dedup_key) not between 1 and 1024 then
+        raise exception using errcode = 'check_violation', message = 'pillarbox: the dedup_key has not 1 to 1024 bytes';
+    end if;
+    perform pg_advisory_xact_lock(@class@ + 2, ('x' || encode(substring(hash from 1 for 4), 'hex'))::bit(32)::integer);
+    select w.now_at, w.window_at, w.current_table, w.previous_table
+    into now_at, window_at, current_table, previous_table
+    from @schema@.dedup_window() as w;
+    execute format(
+        'select id from @schema@.%I where digest = $1 and created_at >= $2
+        union all select id from @schema@.%I where digest = $1 and created_at >= $2', current_table, previous_table
+    ) into first_id using hash, window_at;
+    if first_id is not null then
+        return first_id;
+    end if;
+    execute format(put, current_table) using hash, id, now_at;
+    -- Under repeatable read an entry may be there that this transaction cannot see; writing beside it fails with 40001.
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        execute format(put, previous_table) using hash, id, now_at;
+    end if;
+    return null;
+end
+$$;
+
+-- Empties the table of the next window, for retention. Whoever could still use the table began a window ago: it is left
+-- alone then, and looked at again later.
+create function @schema@.dedup_rotate() returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' as $$
+declare
+    next_table text;
+    filled boolean;
+begin
+    select w.next_table into next_table from @schema@.dedup_window() as w;
+    execute format('select exists (select from @schema@.%I)', next_table) into filled;
+    if filled then
+        execute format('truncate @schema@.%I', next_table);
+    end if;
+exception
+    when lock_not_available then null;
+end
+$$;
+
+-- Locks a key until the transaction ends, so that its events get an order before they get positions.
+create function @schema@.order_key(topic text, key text) returns void language plpgsql as $$
+begin
+    if key is null then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = 'pillarbox: an ordered event needs a key',
+            hint = 'Order is kept by key: give the event a key, or leave ordered out.';
+    end if;
+    perform pg_advisory_xact_lock(@class@ + 1, hashtext(topic || chr(1) || key));
+end
+$$;
+
+create function @schema@.publish(
+    topic text,
+    type text,
+    payload jsonb default null,
+    key text default null,
+    headers jsonb default '{}',
+    deliver_at timestamptz default null,
+    dedup_key text default null,
+    id uuid default null,
+    ordered boolean default false
+) returns uuid language plpgsql as $$
+declare
+    event_id uuid := coalesce(id, @schema@.new_id());
+    first_id uuid;
+begin
+    if ordered then
+        perform @schema@.order_key(topic, key);
+    end if;
+    if dedup_key is not null then
+        first_id := @schema@.dedup_claim(topic, key, dedup_key, event_id);
+        if first_id is not null then
+            return first_id;
+        end if;
+    end if;
+    insert into @schema@.event (id, topic, key, type, payload, headers, deliver_at)
+    values (event_id, topic, key, type, payload::json, coalesce(headers, '{}'), deliver_at);
+    return event_id;
+end
+$$;
+
+create function @schema@.publish_bytes(
+    topic text,
+    type text,
+    payload bytea,
+    content_type text,
+    key text default null,
+    headers jsonb default '{}',
+    deliver_at timestamptz default null,
+    dedup_key text default null,
+    id uuid default null,
+    ordered boolean default false
+) returns uuid language plpgsql as $$
+declare
+    event_id uuid := coalesce(id, @schema@.new_id());
+    first_id uuid;
+begin
+    if ordered then
+        perform @schema@.order_key(topic, key);
+    end if;
+    if dedup_key is not null then
+        first_id := @schema@.dedup_claim(topic, key, dedup_key, event_id);
+        if first_id is not null then
+            return first_id;
+        end if;
+    end if;
+    insert into @schema@.event (id, topic, key, type, payload_bytes, content_type, headers, deliver_at)
+    values (event_id, topic, key, type, payload, content_type, coalesce(headers, '{}'), deliver_at);
+    return event_id;
+end
+$$;
+
+-- The head of the stream is locked before the first position is drawn: version order is position order is commit order.
+create function @schema@.append(
+    stream text,
+    expected_version bigint,
+    events jsonb,
+    topic text default 'journal'
+) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    found_version bigint;
+    new_version bigint;
+begin
+    if jsonb_typeof(events) is distinct from 'array' then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = 'pillarbox: events is no array',
+            hint = 'Give events like ''[{"type": "order.placed", "payload": {}}]''.';
+    end if;
+    insert into @schema@.stream as s (name, version) values (stream, 0) on conflict (name) do nothing;
+    select s.version into found_version from @schema@.stream as s where s.name = stream for update;
+    if found_version <> expected_version then
+        raise exception using
+            errcode = 'PB409',
+            message = format('pillarbox: stream "%s" is at version %s, not at %s', stream, found_version, expected_version),
+            hint = 'Load the stream again, decide again, and append with its version.';
+    end if;
+    new_version := found_version + jsonb_array_length(events);
+    update @schema@.stream as s set version = new_version where s.name = stream;
+    insert into @schema@.event (id, topic, key, type, payload, headers, stream_version)
+    select
+        coalesce((e.event ->> 'id')::uuid, @schema@.new_id()), append.topic, append.stream, e.event ->> 'type',
+        (e.event -> 'payload')::json, coalesce(e.event -> 'headers', '{}'), found_version + e.ordinality
+    from jsonb_array_elements(append.events) with ordinality as e (event, ordinality)
+    order by e.ordinality;
+    return new_version;
+end
+$$;
+
+-- What changes tables for its caller is for those who were granted it.
+revoke execute on function
+    @schema@.dedup_claim(text, text, text, uuid), @schema@.dedup_rotate(), @schema@.append(text, bigint, jsonb, text)
+from public;

@@ -1,0 +1,628 @@
+table cursor with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000) (
+    subscription bigint not null,
+    lane integer not null,
+    floor bigint not null,
+    settled int8multirange not null default '{}'::int8multirange,
+    anchor_position bigint,
+    anchor_id uuid,
+    owner bigint,
+    epoch bigint not null default 0,
+    revision bigint not null default 0,
+    takeovers integer not null default 0
+)
+
+table dead_range (
+    low bigint not null,
+    high bigint not null,
+    closed_at timestamp with time zone not null default clock_timestamp()
+)
+
+table dedup_0 (
+    digest bytea not null,
+    id uuid not null,
+    created_at timestamp with time zone not null
+)
+
+table dedup_1 (
+    digest bytea not null,
+    id uuid not null,
+    created_at timestamp with time zone not null
+)
+
+table dedup_2 (
+    digest bytea not null,
+    id uuid not null,
+    created_at timestamp with time zone not null
+)
+
+table delivery with (fillfactor=70, autovacuum_vacuum_scale_factor=0.05, autovacuum_vacuum_threshold=1000) (
+    subscription bigint not null,
+    position bigint not null,
+    lane integer not null,
+    arrival bigint not null,
+    key text,
+    state text not null,
+    attempts integer not null,
+    due_at timestamp with time zone not null,
+    since timestamp with time zone not null,
+    died_at timestamp with time zone,
+    errors text not null default '[]'::text
+)
+
+table event partition by RANGE ("position") (
+    position bigint not null generated always as identity,
+    id uuid not null default new_id(),
+    topic text not null,
+    key text,
+    type text not null,
+    payload json,
+    payload_bytes bytea,
+    content_type text,
+    headers jsonb not null default '{}'::jsonb,
+    stream_version bigint,
+    deliver_at timestamp with time zone,
+    created_at timestamp with time zone not null default clock_timestamp()
+)
+
+table event_kept (
+    position bigint not null,
+    id uuid not null,
+    topic text not null,
+    key text,
+    type text not null,
+    payload json,
+    payload_bytes bytea,
+    content_type text,
+    headers jsonb not null,
+    stream_version bigint,
+    deliver_at timestamp with time zone,
+    created_at timestamp with time zone not null
+)
+
+table instance with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000) (
+    id integer not null generated always as identity,
+    host text not null,
+    pid integer not null,
+    version text not null,
+    beat bigint not null default 0,
+    started_at timestamp with time zone not null default clock_timestamp(),
+    beat_at timestamp with time zone not null default clock_timestamp(),
+    subscriptions bigint[] not null,
+    report text not null default '{"subscriptions":{}}'::text
+)
+
+table leaf (
+    name text not null,
+    low bigint not null,
+    high bigint,
+    attached_at timestamp with time zone not null default clock_timestamp(),
+    emptied boolean not null default false
+)
+
+table meta (
+    one boolean not null default true,
+    schema_version integer not null default 0,
+    breaking_version integer not null default 0,
+    log_id uuid not null default gen_random_uuid(),
+    incarnation bigint not null default 1,
+    system_identifier text,
+    database text,
+    database_oid bigint,
+    event_oid bigint,
+    timeline integer,
+    address text,
+    port integer,
+    reached_as text[] not null default '{}'::text[],
+    log_start bigint not null default 1,
+    pruned_to bigint not null default 0,
+    fresh_floor bigint not null default 0,
+    payload_bytes_max integer not null default 1048576,
+    dedup_window_ms bigint not null default 86400000,
+    retention_keep_ms bigint not null default 0,
+    retention_dead_ms bigint not null default 0,
+    leaf_size bigint not null default 0
+)
+
+table migration (
+    version integer not null,
+    name text not null,
+    breaking boolean not null,
+    applied_at timestamp with time zone not null default clock_timestamp()
+)
+
+table progress with (fillfactor=70) (
+    id bigint not null generated always as identity,
+    subscription bigint not null,
+    lane integer not null,
+    epoch bigint not null,
+    floor_from bigint not null,
+    floor_to bigint not null,
+    started_at timestamp with time zone not null default clock_timestamp(),
+    ended_at timestamp with time zone not null default clock_timestamp()
+)
+
+table skip (
+    subscription bigint not null,
+    position bigint not null,
+    position_to bigint not null,
+    reason text not null,
+    at timestamp with time zone not null default clock_timestamp()
+)
+
+table stream (
+    name text not null,
+    version bigint not null
+)
+
+table subscription (
+    id bigint not null generated always as identity,
+    name text not null,
+    filter text not null,
+    mode text not null,
+    lanes integer not null,
+    on_dead text not null,
+    hold_ms bigint,
+    retry text not null,
+    processing_timeout_ms bigint not null,
+    paused boolean not null default false,
+    defined_by bigint not null,
+    created_at timestamp with time zone not null default clock_timestamp()
+)
+
+constraint cursor_pkey of cursor PRIMARY KEY (subscription, lane)
+
+constraint dead_range_pkey of dead_range PRIMARY KEY (low)
+
+constraint dedup_0_pkey of dedup_0 PRIMARY KEY (digest)
+
+constraint dedup_1_pkey of dedup_1 PRIMARY KEY (digest)
+
+constraint dedup_2_pkey of dedup_2 PRIMARY KEY (digest)
+
+constraint delivery_pkey of delivery PRIMARY KEY (subscription, "position")
+
+constraint delivery_state_check of delivery CHECK ((state = ANY (ARRAY['pending'::text, 'delayed'::text, 'processing'::text, 'retrying'::text, 'dead'::text])))
+
+constraint event_pkey of event PRIMARY KEY ("position")
+
+constraint headers_is_a_json_object of event CHECK ((jsonb_typeof(headers) = 'object'::text))
+
+constraint key_has_1_to_1024_bytes of event CHECK (((octet_length(key) >= 1) AND (octet_length(key) <= 1024)))
+
+constraint payload_has_at_most_payload_bytes_max_bytes of event CHECK (((pg_column_size(payload) <= 1048580) AND (pg_column_size(payload_bytes) <= 1048580)))
+
+constraint payload_or_payload_bytes of event CHECK (((payload IS NULL) OR (payload_bytes IS NULL)))
+
+constraint topic_has_1_to_1024_bytes of event CHECK (((octet_length(topic) >= 1) AND (octet_length(topic) <= 1024)))
+
+constraint type_has_1_to_1024_bytes of event CHECK (((octet_length(type) >= 1) AND (octet_length(type) <= 1024)))
+
+constraint event_kept_pkey of event_kept PRIMARY KEY ("position")
+
+constraint instance_pkey of instance PRIMARY KEY (id)
+
+constraint leaf_pkey of leaf PRIMARY KEY (name)
+
+constraint meta_one_check of meta CHECK (one)
+
+constraint meta_pkey of meta PRIMARY KEY (one)
+
+constraint migration_pkey of migration PRIMARY KEY (version)
+
+constraint progress_pkey of progress PRIMARY KEY (id)
+
+constraint skip_pkey of skip PRIMARY KEY (subscription, "position")
+
+constraint stream_pkey of stream PRIMARY KEY (name)
+
+constraint subscription_name_key of subscription UNIQUE (name)
+
+constraint subscription_pkey of subscription PRIMARY KEY (id)
+
+CREATE INDEX delivery_died_at ON pillarbox.delivery USING btree (died_at) WHERE (died_at IS NOT NULL)
+
+CREATE INDEX delivery_key ON pillarbox.delivery USING btree (subscription, key, arrival)
+
+CREATE INDEX delivery_lane ON pillarbox.delivery USING btree (subscription, lane, arrival)
+
+CREATE INDEX delivery_position ON pillarbox.delivery USING btree ("position")
+
+CREATE INDEX event_id ON ONLY pillarbox.event USING btree (id)
+
+CREATE INDEX event_kept_id ON pillarbox.event_kept USING btree (id)
+
+CREATE INDEX event_stream ON ONLY pillarbox.event USING btree (key, stream_version) WHERE (stream_version IS NOT NULL)
+
+CREATE INDEX progress_lane ON pillarbox.progress USING btree (subscription, lane, id)
+
+11 leaves of event, the last one open-ended
+
+sequence event_position_seq as bigint start 1 increment 1 cache 1
+
+sequence instance_id_seq as integer start 1 increment 1 cache 1
+
+sequence progress_id_seq as bigint start 1 increment 1 cache 1
+
+sequence subscription_id_seq as bigint start 1 increment 1 cache 1
+
+CREATE OR REPLACE FUNCTION pillarbox.append(stream text, expected_version bigint, events jsonb, topic text DEFAULT 'journal'::text)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    found_version bigint;
+    new_version bigint;
+begin
+    if jsonb_typeof(events) is distinct from 'array' then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = 'pillarbox: events is no array',
+            hint = 'Give events like ''[{"type": "order.placed", "payload": {}}]''.';
+    end if;
+    insert into pillarbox.stream as s (name, version) values (stream, 0) on conflict (name) do nothing;
+    select s.version into found_version from pillarbox.stream as s where s.name = stream for update;
+    if found_version <> expected_version then
+        raise exception using
+            errcode = 'PB409',
+            message = format('pillarbox: stream "%s" is at version %s, not at %s', stream, found_version, expected_version),
+            hint = 'Load the stream again, decide again, and append with its version.';
+    end if;
+    new_version := found_version + jsonb_array_length(events);
+    update pillarbox.stream as s set version = new_version where s.name = stream;
+    insert into pillarbox.event (id, topic, key, type, payload, headers, stream_version)
+    select
+        coalesce((e.event ->> 'id')::uuid, pillarbox.new_id()), append.topic, append.stream, e.event ->> 'type',
+        (e.event -> 'payload')::json, coalesce(e.event -> 'headers', '{}'), found_version + e.ordinality
+    from jsonb_array_elements(append.events) with ordinality as e (event, ordinality)
+    order by e.ordinality;
+    return new_version;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.arrange_leaves(bounds bigint[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pillarbox', 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    old record;
+    empty boolean;
+    spare text[];
+    number bigint := (select coalesce(max(substring(name from '[0-9]+$')::bigint), 0) from leaf);
+    missing bigint := cardinality(bounds) - (select count(*) from leaf where low >= bounds[1] or emptied);
+    covered bigint;
+begin
+    perform from meta for update;
+    -- Before the lock, so that nobody waits for it.
+    spare := array(select make_leaf('event_' || number + n) from generate_series(1, missing) as n);
+
+    lock table event in access exclusive mode;
+    for old in select name, emptied from leaf where low >= bounds[1] or emptied order by low loop
+        execute format('select not exists (select from %I)', old.name) into empty;
+        if empty then
+            execute format('alter table event detach partition %I', old.name);
+            delete from leaf where name = old.name;
+            spare := spare || old.name;
+        elsif old.emptied then
+            -- Somebody drew a position there before retention came and used it afterwards.
+            update leaf set emptied = false where name = old.name;
+            spare := spare || make_leaf('event_' || number + greatest(missing, 0) + cardinality(spare) + 1);
+        else
+            raise exception 'leaf % is not empty any more', old.name using errcode = 'object_in_use';
+        end if;
+    end loop;
+    for old in select name, low from leaf where low < bounds[1] and (high is null or high > bounds[1]) loop
+        execute format('alter table event detach partition %I', old.name);
+        execute format('alter table event attach partition %I for values from (%s) to (%s)', old.name, old.low, bounds[1]);
+        update leaf set high = bounds[1] where name = old.name;
+    end loop;
+    select coalesce(max(high), pg_sequence_last_value('event_position_seq'::regclass) + 1, 1) into covered from leaf;
+    if covered <> bounds[1] then
+        raise exception 'no leaf would hold the positions from % to %', covered, bounds[1] - 1;
+    end if;
+    for n in 1 .. cardinality(bounds) loop
+        execute format('alter table event attach partition %I for values from (%s) to (%s)',
+            spare[n], bounds[n], coalesce(bounds[n + 1]::text, 'maxvalue'));
+        insert into leaf (name, low, high) values (spare[n], bounds[n], bounds[n + 1]);
+    end loop;
+    for n in cardinality(bounds) + 1 .. cardinality(spare) loop
+        execute format('drop table %I', spare[n]);
+    end loop;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.dedup_claim(topic text, key text, dedup_key text, id uuid)
+ RETURNS uuid
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    -- Their lengths come first, so that no two triples give one text.
+    hash bytea := sha256(convert_to(
+        format('%s %s %s%s%s', octet_length(topic), coalesce(octet_length(key), 0), topic, key, dedup_key), 'UTF8'
+    ));
+    now_at timestamptz;
+    window_at timestamptz;
+    current_table text;
+    previous_table text;
+    first_id uuid;
+    put constant text := 'insert into pillarbox.%I values ($1, $2, $3)
+        on conflict (digest) do update set id = excluded.id, created_at = excluded.created_at';
+begin
+    if octet_length(dedup_key) not between 1 and 1024 then
+        raise exception using errcode = 'check_violation', message = 'pillarbox: the dedup_key has not 1 to 1024 bytes';
+    end if;
+    perform pg_advisory_xact_lock(1505352748 + 2, ('x' || encode(substring(hash from 1 for 4), 'hex'))::bit(32)::integer);
+    select w.now_at, w.window_at, w.current_table, w.previous_table
+    into now_at, window_at, current_table, previous_table
+    from pillarbox.dedup_window() as w;
+    execute format(
+        'select id from pillarbox.%I where digest = $1 and created_at >= $2
+        union all select id from pillarbox.%I where digest = $1 and created_at >= $2', current_table, previous_table
+    ) into first_id using hash, window_at;
+    if first_id is not null then
+        return first_id;
+    end if;
+    execute format(put, current_table) using hash, id, now_at;
+    -- Under repeatable read an entry may be there that this transaction cannot see; writing beside it fails with 40001.
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        execute format(put, previous_table) using hash, id, now_at;
+    end if;
+    return null;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.dedup_rotate()
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET lock_timeout TO '100ms'
+AS $function$
+declare
+    next_table text;
+    filled boolean;
+begin
+    select w.next_table into next_table from pillarbox.dedup_window() as w;
+    execute format('select exists (select from pillarbox.%I)', next_table) into filled;
+    if filled then
+        execute format('truncate pillarbox.%I', next_table);
+    end if;
+exception
+    when lock_not_available then null;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.dedup_window(OUT now_at timestamp with time zone, OUT window_at timestamp with time zone, OUT current_table text, OUT previous_table text, OUT next_table text)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+declare
+    -- A hundred years are for ever.
+    window_ms_max constant bigint := 3155760000000;
+    window_ms bigint;
+    number bigint;
+begin
+    select least(greatest(m.dedup_window_ms, 1), window_ms_max) into window_ms from pillarbox.meta as m;
+    now_at := clock_timestamp();
+    window_at := now_at - window_ms * interval '1 millisecond';
+    number := (extract(epoch from now_at) * 1000)::bigint / window_ms;
+    current_table := 'dedup_' || number % 3;
+    previous_table := 'dedup_' || (number + 2) % 3;
+    next_table := 'dedup_' || (number + 1) % 3;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.empty_leaf(name text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pillarbox', 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    -- One that is still to be published into is not to be used elsewhere.
+    update leaf
+    set emptied = coalesce(high <= pg_sequence_last_value('event_position_seq'::regclass) + 1, false)
+    where leaf.name = empty_leaf.name;
+    if not found then
+        raise exception 'there is no leaf %', name using errcode = 'undefined_table';
+    end if;
+    execute format('truncate table %I', name);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.make_leaf(name text)
+ RETURNS text
+ LANGUAGE plpgsql
+ SET search_path TO 'pillarbox', 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    execute format('create table %I (like event including defaults including constraints including storage '
+        'including compression including indexes)', name);
+    return name;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.new_id()
+ RETURNS uuid
+ LANGUAGE sql
+ PARALLEL SAFE
+AS $function$
+    select encode(
+        set_bit(set_bit(overlay(
+            uuid_send(gen_random_uuid())
+            placing substring(int8send((extract(epoch from clock_timestamp()) * 1000)::bigint) from 3)
+            from 1 for 6
+        ), 52, 1), 53, 1),
+        'hex'
+    )::uuid
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.order_key(topic text, key text)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+begin
+    if key is null then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = 'pillarbox: an ordered event needs a key',
+            hint = 'Order is kept by key: give the event a key, or leave ordered out.';
+    end if;
+    perform pg_advisory_xact_lock(1505352748 + 1, hashtext(topic || chr(1) || key));
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.publish_bytes(topic text, type text, payload bytea, content_type text, key text DEFAULT NULL::text, headers jsonb DEFAULT '{}'::jsonb, deliver_at timestamp with time zone DEFAULT NULL::timestamp with time zone, dedup_key text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, ordered boolean DEFAULT false)
+ RETURNS uuid
+ LANGUAGE plpgsql
+AS $function$
+declare
+    event_id uuid := coalesce(id, pillarbox.new_id());
+    first_id uuid;
+begin
+    if ordered then
+        perform pillarbox.order_key(topic, key);
+    end if;
+    if dedup_key is not null then
+        first_id := pillarbox.dedup_claim(topic, key, dedup_key, event_id);
+        if first_id is not null then
+            return first_id;
+        end if;
+    end if;
+    insert into pillarbox.event (id, topic, key, type, payload_bytes, content_type, headers, deliver_at)
+    values (event_id, topic, key, type, payload, content_type, coalesce(headers, '{}'), deliver_at);
+    return event_id;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.publish(topic text, type text, payload jsonb DEFAULT NULL::jsonb, key text DEFAULT NULL::text, headers jsonb DEFAULT '{}'::jsonb, deliver_at timestamp with time zone DEFAULT NULL::timestamp with time zone, dedup_key text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, ordered boolean DEFAULT false)
+ RETURNS uuid
+ LANGUAGE plpgsql
+AS $function$
+declare
+    event_id uuid := coalesce(id, pillarbox.new_id());
+    first_id uuid;
+begin
+    if ordered then
+        perform pillarbox.order_key(topic, key);
+    end if;
+    if dedup_key is not null then
+        first_id := pillarbox.dedup_claim(topic, key, dedup_key, event_id);
+        if first_id is not null then
+            return first_id;
+        end if;
+    end if;
+    insert into pillarbox.event (id, topic, key, type, payload, headers, deliver_at)
+    values (event_id, topic, key, type, payload::json, coalesce(headers, '{}'), deliver_at);
+    return event_id;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.refuse()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+begin
+    raise exception using
+        errcode = 'object_not_in_prerequisite_state',
+        message = case tg_op
+            when 'UPDATE' then 'pillarbox: an event is never changed; publish another one'
+            else 'pillarbox: events are only removed by retention; see `pillarbox prune` and `pillarbox reset`'
+        end;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.ring()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+begin
+    if pg_try_advisory_xact_lock_shared(1505352748, 0) then
+        perform pg_notify('pillarbox', '');
+    end if;
+    return null;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.wait_for_lock(class integer, number integer, shared boolean)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET lock_timeout TO '2s'
+AS $function$
+begin
+    if shared then
+        perform pg_advisory_xact_lock_shared(class, number);
+    else
+        perform pg_advisory_lock(class, number);
+    end if;
+    return true;
+exception when lock_not_available or query_canceled then
+    return false;
+end
+$function$
+
+CREATE TRIGGER doorbell AFTER INSERT ON pillarbox.event FOR EACH STATEMENT EXECUTE FUNCTION ring()
+
+CREATE TRIGGER is_never_changed BEFORE DELETE OR UPDATE ON pillarbox.event FOR EACH STATEMENT EXECUTE FUNCTION refuse()
+
+CREATE TRIGGER is_only_removed_by_retention BEFORE TRUNCATE ON pillarbox.event FOR EACH STATEMENT EXECUTE FUNCTION refuse()
+
+view delivery_state as
+ SELECT d.subscription,
+    d."position",
+    d.lane,
+    d.arrival,
+    d.key,
+    d.attempts,
+    d.due_at,
+    d.since,
+    d.errors,
+        CASE
+            WHEN ((d.state = 'delayed'::text) AND (d.due_at <= clock_timestamp())) THEN 'pending'::text
+            WHEN ((d.key IS NOT NULL) AND (d.state = ANY (ARRAY['pending'::text, 'retrying'::text])) AND (EXISTS ( SELECT 1
+               FROM delivery head
+              WHERE ((head.subscription = d.subscription) AND (head.key = d.key) AND (head.arrival < d.arrival) AND (head.state <> 'delayed'::text) AND ((head.state <> 'dead'::text) OR (s.on_dead = 'block'::text)))))) THEN 'blocked'::text
+            ELSE d.state
+        END AS state
+   FROM (delivery d
+     JOIN subscription s ON ((s.id = d.subscription)));
+
+view event_view as
+ SELECT event."position",
+    event.id,
+    event.created_at,
+    event.topic,
+    event.key,
+    event.type,
+    COALESCE((event.payload)::text, encode(event.payload_bytes, 'escape'::text)) AS payload,
+    COALESCE(event.content_type,
+        CASE
+            WHEN (event.payload IS NOT NULL) THEN 'application/json'::text
+            ELSE NULL::text
+        END) AS content_type,
+    event.headers,
+    event.stream_version,
+    event.deliver_at
+   FROM event
+UNION ALL
+ SELECT event_kept."position",
+    event_kept.id,
+    event_kept.created_at,
+    event_kept.topic,
+    event_kept.key,
+    event_kept.type,
+    COALESCE((event_kept.payload)::text, encode(event_kept.payload_bytes, 'escape'::text)) AS payload,
+    COALESCE(event_kept.content_type,
+        CASE
+            WHEN (event_kept.payload IS NOT NULL) THEN 'application/json'::text
+            ELSE NULL::text
+        END) AS content_type,
+    event_kept.headers,
+    event_kept.stream_version,
+    event_kept.deliver_at
+   FROM event_kept;

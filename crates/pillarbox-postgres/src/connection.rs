@@ -1,0 +1,371 @@
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pillarbox::{Error, ErrorKind, Result};
+use tokio::sync::{MutexGuard, mpsc, watch};
+use tokio_postgres::config::Host;
+use tokio_postgres::{AsyncMessage, CancelToken, Client, Config, Notification, Statement};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::Db;
+
+/// The schema of the log unless the URL says `?schema=…`.
+pub(crate) const SCHEMA: &str = "pillarbox";
+
+/// PostgreSQL's port unless the URL says another.
+const PORT: u16 = 5432;
+
+/// How long a connection may take to be made, unless the URL says `connect_timeout`.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What every session is pinned to, whatever the database, the role or the environment say. A frozen host frees its locks
+/// within seconds, and no statement of ours waits for long on a lock unless it says so itself.
+const SETTINGS: &str = "-c synchronous_commit=on -c statement_timeout=0 -c lock_timeout=10s \
+    -c idle_in_transaction_session_timeout=60s -c default_transaction_isolation=read\\ committed \
+    -c default_transaction_read_only=off -c client_encoding=UTF8 -c TimeZone=UTC -c client_min_messages=warning \
+    -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000 \
+    -c client_connection_check_interval=2s";
+
+/// How the connection is secured; the names and meanings of libpq.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SslMode {
+    /// Never.
+    Disable,
+    /// If the server can; the certificate is not looked at. The default.
+    Prefer,
+    /// Always; the certificate is not looked at.
+    Require,
+    /// Always, with a certificate of a trusted authority.
+    VerifyCa,
+    /// Always, with a certificate of a trusted authority for this host.
+    VerifyFull,
+}
+
+/// Where a log is: a server, a database, a schema, and how to get there. The password never shows.
+#[derive(Clone)]
+pub struct PgConfig {
+    pub(crate) postgres: Config,
+    pub(crate) schema: String,
+    pub(crate) ssl_mode: SslMode,
+    pub(crate) ssl_root_cert: Option<String>,
+}
+
+impl std::fmt::Debug for PgConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PgConfig").field("place", &self.place()).finish_non_exhaustive()
+    }
+}
+
+impl FromStr for PgConfig {
+    type Err = Error;
+
+    /// Reads `postgres://user:password@host:port/database?…` with libpq's parameters, and `schema`.
+    fn from_str(url: &str) -> Result<Self> {
+        let invalid = |message: String| Error::new(ErrorKind::Invalid, message);
+        let (base, query) = url.split_once('?').unwrap_or((url, ""));
+        let (mut schema, mut ssl_mode, mut ssl_root_cert) = (SCHEMA.to_owned(), SslMode::Prefer, None);
+        let mut rest = Vec::new();
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+            match name {
+                "schema" => schema = decode(value),
+                "sslmode" => ssl_mode = ssl_mode_of(value)?,
+                "sslrootcert" => ssl_root_cert = Some(decode(value)),
+                _ => rest.push(parameter),
+            }
+        }
+        check_schema(&schema)?;
+        let joined = if rest.is_empty() { base.to_owned() } else { format!("{base}?{}", rest.join("&")) };
+        let mut postgres: Config = joined.parse().map_err(|source: tokio_postgres::Error| {
+            // The source may quote the URL, and with it the password.
+            let what = std::error::Error::source(&source).map_or_else(|| source.to_string(), ToString::to_string);
+            invalid(format!("the database URL cannot be read ({what}); write it like postgres://user@host:5432/database"))
+        })?;
+        if postgres.get_connect_timeout().is_none() {
+            postgres.connect_timeout(CONNECT_TIMEOUT);
+        }
+        postgres.ssl_mode(match ssl_mode {
+            SslMode::Disable => tokio_postgres::config::SslMode::Disable,
+            SslMode::Prefer => tokio_postgres::config::SslMode::Prefer,
+            _ => tokio_postgres::config::SslMode::Require,
+        });
+        postgres.keepalives_idle(Duration::from_secs(5)).keepalives_interval(Duration::from_secs(2)).keepalives_retries(3);
+        postgres.tcp_user_timeout(Duration::from_secs(10));
+        Ok(PgConfig { postgres, schema, ssl_mode, ssl_root_cert })
+    }
+}
+
+impl PgConfig {
+    /// The schema of the log.
+    pub fn schema(&self) -> &str {
+        &self.schema
+    }
+
+    /// The server and database for people: no user, no password.
+    pub fn place(&self) -> String {
+        let (host, port) = self.servers().into_iter().next().unwrap_or(("localhost".into(), PORT));
+        let database = self.postgres.get_dbname().or(self.postgres.get_user()).unwrap_or("");
+        format!("postgres://{host}:{port}/{database}")
+    }
+
+    /// The hosts and ports that are tried, in order.
+    pub(crate) fn servers(&self) -> Vec<(String, u16)> {
+        let ports = self.postgres.get_ports();
+        // One port is for all hosts.
+        let port = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(PORT);
+        let name = |host: &Host| match host {
+            Host::Tcp(name) => name.clone(),
+            #[allow(unreachable_patterns, reason = "sockets are not everywhere")]
+            Host::Unix(path) => path.display().to_string(),
+        };
+        self.postgres.get_hosts().iter().enumerate().map(|(at, host)| (name(host), port(at))).collect()
+    }
+
+    /// A connection of an application's own, secured as the URL says. It ends with the client.
+    pub async fn connect(&self, application_name: &str) -> Result<Client> {
+        let mut postgres = self.postgres.clone();
+        postgres.application_name(application_name);
+        let (client, driver) = tls::connect(&postgres, &Arc::new(self.clone()), None).await?;
+        tokio::spawn(driver);
+        Ok(client)
+    }
+
+    /// The first half of the keys of all advisory locks of this log; the second is 0 for the doorbell, or an instance's number.
+    pub(crate) fn lock_class(&self) -> i32 {
+        lock_class(&self.schema)
+    }
+}
+
+/// See [`PgConfig::lock_class`]; above 0 and even, since the next one is that of ordered keys.
+pub(crate) fn lock_class(schema: &str) -> i32 {
+    (xxh3_64(format!("pillarbox {schema}").as_bytes()) as i32) & 0x7fff_fffc
+}
+
+/// The second half of the doorbell's lock key.
+pub(crate) const BELL: i32 = 0;
+
+/// Refuses a name that would have to be quoted.
+pub(crate) fn check_schema(schema: &str) -> Result<()> {
+    if is_plain(schema) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Invalid,
+        format!(
+            "'{schema}' cannot be the schema's name; use 1 to 48 small letters, digits and '_', not beginning with a digit"
+        ),
+    ))
+}
+
+fn is_plain(name: &str) -> bool {
+    let first = name.chars().next().is_some_and(|c| c.is_ascii_lowercase() || c == '_');
+    first && name.len() <= 48 && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+}
+
+fn ssl_mode_of(text: &str) -> Result<SslMode> {
+    Ok(match text {
+        "disable" => SslMode::Disable,
+        "allow" | "prefer" => SslMode::Prefer,
+        "require" => SslMode::Require,
+        "verify-ca" => SslMode::VerifyCa,
+        "verify-full" => SslMode::VerifyFull,
+        other => {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("sslmode={other} is not known; use disable, prefer, require, verify-ca or verify-full"),
+            ));
+        }
+    })
+}
+
+/// Undoes the per cent signs of a URL.
+fn decode(text: &str) -> String {
+    let (bytes, mut out, mut at) = (text.as_bytes(), Vec::new(), 0);
+    while at < bytes.len() {
+        let code = (bytes[at] == b'%').then(|| text.get(at + 1..at + 3)).flatten();
+        match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                at += 3;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// One session with the server. Dropping it ends it.
+pub(crate) struct Session {
+    client: Client,
+    /// Never used twice in this process; see `Page::session`.
+    pub(crate) number: u64,
+    statements: Mutex<HashMap<&'static str, Statement>>,
+    /// True once the connection has ended, for whatever reason.
+    closed: watch::Receiver<bool>,
+    driver: tokio::task::JoinHandle<()>,
+    /// For cancelling what it waits for.
+    cancel: CancelToken,
+    config: Arc<PgConfig>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl Deref for Session {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Session {
+    /// Connects. `name` becomes the `application_name`, which begins with `pillarbox`; notifications go to `notifications`.
+    pub(crate) async fn connect(
+        config: &Arc<PgConfig>,
+        name: &str,
+        notifications: Option<mpsc::UnboundedSender<Notification>>,
+    ) -> Db<Self> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        let mut postgres = config.postgres.clone();
+        let own = postgres.get_options().unwrap_or_default().to_owned();
+        postgres.options(format!("{own} {SETTINGS} -c search_path={},pg_catalog", config.schema));
+        postgres.application_name(name);
+        let (client, driver) = crate::connection::tls::connect(&postgres, config, notifications).await?;
+        let (sender, closed) = watch::channel(false);
+        let driver = tokio::spawn(async move {
+            driver.await;
+            sender.send_replace(true);
+        });
+        let cancel = client.cancel_token();
+        Ok(Session {
+            client,
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            statements: Mutex::default(),
+            closed,
+            driver,
+            cancel,
+            config: config.clone(),
+        })
+    }
+
+    /// A statement, prepared once a session.
+    pub(crate) async fn statement(&self, sql: &'static str) -> Db<Statement> {
+        let known = self.statements.lock().unwrap_or_else(PoisonError::into_inner).get(sql).cloned();
+        if let Some(statement) = known {
+            return Ok(statement);
+        }
+        let statement = self.client.prepare(sql).await?;
+        self.statements.lock().unwrap_or_else(PoisonError::into_inner).insert(sql, statement.clone());
+        Ok(statement)
+    }
+
+    /// A transaction. Dropping the returned value without committing rolls it back.
+    pub(crate) async fn begin(&mut self) -> Db<tokio_postgres::Transaction<'_>> {
+        Ok(self.client.build_transaction().isolation_level(tokio_postgres::IsolationLevel::ReadCommitted).start().await?)
+    }
+
+    /// What the session was made for.
+    pub(crate) fn config(&self) -> &PgConfig {
+        &self.config
+    }
+
+    /// Becomes true when the connection has ended.
+    pub(crate) fn closed(&self) -> watch::Receiver<bool> {
+        self.closed.clone()
+    }
+
+    /// Cancels the statement that this session is waiting for.
+    pub(crate) fn canceller(&self) -> Canceller {
+        Canceller { token: self.cancel.clone(), config: self.config.clone() }
+    }
+}
+
+/// Cancels what a session waits for, from elsewhere.
+#[derive(Clone)]
+pub(crate) struct Canceller {
+    token: CancelToken,
+    config: Arc<PgConfig>,
+}
+
+impl Canceller {
+    pub(crate) async fn cancel(&self) -> Db<()> {
+        tls::cancel(&self.token, &self.config).await
+    }
+}
+
+/// A connection that is made when it is needed, and made again when it was lost.
+pub(crate) struct Link {
+    config: Arc<PgConfig>,
+    name: Mutex<String>,
+    session: tokio::sync::Mutex<Option<Session>>,
+}
+
+impl Link {
+    pub(crate) fn new(config: Arc<PgConfig>, name: &str) -> Self {
+        Link { config, name: Mutex::new(name.to_owned()), session: tokio::sync::Mutex::new(None) }
+    }
+
+    /// Under which name the next connection is made.
+    pub(crate) fn rename(&self, name: String) {
+        *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name;
+    }
+
+    /// The session, for one caller at a time.
+    pub(crate) async fn session(&self) -> Db<MappedSession<'_>> {
+        let mut slot = self.session.lock().await;
+        if slot.as_ref().is_none_or(|session| session.client.is_closed()) {
+            *slot = None;
+            let name = self.name.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            *slot = Some(Session::connect(&self.config, &name, None).await?);
+        }
+        Ok(MutexGuard::map(slot, |slot| slot.as_mut().expect("made above")))
+    }
+
+    /// Ends the session, if there is one; the next call makes another.
+    pub(crate) async fn close(&self) {
+        *self.session.lock().await = None;
+    }
+}
+
+/// The session of a [`Link`] while it is used.
+pub(crate) type MappedSession<'a> = tokio::sync::MappedMutexGuard<'a, Session>;
+
+/// Polls the connection until it ends, handing notifications on.
+async fn drive<S, T>(
+    mut connection: tokio_postgres::Connection<S, T>,
+    notifications: Option<mpsc::UnboundedSender<Notification>>,
+) where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    loop {
+        match std::future::poll_fn(|context| connection.poll_message(context)).await {
+            Some(Ok(AsyncMessage::Notification(notification))) => {
+                if let Some(sender) = &notifications {
+                    // Nobody may be listening any more.
+                    let _ = sender.send(notification);
+                }
+            }
+            Some(Ok(AsyncMessage::Notice(notice))) => tracing::debug!(notice = notice.message(), "PostgreSQL says"),
+            Some(Ok(_)) => {}
+            Some(Err(error)) => {
+                tracing::debug!(%error, "a connection to PostgreSQL was lost");
+                return;
+            }
+            None => return,
+        }
+    }
+}
+
+mod tls;

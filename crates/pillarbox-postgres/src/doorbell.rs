@@ -1,0 +1,321 @@
+mod chime;
+mod governor;
+mod keeper;
+mod waiter;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pillarbox::{InstanceId, Position, Wake, Writer};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_postgres::{GenericClient, Notification};
+
+use self::chime::Chime;
+use self::governor::Governor;
+use self::keeper::Keeper;
+use self::waiter::{Orders, Waiter};
+use crate::connection::{PgConfig, Session};
+use crate::error::{Db, DbError};
+
+/// Events move and nobody has rung for this long: then the bell is not relied on.
+const BELL_SILENT_AFTER: Duration = Duration::from_secs(5);
+
+/// How long an end in order may take.
+const STOP_MAX: Duration = Duration::from_secs(2);
+
+/// How often one that only follows the log looks, whether or not it was rung for.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How a relay is woken.
+///
+/// Every ring takes a lock of the whole server through a commit, so writers ring only when they must: their trigger tries the
+/// bell's advisory lock, shared, and rings if it gets it. A relay that is awake holds that lock alone, or queues for it, and
+/// polls by itself. To go to sleep it lets go, then looks who is writing: those may have seen it awake and will not ring, so
+/// it watches them end. The [`Governor`] decides which of the two costs less, the [`Chime`] when a wait ends.
+///
+/// Of several relays one holds the bell; it passes rings on. Without the trigger (`migrate --doorbell off`) the relay polls
+/// every 50 ms while events move, and at least twice a second.
+pub(crate) struct Doorbell {
+    shared: Arc<Shared>,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl Doorbell {
+    pub(crate) fn start(
+        config: Arc<PgConfig>,
+        id: InstanceId,
+        control: Arc<tokio::sync::Mutex<Session>>,
+        notifications: mpsc::UnboundedReceiver<Notification>,
+        on: bool,
+    ) -> Self {
+        let shared = Arc::new(Shared::new(on));
+        let (orders, received) = watch::channel(Orders::default());
+        let (sender, news) = mpsc::unbounded_channel();
+        let waiter = Waiter { config: config.clone(), id, orders: received, news: sender };
+        let keeper = Keeper::new(config, id, control, shared.clone(), orders);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(waiter.run());
+        tasks.spawn(keeper.run(notifications, news));
+        Doorbell { shared, tasks: Mutex::new(tasks) }
+    }
+
+    /// See [`pillarbox::Store::wait`].
+    pub(crate) async fn wait(&self, timeout: Duration) -> Wake {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let woken = self.shared.woken.notified();
+            tokio::pin!(woken);
+            woken.as_mut().enable();
+            let now = Instant::now();
+            let due = {
+                let mut state = self.shared.state();
+                if state.chime.take(now) {
+                    return Wake::Rang;
+                }
+                state.chime.due(now)
+            };
+            if now >= deadline {
+                return Wake::Timeout;
+            }
+            let until = due.map_or(deadline, |due| due.min(deadline));
+            tokio::select! {
+                () = woken => {}
+                () = tokio::time::sleep_until(until.into()) => {}
+            }
+        }
+    }
+
+    pub(crate) fn poll_begins(&self) {
+        self.shared.state().chime.poll_begins();
+    }
+
+    pub(crate) fn polled(&self, horizon: Position, writers: Option<&[Writer]>, events: usize) {
+        let now = Instant::now();
+        let mut state = self.shared.state();
+        state.polled_at = Some(now);
+        let moved = state.note(now, horizon, writers, events);
+        state.chime.polled(now, moved);
+        let wanted = state.on && state.governor.wants_awake(now, state.awake);
+        let silent = state.silent;
+        state.keep_silence_in_mind(now);
+        if state.pass || wanted != state.awake || silent != state.silent {
+            self.shared.stirred.notify_one();
+        }
+    }
+
+    /// What a look at the fleet showed: whose end is to be told, whether there are others, whether writers ring at all, and how
+    /// long a commit took.
+    pub(crate) fn observed(&self, neighbour: Option<InstanceId>, others: bool, on: bool, commit: Option<Duration>) {
+        let mut state = self.shared.state();
+        let stir = state.neighbour != neighbour || state.on != on;
+        state.neighbour = neighbour;
+        state.others = others;
+        state.on = on;
+        commit.into_iter().for_each(|took| state.governor.committed(took));
+        if stir {
+            self.shared.stirred.notify_one();
+        }
+    }
+
+    /// Rings after this pause, so that the fleet is looked at again.
+    pub(crate) fn look_again(&self, after: Option<Duration>) {
+        self.shared.state().look_again_at = after.map(|after| Instant::now() + after);
+        if after.is_some() {
+            self.shared.stirred.notify_one();
+        }
+    }
+
+    /// Lets go of everything.
+    pub(crate) async fn stop(&self) {
+        self.shared.state().closing = true;
+        self.shared.stirred.notify_one();
+        let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        // Whatever has not ended then is ended with the value.
+        let _ = tokio::time::timeout(STOP_MAX, async { while tasks.join_next().await.is_some() {} }).await;
+    }
+
+    /// Breaks it, or lets it fall asleep at another pace.
+    #[cfg(feature = "mutants")]
+    pub(crate) fn experiment(&self, mutant: Option<crate::Mutant>, doze_after: Option<Duration>) {
+        let mut state = self.shared.state();
+        state.broken = mutant == Some(crate::Mutant::SleepWithoutWriters);
+        doze_after.into_iter().for_each(|after| state.governor.doze_after(after));
+    }
+}
+
+/// What the parts of a doorbell know together.
+struct Shared {
+    state: Mutex<State>,
+    /// Ends waits.
+    woken: Notify,
+    /// Lets the keeper look at the state.
+    stirred: Notify,
+}
+
+struct State {
+    chime: Chime,
+    governor: Governor,
+    /// Writers ring.
+    on: bool,
+    /// The bell's lock is held or queued for.
+    awake: bool,
+    /// Rings should come and do not.
+    silent: bool,
+    /// There are other instances.
+    others: bool,
+    /// Something is to be passed on to them.
+    pass: bool,
+    /// Another relay would rather have the bell.
+    asked_for: bool,
+    /// Writers are to be watched that may have seen the bell held.
+    leftovers: bool,
+    /// The instance leaves.
+    closing: bool,
+    /// A writer rang since the keeper last looked.
+    rang: bool,
+    neighbour: Option<InstanceId>,
+    look_again_at: Option<Instant>,
+    heard_at: Instant,
+    moved_at: Option<Instant>,
+    polled_at: Option<Instant>,
+    horizon: Option<Position>,
+    writers: Vec<Writer>,
+    #[cfg(feature = "mutants")]
+    broken: bool,
+}
+
+impl Shared {
+    fn new(on: bool) -> Self {
+        let now = Instant::now();
+        let state = State {
+            chime: Chime::new(now),
+            governor: Governor::new(now),
+            on,
+            awake: false,
+            silent: false,
+            others: false,
+            pass: false,
+            asked_for: false,
+            leftovers: true,
+            closing: false,
+            rang: false,
+            neighbour: None,
+            look_again_at: None,
+            heard_at: now,
+            moved_at: None,
+            polled_at: None,
+            horizon: None,
+            writers: Vec::new(),
+            #[cfg(feature = "mutants")]
+            broken: false,
+        };
+        Shared { state: Mutex::new(state), woken: Notify::new(), stirred: Notify::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something may have been committed, or somebody may have ended.
+    fn ring(&self) {
+        self.state().chime.ring();
+        self.woken.notify_waiters();
+    }
+
+    fn is_broken(&self) -> bool {
+        #[cfg(feature = "mutants")]
+        return self.state().broken;
+        #[cfg(not(feature = "mutants"))]
+        false
+    }
+}
+
+impl State {
+    /// Takes in what was seen of the log; whether anything has been written since.
+    fn note(&mut self, now: Instant, horizon: Position, writers: Option<&[Writer]>, events: usize) -> bool {
+        let rose = self.horizon.replace(horizon).is_some_and(|before| before != horizon);
+        let mut writers_now = writers.map_or_else(Vec::new, <[Writer]>::to_vec);
+        writers_now.sort_unstable();
+        let changed = self.writers != writers_now;
+        self.writers = writers_now;
+        // A commit shows by its position or by its writer's end; where nobody looked for writers, by its events.
+        let moved = rose || if writers.is_some() { changed } else { events > 0 };
+        if moved {
+            self.moved_at = Some(now);
+            self.pass |= self.awake && self.others;
+            self.governor.moved(now, self.writers.len());
+        }
+        moved
+    }
+
+    /// The bell is silent while events move and nothing was heard for long.
+    fn keep_silence_in_mind(&mut self, now: Instant) {
+        let long = |at: Instant| now.saturating_duration_since(at) >= BELL_SILENT_AFTER;
+        let silent = !self.awake && self.moved_at.is_some_and(|at| !long(at)) && long(self.heard_at);
+        if silent && !self.silent && self.on {
+            tracing::warn!("the doorbell is silent though events move; polling every 100 ms until it rings");
+        }
+        self.silent = silent;
+    }
+}
+
+/// Tells every relay of this log, when the transaction commits; `what` is `fleet` if lanes, instances or subscriptions changed,
+/// with the number of the instance that did it, if one did.
+pub(crate) async fn announce(client: &impl GenericClient, what: &str) -> Db<()> {
+    client.execute("select pg_notify(current_schema(), $1)", &[&what]).await?;
+    Ok(())
+}
+
+/// For one that only follows the log and never joins. Others may keep the writers from ringing, so it looks by itself as well.
+pub(crate) struct Listener {
+    session: Session,
+    notifications: mpsc::UnboundedReceiver<Notification>,
+}
+
+impl Listener {
+    pub(crate) async fn connect(config: &Arc<PgConfig>) -> Db<Self> {
+        let (sender, notifications) = mpsc::unbounded_channel();
+        let session = Session::connect(config, "pillarbox listener", Some(sender)).await?;
+        session.batch_execute(&format!("listen {}", config.schema)).await?;
+        Ok(Listener { session, notifications })
+    }
+
+    /// See [`pillarbox::Store::wait`].
+    pub(crate) async fn wait(&mut self, timeout: Duration) -> Db<Wake> {
+        match tokio::time::timeout(timeout.min(FOLLOW_INTERVAL), self.notifications.recv()).await {
+            Ok(None) => Err(lost(&self.session)),
+            Ok(Some(_)) => {
+                while self.notifications.try_recv().is_ok() {}
+                Ok(Wake::Rang)
+            }
+            Err(_) if timeout > FOLLOW_INTERVAL => Ok(Wake::Rang),
+            Err(_) => Ok(Wake::Timeout),
+        }
+    }
+}
+
+fn lost(session: &Session) -> DbError {
+    debug_assert!(*session.closed().borrow() || session.is_closed(), "its notifications have ended");
+    DbError::own(pillarbox::ErrorKind::Unavailable, "the connection that listens to PostgreSQL was lost")
+}
+
+/// The instance whose lock is watched by `me`: the next higher one, the lowest after the highest.
+pub(crate) fn neighbour_of(me: InstanceId, instances: impl IntoIterator<Item = InstanceId>) -> Option<InstanceId> {
+    let mut others: Vec<_> = instances.into_iter().filter(|other| *other != me).collect();
+    others.sort_unstable();
+    others.iter().find(|other| **other > me).or(others.first()).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instance_is_watched_by_exactly_one_other() {
+        let all = [3, 5, 9].map(InstanceId);
+        let watched: Vec<_> = all.iter().filter_map(|me| neighbour_of(*me, all)).collect();
+        assert_eq!(watched, [5, 9, 3].map(InstanceId));
+        assert_eq!(neighbour_of(InstanceId(3), [InstanceId(3)]), None);
+    }
+}

@@ -1,0 +1,120 @@
+use pillarbox::{Error, ErrorKind};
+use tokio_postgres::error::SqlState;
+
+/// The result of what is done inside this crate.
+pub(crate) type Db<T> = Result<T, DbError>;
+
+/// A failure on the way to PostgreSQL or by it. Becomes an [`Error`] at the edge of the crate.
+#[derive(Debug)]
+pub(crate) enum DbError {
+    /// PostgreSQL or the client library said so.
+    Postgres(tokio_postgres::Error),
+    /// We said so.
+    Own(Error),
+}
+
+impl DbError {
+    /// A failure that this crate found itself.
+    pub(crate) fn own(kind: ErrorKind, message: impl Into<String>) -> Self {
+        DbError::Own(Error::new(kind, message))
+    }
+
+    /// PostgreSQL's code of the failure.
+    pub(crate) fn code(&self) -> Option<&SqlState> {
+        match self {
+            DbError::Postgres(error) => error.code(),
+            DbError::Own(_) => None,
+        }
+    }
+
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            DbError::Postgres(error) => kind_of(error),
+            DbError::Own(error) => error.kind(),
+        }
+    }
+}
+
+impl From<tokio_postgres::Error> for DbError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        DbError::Postgres(error)
+    }
+}
+
+impl From<Error> for DbError {
+    fn from(error: Error) -> Self {
+        DbError::Own(error)
+    }
+}
+
+impl From<DbError> for Error {
+    fn from(error: DbError) -> Self {
+        match error {
+            DbError::Own(error) => error,
+            DbError::Postgres(error) => {
+                let kind = kind_of(&error);
+                Error::with_source(kind, message_of(kind, &error), error)
+            }
+        }
+    }
+}
+
+fn kind_of(error: &tokio_postgres::Error) -> ErrorKind {
+    let Some(code) = error.code() else {
+        // Without a code it is the client library's: a connection that broke, or a value that does not fit its type.
+        let broken = error.is_closed() || std::error::Error::source(error).is_some_and(|s| s.is::<std::io::Error>());
+        return if broken || !is_conversion(error) { ErrorKind::Unavailable } else { ErrorKind::Fatal };
+    };
+    kind_of_code(code.code())
+}
+
+/// What a code of PostgreSQL means for the caller.
+pub(crate) fn kind_of_code(code: &str) -> ErrorKind {
+    match code {
+        // Serialisation failure, deadlock, lock timeout, cancelled.
+        "40001" | "40P01" | "55P03" | "57014" => ErrorKind::Busy,
+        "53100" => ErrorKind::Full,
+        "53300" | "53200" | "53000" | "57P01" | "57P02" | "57P03" | "57P05" | "25P03" => ErrorKind::Unavailable,
+        // A standby, or a promotion under way.
+        "25006" => ErrorKind::Fatal,
+        "42P01" | "3F000" | "42703" | "42883" => ErrorKind::Schema,
+        "3D000" | "28000" | "28P01" | "42501" => ErrorKind::Invalid,
+        code if code.starts_with("08") || code.starts_with("58") || code.starts_with("XX") => ErrorKind::Unavailable,
+        code if code.starts_with("22") || code.starts_with("23") => ErrorKind::Invalid,
+        _ => ErrorKind::Fatal,
+    }
+}
+
+fn is_conversion(error: &tokio_postgres::Error) -> bool {
+    let text = error.to_string();
+    text.starts_with("error serializing parameter") || text.starts_with("error deserializing column")
+}
+
+fn message_of(kind: ErrorKind, error: &tokio_postgres::Error) -> String {
+    match (kind, error.as_db_error()) {
+        (kind, Some(said)) => message_for(kind, said.code().code(), said.message()),
+        (ErrorKind::Unavailable, None) => format!("PostgreSQL is not reachable: {}", cause_of(error)),
+        (_, None) => cause_of(error),
+    }
+}
+
+/// What PostgreSQL said, with what to do about it.
+pub(crate) fn message_for(kind: ErrorKind, code: &str, said: &str) -> String {
+    match (kind, code) {
+        (ErrorKind::Schema, _) => format!("{said}; run `pillarbox migrate`"),
+        (_, "42501") => format!("{said}; give this role its grants, as `pillarbox migrate --print-roles` prints them"),
+        (_, "28000" | "28P01") => format!("PostgreSQL refused the login: {said}"),
+        (ErrorKind::Full, _) => format!("PostgreSQL has no room left: {said}"),
+        (ErrorKind::Unavailable, _) => format!("PostgreSQL is not reachable: {said}"),
+        _ => said.to_owned(),
+    }
+}
+
+/// The innermost cause in words; the outer ones only say that there was an error.
+fn cause_of(error: &tokio_postgres::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}

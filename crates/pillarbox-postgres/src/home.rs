@@ -1,0 +1,271 @@
+use std::sync::Arc;
+
+use pillarbox::{ErrorKind, Position, Result};
+use tokio_postgres::{GenericClient, Transaction};
+use uuid::Uuid;
+
+use crate::connection::{PgConfig, Session};
+use crate::error::{Db, DbError};
+use crate::migrate;
+
+/// By how many names a server is remembered; the oldest is forgotten.
+const NAMES_MAX: usize = 16;
+
+/// Where a log lives. One that finds itself elsewhere is a copy or was restored, and a copy must not deliver to real receivers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Home {
+    /// Of the cluster. None where the role may not read it.
+    system_identifier: Option<String>,
+    database: String,
+    database_oid: i64,
+    /// A dump that is restored makes the table anew, also in the same database.
+    event_oid: i64,
+    /// None on a standby.
+    timeline: Option<i32>,
+    /// Where the server says that it listens. None from its own host.
+    address: Option<String>,
+    port: i32,
+    /// By which names it was reached there. A copy of a cluster has the same identifier and the same timeline, and is told
+    /// apart by this alone: another address or port, under another name.
+    reached_as: Vec<String>,
+}
+
+/// What the comparison of where a log was with where it is says.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It is at home, and there is nothing to write down.
+    AtHome,
+    /// It is at home, and what is known about that has changed.
+    Changed,
+    /// The server is another timeline of itself: a standby was promoted, or a backup was restored in its place.
+    Promoted { from: i32, to: i32 },
+    /// It is somewhere else; in what way.
+    Foreign(String),
+}
+
+impl Home {
+    async fn here(session: &Session) -> Db<Self> {
+        let row = session.query_one(include_str!("sql/home.sql"), &[]).await?;
+        let system_identifier = match row.get::<_, bool>(6) {
+            true => {
+                let sql = "select system_identifier::text from pg_control_system()";
+                Some(session.query_one(sql, &[]).await?.get(0))
+            }
+            false => None,
+        };
+        Ok(Home {
+            system_identifier,
+            database: row.get(0),
+            database_oid: row.get(1),
+            event_oid: row.get(2),
+            timeline: row.get(3),
+            address: row.get(4),
+            port: row.get(5),
+            reached_as: name_of(session.config()).into_iter().collect(),
+        })
+    }
+
+    /// The home that the log remembers, and its identity.
+    async fn known(client: &impl GenericClient) -> Db<(Option<Self>, Uuid)> {
+        let row = client.query_one(include_str!("sql/home_known.sql"), &[]).await?;
+        let known = row.get::<_, Option<i64>>(2).map(|database_oid| Home {
+            system_identifier: row.get(0),
+            database: row.get::<_, Option<String>>(1).unwrap_or_default(),
+            database_oid,
+            event_oid: row.get::<_, Option<i64>>(3).unwrap_or_default(),
+            timeline: row.get(4),
+            address: row.get(5),
+            port: row.get::<_, Option<i32>>(6).unwrap_or_default(),
+            reached_as: row.get(7),
+        });
+        Ok((known, row.get(8)))
+    }
+
+    async fn store(&self, client: &impl GenericClient) -> Db<()> {
+        let Home { system_identifier, database, database_oid, event_oid, timeline, address, port, reached_as } = self;
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 8] =
+            [system_identifier, database, database_oid, event_oid, timeline, address, port, reached_as];
+        client.execute(include_str!("sql/home_put.sql"), &values).await?;
+        Ok(())
+    }
+
+    /// How a log that remembers this home stands at `here`.
+    fn compare(&self, here: &Home) -> Verdict {
+        let differs = |known: &Option<String>, now: &Option<String>| known.is_some() && now.is_some() && known != now;
+        let place = format!("database {}", self.database);
+        if differs(&self.system_identifier, &here.system_identifier) {
+            return Verdict::Foreign(format!("{place} of another cluster"));
+        }
+        if self.database_oid != here.database_oid {
+            return Verdict::Foreign(format!("{place}, and this is the database {}", here.database));
+        }
+        if self.event_oid != here.event_oid {
+            return Verdict::Foreign(format!("{place}, in a table that was dropped since: this one came from a dump"));
+        }
+        let moved = self.port != here.port || differs(&self.address, &here.address);
+        if moved && !here.reached_as.iter().any(|name| self.reached_as.contains(name)) {
+            let address = self.address.as_deref().unwrap_or("localhost");
+            return Verdict::Foreign(format!("{place} of the server at {address}:{}", self.port));
+        }
+        match (self.timeline, here.timeline) {
+            (Some(from), Some(to)) if from != to => Verdict::Promoted { from, to },
+            _ if here.clone().joined_with(self) == *self => Verdict::AtHome,
+            _ => Verdict::Changed,
+        }
+    }
+
+    /// What is known here, with what was known before and cannot be seen from here.
+    fn joined_with(mut self, known: &Home) -> Home {
+        self.system_identifier = self.system_identifier.or_else(|| known.system_identifier.clone());
+        self.timeline = self.timeline.or(known.timeline);
+        self.address = self.address.or_else(|| known.address.clone());
+        let mut names = known.reached_as.clone();
+        names.extend(self.reached_as.drain(..).filter(|name| !known.reached_as.contains(name)));
+        self.reached_as = names.split_off(names.len().saturating_sub(NAMES_MAX));
+        self
+    }
+}
+
+/// The servers of the URL. None for a single one on this host, which every copy would be called too.
+fn name_of(config: &PgConfig) -> Option<String> {
+    let servers = config.servers();
+    let own = servers.iter().all(|(host, _)| host.starts_with('/') || host == "localhost" || is_loopback(host));
+    (servers.len() > 1 || !own).then(|| {
+        let names: Vec<String> = servers.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+        names.join(",")
+    })
+}
+
+fn is_loopback(host: &str) -> bool {
+    host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// The identity of the log.
+pub(crate) async fn log_id(client: &impl GenericClient) -> Db<Uuid> {
+    Ok(client.query_one("select log_id from meta", &[]).await?.get(0))
+}
+
+/// Refuses a log that is not at home, or not whole. One whose server was replaced by its standby goes on as another incarnation.
+pub(crate) async fn check(session: &mut Session) -> Db<()> {
+    let here = Home::here(session).await?;
+    let (known, log_id) = Home::known(&**session).await?;
+    let Some(known) = known else {
+        return here.store(&**session).await;
+    };
+    match known.compare(&here) {
+        Verdict::AtHome => {}
+        Verdict::Changed => here.joined_with(&known).store(&**session).await?,
+        Verdict::Promoted { from, to } => promoted(session, here.joined_with(&known), from, to).await?,
+        Verdict::Foreign(was) => {
+            let message = format!(
+                "this database is a copy or a restored backup of log {log_id}, which was in {was}: run `pillarbox migrate \
+                 --adopt` (it is the production log moved: go on) or `--fresh` (it is a copy: new identity, deliver nothing \
+                 old)"
+            );
+            return Err(DbError::own(ErrorKind::Foreign, message));
+        }
+    }
+    check_sequence(session).await
+}
+
+/// Refuses a log whose sequence was set back: it would hand out positions that every reader has passed.
+async fn check_sequence(session: &Session) -> Db<()> {
+    let row = session.query_one(include_str!("sql/known_positions.sql"), &[]).await?;
+    let (known, drawn): (Position, Position) = (row.get(0), row.get(1));
+    if drawn < known {
+        let what = format!("positions up to {known} were handed out, and now only those up to {drawn} are");
+        return Err(not_itself(&what));
+    }
+    Ok(())
+}
+
+/// The first one to notice raises the incarnation: positions of before may have been handed out again, to other events.
+async fn promoted(session: &mut Session, here: Home, from: i32, to: i32) -> Db<()> {
+    let tx = session.begin().await?;
+    let sql = "update meta set incarnation = incarnation + 1 where timeline = $1 returning incarnation";
+    if let Some(row) = tx.query_opt(sql, &[&from]).await? {
+        here.store(&tx).await?;
+        tracing::warn!(
+            from,
+            to,
+            incarnation = row.get::<_, i64>(0),
+            "the server is on another timeline: a standby was promoted or a backup restored; what it had not got is gone \
+             from the log although it may have been delivered, and positions may name other events than before"
+        );
+    }
+    Ok(tx.commit().await?)
+}
+
+/// That the log was replaced by another state of it, with what to do.
+pub(crate) fn not_itself(what: &str) -> DbError {
+    DbError::own(
+        ErrorKind::Foreign,
+        format!(
+            "the log is not the continuation of itself: {what}; if this is a restored backup run \
+             `pillarbox migrate --adopt` to go on with what it holds, or `--fresh` to deliver nothing old"
+        ),
+    )
+}
+
+/// Gives a log that has no home yet its home here. A copy stays foreign: [`check`] refuses it.
+pub(crate) async fn move_in(session: &Session) -> Db<()> {
+    match Home::known(&**session).await? {
+        (Some(_), _) => Ok(()),
+        (None, _) => Home::here(session).await?.store(&**session).await,
+    }
+}
+
+/// Declares that this is the production log, moved or restored: it goes on with what it holds.
+///
+/// Raises the incarnation, so that nothing outside takes a position of before for one of now, and forgets the anchors and
+/// whatever is said about positions that are not there.
+pub async fn adopt(config: &PgConfig) -> Result<()> {
+    Ok(declare(config, async |tx, here, horizon| {
+        tx.execute(include_str!("sql/cut_back.sql"), &[&horizon]).await?;
+        // A server with two addresses, reached by two names, is one home.
+        let (known, _) = Home::known(tx).await?;
+        known.map_or(here.clone(), |known| here.joined_with(&known)).store(tx).await
+    })
+    .await?)
+}
+
+/// Declares that this is a copy: it gets a new identity and delivers nothing that is in it now, to whatever subscription,
+/// also one that is made later.
+pub async fn fresh(config: &PgConfig) -> Result<()> {
+    Ok(declare(config, async |tx, here, horizon| {
+        tx.batch_execute("delete from delivery; delete from event_kept; delete from dead_range").await?;
+        tx.batch_execute("delete from dedup_0; delete from dedup_1; delete from dedup_2").await?;
+        tx.execute(include_str!("sql/start_over.sql"), &[&horizon]).await?;
+        let sql = "update meta set log_id = gen_random_uuid(), incarnation = incarnation + 1, fresh_floor = $1";
+        tx.execute(sql, &[&horizon]).await?;
+        here.store(tx).await
+    })
+    .await?)
+}
+
+/// Makes this place the log's home, in one transaction with what follows from that.
+async fn declare(config: &PgConfig, change: impl AsyncFnOnce(&Transaction<'_>, Home, Position) -> Db<()>) -> Db<()> {
+    let mut session = Session::connect(&Arc::new(config.clone()), "pillarbox migrate", None).await?;
+    migrate::require(&session).await?;
+    let here = Home::here(&session).await?;
+    let class = config.lock_class();
+    let tx = session.begin().await?;
+    tx.execute("select from meta for update", &[]).await?;
+    let horizon = horizon(&tx).await?;
+    tx.execute(include_str!("sql/forget_instances.sql"), &[&i64::from(class)]).await?;
+    change(&tx, here, horizon).await?;
+    Ok(tx.commit().await?)
+}
+
+/// The highest position handed out. A sequence that was set back below what is in the log is set right: it would hand out
+/// positions that are taken.
+async fn horizon(tx: &Transaction<'_>) -> Db<Position> {
+    let sql = "select coalesce(pg_sequence_last_value('event_position_seq'::regclass), 0), coalesce(max(position), 0)
+        from event";
+    let row = tx.query_one(sql, &[]).await?;
+    let (drawn, stored): (Position, Position) = (row.get(0), row.get(1));
+    if stored > drawn {
+        tx.execute("select setval('event_position_seq', $1)", &[&stored]).await?;
+    }
+    Ok(drawn.max(stored))
+}

@@ -1,0 +1,37 @@
+//! The PostgreSQL store of [Pillarbox](pillarbox): the log lives in the application's own database.
+//!
+//! `migrate` creates the schema, `publish` writes an event in the caller's own transaction (or call the function
+//! `pillarbox.publish`, or insert into `pillarbox.event`, from any language), and a `PostgresStore` is what a relay and the
+//! operators' commands work on.
+mod connection;
+mod doorbell;
+mod error;
+mod home;
+mod leaves;
+mod migrate;
+#[cfg(feature = "mutants")]
+mod mutant;
+mod operator;
+mod ownership;
+mod publish;
+mod reader;
+mod settle;
+mod store;
+pub mod testing;
+mod types;
+
+pub use connection::{PgConfig, SslMode};
+pub use home::{adopt, fresh};
+pub use migrate::{
+    Migrated, SCHEMA_VERSION, SchemaState, check, dump_schema, migrate, print_roles, print_sql, set_doorbell,
+};
+#[cfg(feature = "mutants")]
+pub use mutant::{BETWEEN_STATEMENTS, Hook, Mutant};
+#[cfg(feature = "sqlx")]
+pub use publish::sqlx;
+pub use publish::{
+    EventSql, Limits, PAYLOAD_BYTES_MAX_HIGHEST, Parameter, PublishStatement, Publisher, publish, publish_all,
+};
+pub use operator::PENDING_COUNT_MAX;
+pub use reader::PAGE_BYTES_MAX;
+pub use store::PostgresStore;

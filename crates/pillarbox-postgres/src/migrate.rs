@@ -1,0 +1,277 @@
+use std::sync::Arc;
+
+use pillarbox::{Error, ErrorKind, Result, Timestamp};
+use tokio_postgres::GenericClient;
+
+use crate::connection::{PgConfig, Session, lock_class};
+use crate::error::{Db, DbError};
+use crate::home;
+use crate::types::Time;
+
+/// The oldest server that has what the schema needs, as `server_version_num`.
+const SERVER_VERSION_MIN: i32 = 140_000;
+
+/// Added to the first half of the lock keys: the lock under which the schema is changed.
+const MIGRATION_LOCK: i32 = 3;
+
+/// One step of the schema. Steps are only ever added.
+struct Migration {
+    version: i64,
+    name: &'static str,
+    sql: &'static str,
+}
+
+const MIGRATIONS: [Migration; 2] = [
+    Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
+    Migration { version: 2, name: "leaves", sql: include_str!("../migrations/002_leaves.sql") },
+];
+
+/// The schema version that this build is made for.
+pub const SCHEMA_VERSION: i64 = MIGRATIONS[MIGRATIONS.len() - 1].version;
+
+impl Migration {
+    /// Whether older versions of Pillarbox cannot work with what it changes; the first line says so.
+    fn is_breaking(&self) -> bool {
+        self.sql.starts_with("-- breaking: yes")
+    }
+
+    /// The step with its record, as it is run and printed.
+    fn script(&self, schema: &str) -> String {
+        let Migration { version, name, sql } = self;
+        let breaking = self.is_breaking();
+        let mut script = format!(
+            "{sql}\ninsert into @schema@.migration (version, name, breaking) values ({version}, '{name}', {breaking});\n\
+             update @schema@.meta set schema_version = {version};\n"
+        );
+        if breaking {
+            script += &format!("update @schema@.meta set breaking_version = {version};\n");
+        }
+        fill_in(&script, schema)
+    }
+}
+
+/// Puts the schema's name and what follows from it in the place of the tokens.
+fn fill_in(sql: &str, schema: &str) -> String {
+    let class = lock_class(schema).to_string();
+    sql.replace("@schema@", schema).replace("@channel@", schema).replace("@class@", &class)
+}
+
+/// How a database's schema stands to this build.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SchemaState {
+    /// There is no schema.
+    Missing,
+    /// It needs to be migrated.
+    Old {
+        /// What it is at.
+        from: i64,
+        /// What this build is made for.
+        to: i64,
+    },
+    /// It is the one that this build is made for.
+    Current,
+    /// It is newer, in ways that this build can work with.
+    NewerCompatible {
+        /// What it is at.
+        version: i64,
+    },
+    /// It is newer, in ways that this build cannot work with.
+    NewerBreaking {
+        /// What it is at.
+        version: i64,
+    },
+}
+
+/// What [`migrate`] did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Migrated {
+    /// The schema was created.
+    pub created: bool,
+    /// The steps that were applied, as `1 init`.
+    pub applied: Vec<String>,
+    /// Whether publishing rings the doorbell. A new log's does not where the server allows prepared transactions: one that
+    /// rang cannot be prepared.
+    pub doorbell: bool,
+}
+
+/// Creates or upgrades the schema, in one transaction. Several may run at once. Needs no superuser: the owner of the database,
+/// or of the schema if that is there already. Creates no roles; see [`print_roles`].
+pub async fn migrate(config: &PgConfig) -> Result<Migrated> {
+    let mut session = connect(config).await?;
+    let schema = config.schema();
+    let migrated = migrate_session(&mut session, schema).await?;
+    home::move_in(&mut session).await?;
+    Ok(migrated)
+}
+
+async fn migrate_session(session: &mut Session, schema: &str) -> Db<Migrated> {
+    let tx = session.begin().await?;
+    let lock = lock_class(schema) + MIGRATION_LOCK;
+    tx.execute("select pg_advisory_xact_lock($1, 0)", &[&lock]).await?;
+    // Looked at under the lock: another process may have been faster.
+    let state = state_in(&tx, schema).await?;
+    refuse_newer(state)?;
+    let from = match state {
+        SchemaState::Missing => 0,
+        SchemaState::Old { from, .. } => from,
+        _ => SCHEMA_VERSION,
+    };
+    let mut applied = Vec::new();
+    for migration in MIGRATIONS.iter().filter(|migration| migration.version > from) {
+        let step = format!("{} {}", migration.version, migration.name);
+        tracing::info!(step, schema, "changing the schema");
+        tx.batch_execute(&migration.script(schema)).await?;
+        applied.push(step);
+    }
+    let created = state == SchemaState::Missing;
+    if created && allows_prepared_transactions(&tx).await? {
+        tx.batch_execute(&doorbell_sql(schema, false)).await?;
+        tracing::warn!(
+            "the doorbell is off: max_prepared_transactions is above 0, and a transaction that rang cannot be prepared; \
+             if no application prepares transactions that publish, run `pillarbox migrate --doorbell on`"
+        );
+    }
+    let doorbell = has_doorbell(&tx).await?;
+    tx.commit().await?;
+    Ok(Migrated { created, applied, doorbell })
+}
+
+/// How the schema stands; changes nothing.
+pub async fn check(config: &PgConfig) -> Result<SchemaState> {
+    let session = connect(config).await?;
+    Ok(state_of(&session).await?)
+}
+
+async fn connect(config: &PgConfig) -> Db<Session> {
+    let session = Session::connect(&Arc::new(config.clone()), "pillarbox migrate", None).await?;
+    let row = session.query_one("select current_setting('server_version_num')::integer", &[]).await?;
+    let version: i32 = row.get(0);
+    if version < SERVER_VERSION_MIN {
+        return Err(DbError::own(
+            ErrorKind::Invalid,
+            format!("the server is PostgreSQL {}; Pillarbox needs 14 or newer", version / 10_000),
+        ));
+    }
+    Ok(session)
+}
+
+/// How the schema of a session stands.
+pub(crate) async fn state_of(session: &Session) -> Db<SchemaState> {
+    state_in(&**session, session.config().schema()).await
+}
+
+/// How the schema of the database stands that a client is connected to.
+async fn state_in(client: &impl GenericClient, schema: &str) -> Db<SchemaState> {
+    let sql = "select has_schema_privilege(to_regnamespace($1), 'usage'), current_user::text";
+    let row = client.query_one(sql, &[&schema]).await?;
+    let (usable, user): (Option<bool>, String) = (row.get(0), row.get(1));
+    if usable == Some(false) {
+        let grants = "give it its grants, as `pillarbox migrate --print-roles` prints them";
+        let message = format!("the role {user} may not use the schema {schema}; {grants}");
+        return Err(DbError::own(ErrorKind::Invalid, message));
+    }
+    let exists = client.query_one("select to_regclass($1 || '.meta') is not null", &[&schema]).await?;
+    if !exists.get::<_, bool>(0) {
+        return Ok(SchemaState::Missing);
+    }
+    let sql = format!("select schema_version, breaking_version from {schema}.meta");
+    let row = client.query_one(&sql, &[]).await?;
+    let (version, breaking): (i64, i64) = (row.get::<_, i32>(0).into(), row.get::<_, i32>(1).into());
+    Ok(match version {
+        from if from < SCHEMA_VERSION => SchemaState::Old { from, to: SCHEMA_VERSION },
+        SCHEMA_VERSION => SchemaState::Current,
+        version if breaking > SCHEMA_VERSION => SchemaState::NewerBreaking { version },
+        version => SchemaState::NewerCompatible { version },
+    })
+}
+
+/// Refuses a schema that this build cannot work with; warns about one that is newer but compatible.
+pub(crate) async fn require(session: &Session) -> Db<()> {
+    let schema = session.config().schema();
+    let refuse = |message: String| Err(DbError::own(ErrorKind::Schema, message));
+    match state_in(&**session, schema).await? {
+        SchemaState::Missing => {
+            refuse(format!("the database has no Pillarbox schema {schema}; run `pillarbox migrate`"))
+        }
+        SchemaState::Old { from, to } => {
+            refuse(format!("the schema is at version {from} and this build needs {to}; run `pillarbox migrate`"))
+        }
+        state => Ok(refuse_newer(state)?),
+    }
+}
+
+fn refuse_newer(state: SchemaState) -> Result<()> {
+    match state {
+        SchemaState::NewerBreaking { version } => Err(Error::new(
+            ErrorKind::Schema,
+            format!(
+                "the schema is at version {version}, which this build (made for {SCHEMA_VERSION}) cannot work with; \
+                 upgrade pillarbox"
+            ),
+        )),
+        SchemaState::NewerCompatible { version } => {
+            tracing::warn!(
+                version,
+                made_for = SCHEMA_VERSION,
+                "the schema is newer than this build; upgrade pillarbox"
+            );
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The SQL that [`migrate`] runs on a database without the schema, for other tools; needs no connection.
+pub fn print_sql(schema: &str, doorbell: bool) -> String {
+    let mut sql = String::from("begin;\n");
+    MIGRATIONS.iter().for_each(|migration| sql += &migration.script(schema));
+    if !doorbell {
+        sql += &doorbell_sql(schema, false);
+    }
+    sql + "commit;\n"
+}
+
+/// The SQL that gives roles for publishers, relays and viewers the least that they need; needs no connection.
+pub fn print_roles(schema: &str) -> String {
+    fill_in(include_str!("sql/roles.sql"), schema)
+}
+
+/// Turns the ringing at publishing on or off. Without it a relay notices events by its watchdog.
+pub async fn set_doorbell(config: &PgConfig, on: bool) -> Result<()> {
+    let session = connect(config).await?;
+    require(&session).await?;
+    Ok(session.batch_execute(&doorbell_sql(config.schema(), on)).await.map_err(DbError::from)?)
+}
+
+fn doorbell_sql(schema: &str, on: bool) -> String {
+    let change = if on { "enable" } else { "disable" };
+    format!("alter table only {schema}.event {change} trigger doorbell;\n")
+}
+
+/// Whether publishing rings the doorbell. The session's search path must lead to the schema.
+pub(crate) async fn has_doorbell(client: &impl GenericClient) -> Db<bool> {
+    let sql = "select exists (
+        select from pg_trigger where tgrelid = 'event'::regclass and tgname = 'doorbell' and tgenabled in ('O', 'A')
+    )";
+    Ok(client.query_one(sql, &[]).await?.get(0))
+}
+
+async fn allows_prepared_transactions(client: &impl GenericClient) -> Db<bool> {
+    let sql = "select current_setting('max_prepared_transactions')::integer > 0";
+    Ok(client.query_one(sql, &[]).await?.get(0))
+}
+
+/// The schema as the database has it, for comparing with the committed `schema.sql`. The leaves are only counted: they look
+/// like the log, and there are more of them as it grows.
+pub async fn dump_schema(config: &PgConfig) -> Result<String> {
+    let session = connect(config).await?;
+    let rows = session.query(include_str!("sql/dump_schema.sql"), &[&config.schema()]).await.map_err(DbError::from)?;
+    let parts: Vec<String> = rows.iter().map(|row| format!("{}\n", row.get::<_, String>(0).trim_end())).collect();
+    Ok(parts.join("\n"))
+}
+
+/// When the last step was applied, for `doctor`.
+pub(crate) async fn applied_at(client: &impl GenericClient) -> Db<Option<Timestamp>> {
+    let row = client.query_one("select max(applied_at) from migration", &[]).await?;
+    Ok(row.get::<_, Option<Time>>(0).map(|time| time.0))
+}

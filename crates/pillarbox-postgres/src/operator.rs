@@ -1,0 +1,280 @@
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use pillarbox::{
+    Books, Change, Changed, Check, Cursor, Epoch, ErrorKind, EventRecord, Filter, InstanceId, KeyHash, ListQuery,
+    ListRow, Mode, NewEvent, OnDead, Operator, Position, PrunePolicy, Pruned, Report, Result, Status, SubscriptionId,
+    Timestamp, lane_of,
+};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Row, Transaction};
+use uuid::Uuid;
+
+use crate::connection::{Session, lock_class};
+use crate::error::{Db, DbError};
+use crate::ownership::parse_filter;
+use crate::publish::Publisher;
+use crate::store::PostgresStore;
+use crate::types::{Time, range_set};
+
+mod books;
+mod change;
+mod doctor;
+mod holders;
+mod list;
+pub(crate) mod premises;
+mod prune;
+mod reset;
+mod risen;
+mod show;
+mod status;
+
+pub use status::PENDING_COUNT_MAX;
+
+impl Operator for PostgresStore {
+    async fn status(&self) -> Result<Status> {
+        let mut desk = self.desk().await?;
+        Ok(status::status(&snapshot(&mut desk).await?).await?)
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<ListRow>> {
+        let mut desk = self.desk().await?;
+        Ok(list::list(&snapshot(&mut desk).await?, query).await?)
+    }
+
+    async fn show(&self, id: Uuid) -> Result<Option<EventRecord>> {
+        let mut desk = self.desk().await?;
+        Ok(show::show(&snapshot(&mut desk).await?, id).await?)
+    }
+
+    async fn change(&self, change: &Change, dry_run: bool) -> Result<Changed> {
+        let mut desk = self.desk().await?;
+        Ok(change::change(&mut desk, change, dry_run).await?)
+    }
+
+    async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Uuid>> {
+        let mut desk = self.desk().await?;
+        let publisher = Publisher::new(self.config().schema())?;
+        let tx = desk.begin().await?;
+        let ids = publisher.publish_all(&tx, events).await?;
+        tx.commit().await.map_err(DbError::from)?;
+        Ok(ids)
+    }
+
+    async fn books(&self) -> Result<Books> {
+        let mut desk = self.desk().await?;
+        Ok(books::books(&snapshot(&mut desk).await?).await?)
+    }
+
+    async fn prune(&self, policy: &PrunePolicy) -> Result<Pruned> {
+        let mut desk = self.desk().await?;
+        Ok(prune::prune(&mut desk, policy).await?)
+    }
+
+    async fn doctor(&self) -> Result<Vec<Check>> {
+        let mut desk = self.desk().await?;
+        Ok(doctor::doctor(&mut desk).await?)
+    }
+
+    async fn reset(&self) -> Result<()> {
+        let mut desk = self.desk().await?;
+        Ok(reset::reset(&mut desk).await?)
+    }
+}
+
+/// One snapshot for all that a command reads.
+async fn snapshot(session: &mut Session) -> Db<Transaction<'_>> {
+    let tx = session.begin().await?;
+    tx.batch_execute("set transaction isolation level repeatable read, read only").await?;
+    Ok(tx)
+}
+
+/// Lets sleeping relays look at what a command changed, once it is committed.
+pub(crate) async fn ring(tx: &Transaction<'_>) -> Db<()> {
+    crate::doorbell::announce(tx, "changed").await
+}
+
+/// What operators' commands look at.
+pub(crate) struct World {
+    /// By the database's clock.
+    pub(crate) now: Timestamp,
+    pub(crate) horizon: Position,
+    pub(crate) log_start: Position,
+    pub(crate) fresh_floor: Position,
+    pub(crate) log_id: Uuid,
+    pub(crate) incarnation: i64,
+    pub(crate) schema_version: i64,
+    pub(crate) subscriptions: Vec<SubscriptionRow>,
+    pub(crate) instances: Vec<InstanceRow>,
+}
+
+/// A subscription with its lanes.
+pub(crate) struct SubscriptionRow {
+    pub(crate) id: SubscriptionId,
+    pub(crate) name: String,
+    pub(crate) filter: Filter,
+    pub(crate) mode: Mode,
+    pub(crate) on_dead: OnDead,
+    pub(crate) hold: Option<Duration>,
+    pub(crate) paused: bool,
+    pub(crate) lanes: Vec<LaneRow>,
+}
+
+/// A lane as it is stored.
+pub(crate) struct LaneRow {
+    pub(crate) lane: u32,
+    pub(crate) cursor: Cursor,
+    pub(crate) owner: Option<InstanceId>,
+    pub(crate) epoch: Epoch,
+    pub(crate) revision: i64,
+}
+
+/// An instance, and whether its lock is held.
+pub(crate) struct InstanceRow {
+    pub(crate) id: InstanceId,
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    pub(crate) version: String,
+    pub(crate) started_at: Timestamp,
+    pub(crate) beat_at: Timestamp,
+    pub(crate) subscriptions: Vec<SubscriptionId>,
+    pub(crate) report: Report,
+    pub(crate) alive: bool,
+}
+
+impl World {
+    /// Reads it all in one message.
+    pub(crate) async fn load(tx: &Transaction<'_>) -> Db<World> {
+        let (world, lanes, subscriptions, instances, locks) = tokio::try_join!(
+            tx.query_typed_one(include_str!("sql/world.sql"), &[]),
+            tx.query_typed(include_str!("sql/lanes.sql"), &[]),
+            tx.query_typed(include_str!("sql/subscriptions.sql"), &[]),
+            tx.query_typed(include_str!("sql/instances.sql"), &[]),
+            tx.query_typed(include_str!("sql/living.sql"), &[]),
+        )?;
+        let mut lanes = group_lanes(&lanes)?;
+        let mut subscriptions = subscriptions.iter().map(subscription_row).collect::<Db<Vec<_>>>()?;
+        for subscription in &mut subscriptions {
+            subscription.lanes = lanes.remove(&subscription.id).unwrap_or_default();
+        }
+        let class = i64::from(lock_class(world.try_get(7)?));
+        let held = locks.iter().filter(|row| row.get::<_, i64>(0) == class);
+        let held: HashSet<InstanceId> = held.map(|row| InstanceId(row.get(1))).collect();
+        let instances = instances.iter().map(|row| instance_row(row, &held)).collect::<Db<Vec<_>>>()?;
+        Ok(World {
+            now: world.try_get::<_, Time>(0)?.0,
+            horizon: world.try_get(1)?,
+            log_start: world.try_get(2)?,
+            fresh_floor: world.try_get(3)?,
+            log_id: world.try_get(4)?,
+            incarnation: world.try_get(5)?,
+            schema_version: world.try_get::<_, i32>(6)?.into(),
+            subscriptions,
+            instances,
+        })
+    }
+
+    /// The subscription of this name.
+    pub(crate) fn subscription(&self, name: &str) -> Db<&SubscriptionRow> {
+        self.subscriptions.iter().find(|subscription| subscription.name == name).ok_or_else(|| {
+            let names: Vec<_> = self.subscriptions.iter().map(|subscription| subscription.name.as_str()).collect();
+            let known =
+                if names.is_empty() { "there is none yet".into() } else { format!("there are: {}", names.join(", ")) };
+            DbError::own(ErrorKind::NotFound, format!("there is no subscription '{name}'; {known}"))
+        })
+    }
+
+    /// Whether a living instance can run the subscription.
+    pub(crate) fn is_run(&self, id: SubscriptionId) -> bool {
+        self.runners(id).next().is_some()
+    }
+
+    /// The living instances that can run the subscription.
+    pub(crate) fn runners(&self, id: SubscriptionId) -> impl Iterator<Item = &InstanceRow> {
+        self.instances.iter().filter(move |instance| instance.alive && instance.subscriptions.contains(&id))
+    }
+
+    /// Whether this instance lives.
+    pub(crate) fn is_alive(&self, id: InstanceId) -> bool {
+        self.instances.iter().any(|instance| instance.alive && instance.id == id)
+    }
+}
+
+impl SubscriptionRow {
+    /// The lowest floor.
+    pub(crate) fn floor(&self) -> Position {
+        self.lanes.iter().map(|lane| lane.cursor.floor).min().unwrap_or(0)
+    }
+
+    /// The lane of an event.
+    pub(crate) fn lane_of(&self, key: Option<&str>, position: Position) -> Option<&LaneRow> {
+        let lane = lane_of(key.map(KeyHash::of), position, self.lanes.len() as u32);
+        self.lanes.get(lane as usize)
+    }
+}
+
+impl LaneRow {
+    /// Whether the cursor counts this position as settled.
+    pub(crate) fn has_settled(&self, position: Position) -> bool {
+        position <= self.cursor.floor || self.cursor.settled.contains(position)
+    }
+
+    /// The lane's number as it is stored.
+    pub(crate) fn number(&self) -> i32 {
+        self.lane as i32
+    }
+}
+
+fn group_lanes(rows: &[Row]) -> Db<BTreeMap<SubscriptionId, Vec<LaneRow>>> {
+    let mut lanes = BTreeMap::<_, Vec<_>>::new();
+    for row in rows {
+        let anchor = row.try_get::<_, Option<Position>>(2)?.zip(row.try_get::<_, Option<Uuid>>(3)?);
+        lanes.entry(SubscriptionId(row.try_get(4)?)).or_default().push(LaneRow {
+            lane: row.try_get::<_, i32>(5)? as u32,
+            cursor: Cursor { floor: row.try_get(0)?, settled: range_set(row.try_get(1)?)?, anchor },
+            owner: row.try_get::<_, Option<i64>>(6)?.map(InstanceId),
+            epoch: row.try_get(7)?,
+            revision: row.try_get(8)?,
+        });
+    }
+    Ok(lanes)
+}
+
+fn subscription_row(row: &Row) -> Db<SubscriptionRow> {
+    Ok(SubscriptionRow {
+        id: SubscriptionId(row.try_get(0)?),
+        name: row.try_get(1)?,
+        filter: parse_filter(row.try_get(2)?),
+        mode: if row.try_get::<_, &str>(3)? == "queue" { Mode::Queue } else { Mode::Stream },
+        on_dead: if row.try_get::<_, &str>(4)? == "skip" { OnDead::Skip } else { OnDead::Block },
+        hold: row.try_get::<_, Option<i64>>(5)?.map(|hold| Duration::from_millis(hold.max(0) as u64)),
+        paused: row.try_get(6)?,
+        lanes: Vec::new(),
+    })
+}
+
+fn instance_row(row: &Row, held: &HashSet<InstanceId>) -> Db<InstanceRow> {
+    let id = InstanceId(row.try_get::<_, i32>(0)?.into());
+    Ok(InstanceRow {
+        id,
+        host: row.try_get(1)?,
+        pid: row.try_get::<_, i32>(2)? as u32,
+        version: row.try_get(3)?,
+        started_at: row.try_get::<_, Time>(4)?.0,
+        beat_at: row.try_get::<_, Time>(5)?.0,
+        subscriptions: row.try_get::<_, Vec<i64>>(6)?.into_iter().map(SubscriptionId).collect(),
+        report: serde_json::from_str(row.try_get(7)?).unwrap_or_default(),
+        alive: held.contains(&id),
+    })
+}
+
+/// The positions of an event by its id, in the log or kept aside; ids are not unique.
+pub(crate) async fn positions_of(tx: &Transaction<'_>, id: Uuid) -> Db<Vec<Position>> {
+    let rows = tx.query_typed(include_str!("sql/positions_of.sql"), &[(&id, Type::UUID)]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// That no event has this id.
+pub(crate) fn unknown_event(id: Uuid) -> DbError {
+    DbError::own(ErrorKind::NotFound, format!("the log has no event {id}; it may have been pruned"))
+}

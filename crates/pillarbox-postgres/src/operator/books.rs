@@ -1,0 +1,75 @@
+use std::collections::HashMap;
+
+use pillarbox::{Books, LaneBook, Position, RangeSet, SubscriptionId};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Row, Transaction};
+
+use super::World;
+use crate::error::Db;
+
+pub(super) async fn books(tx: &Transaction<'_>) -> Db<Books> {
+    let world = World::load(tx).await?;
+    let (mut covered, mut before_start) = progress(tx, None).await?;
+    let (skipped, deliveries, dead) = tokio::try_join!(
+        tx.query_typed("select subscription, 0, position, position_to from skip", &[]),
+        tx.query_typed("select subscription, lane, position, position from delivery order by position", &[]),
+        tx.query_typed("select 0::bigint, 0, low, high from dead_range order by low", &[]),
+    )?;
+    let (skipped, mut deliveries) = (by_lane(&skipped)?, by_lane(&deliveries)?);
+    let mut lanes = Vec::new();
+    for subscription in &world.subscriptions {
+        for lane in &subscription.lanes {
+            let place = (subscription.id, lane.lane);
+            let mut covered = covered.remove(&place).unwrap_or_default();
+            // Ranges above the floor are written by settlements alone; they vouch for themselves.
+            covered.union(&lane.cursor.settled);
+            lanes.push(LaneBook {
+                subscription: subscription.name.clone(),
+                filter: subscription.filter.clone(),
+                lanes: subscription.lanes.len() as u32,
+                lane: lane.lane,
+                floor: lane.cursor.floor,
+                settled: lane.cursor.settled.clone(),
+                covered,
+                before_start: before_start.remove(&place).unwrap_or_default(),
+                deliveries: deliveries.remove(&place).unwrap_or_default(),
+                skipped: skipped.get(&(subscription.id, 0)).cloned().unwrap_or_default(),
+            });
+        }
+    }
+    Ok(Books {
+        incarnation: world.incarnation,
+        log_start: world.log_start,
+        horizon: world.horizon,
+        dead: by_lane(&dead)?.into_values().next().unwrap_or_default(),
+        lanes,
+    })
+}
+
+/// Ranges of positions by lane.
+pub(super) type ByLane = HashMap<(SubscriptionId, u32), RangeSet>;
+
+/// What the settlements say they covered, and what was never to be delivered; of one subscription or of all.
+pub(super) async fn progress(tx: &Transaction<'_>, id: Option<SubscriptionId>) -> Db<(ByLane, ByLane)> {
+    let sql = |epochs| {
+        format!(
+            "select subscription, lane, floor_from + 1, floor_to from progress \
+             where ($1 is null or subscription = $1) and epoch {epochs} order by floor_from"
+        )
+    };
+    let (covered, before_start) = (sql("> 0"), sql("= 0"));
+    let id = id.map(|id| id.0);
+    let of = [(&id as _, Type::INT8)];
+    let (covered, before_start) = tokio::try_join!(tx.query_typed(&covered, &of), tx.query_typed(&before_start, &of))?;
+    Ok((by_lane(&covered)?, by_lane(&before_start)?))
+}
+
+/// Of rows with a subscription, a lane, a lowest and a highest position.
+fn by_lane(rows: &[Row]) -> Db<ByLane> {
+    let mut ranges = ByLane::new();
+    for row in rows {
+        let place = (SubscriptionId(row.try_get(0)?), row.try_get::<_, i32>(1)? as u32);
+        ranges.entry(place).or_default().insert_range(row.try_get::<_, Position>(2)?, row.try_get(3)?);
+    }
+    Ok(ranges)
+}

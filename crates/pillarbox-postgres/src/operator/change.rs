@@ -1,0 +1,352 @@
+use std::collections::BTreeSet;
+
+use pillarbox::{
+    Change, Changed, ErrorKind, InstanceId, KeyHash, Position, RangeSet, Selection, Start, Subscription,
+    SubscriptionId, lane_of,
+};
+use tokio_postgres::Transaction;
+use tokio_postgres::types::Type;
+use uuid::Uuid;
+
+use super::{InstanceRow, LaneRow, SubscriptionRow, World, positions_of, ring, unknown_event};
+use crate::connection::Session;
+use crate::error::{Db, DbError};
+use crate::ownership::start_floor;
+use crate::types::multirange;
+
+mod relane;
+
+/// How often a command is tried when a relay was in its way.
+const TRIES_MAX: usize = 3;
+
+/// Carries out a command in one transaction; a dry run does the same and takes it back.
+pub(super) async fn change(session: &mut Session, change: &Change, dry_run: bool) -> Db<Changed> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match try_change(session, change, dry_run).await {
+            Err(error) if error.kind() == ErrorKind::Busy && tries < TRIES_MAX => {
+                tracing::debug!(error = %pillarbox::Error::from(error), "a command is tried again");
+            }
+            other => return other,
+        }
+    }
+}
+
+async fn try_change(session: &mut Session, change: &Change, dry_run: bool) -> Db<Changed> {
+    let tx = session.begin().await?;
+    lock(&tx, subject(change)).await?;
+    let world = World::load(&tx).await?;
+    let changed = apply(&tx, &world, change).await?;
+    ring(&tx).await?;
+    if dry_run {
+        tx.rollback().await?
+    } else {
+        tx.commit().await?
+    }
+    Ok(changed)
+}
+
+fn subject(change: &Change) -> &str {
+    match change {
+        Change::Requeue { subscription, .. }
+        | Change::Skip { subscription, .. }
+        | Change::Rewind { subscription, .. }
+        | Change::Relane { subscription, .. }
+        | Change::Pause(subscription)
+        | Change::Resume(subscription)
+        | Change::Delete(subscription)
+        | Change::Rename { from: subscription, .. } => subscription,
+    }
+}
+
+/// Keeps retention, then joining relays, then the owners of the lanes from changing what a command looks at: in this order,
+/// which is everybody's.
+async fn lock(tx: &Transaction<'_>, name: &str) -> Db<()> {
+    tx.query_typed("select from meta for share", &[]).await?;
+    tx.query_typed("select from subscription where name = $1 for update", &[(&name, Type::TEXT)]).await?;
+    let sql = "select from cursor where subscription in (select id from subscription where name = $1) \
+               order by lane for update";
+    tx.query_typed(sql, &[(&name, Type::TEXT)]).await?;
+    Ok(())
+}
+
+async fn apply(tx: &Transaction<'_>, world: &World, change: &Change) -> Db<Changed> {
+    let row = world.subscription(subject(change))?;
+    match change {
+        Change::Requeue { which, limit, .. } => requeue(tx, row, which, *limit).await,
+        Change::Skip { event, reason, .. } => skip(tx, row, *event, reason).await,
+        Change::Pause(_) => set_paused(tx, row, true).await,
+        Change::Resume(_) => set_paused(tx, row, false).await,
+        Change::Rewind { to, key: None, .. } => rewind(tx, world, row, *to).await,
+        Change::Rewind { to, key: Some(key), .. } => rewind_key(tx, world, row, *to, key).await,
+        Change::Delete(_) => delete(tx, world, row).await,
+        Change::Rename { to, .. } => rename(tx, world, row, to).await,
+        Change::Relane { lanes, .. } => relane::relane(tx, world, row, *lanes).await,
+    }
+}
+
+fn invalid(message: String) -> DbError {
+    DbError::own(ErrorKind::Invalid, message)
+}
+
+/// A delivery that a command concerns.
+struct Target {
+    position: Position,
+    lane: u32,
+    id: Uuid,
+}
+
+async fn requeue(tx: &Transaction<'_>, row: &SubscriptionRow, which: &Selection, limit: usize) -> Db<Changed> {
+    let (id, key) = match which {
+        Selection::Event(id) => (Some(*id), None),
+        Selection::Version(stream, version) => (Some(version_id(tx, stream, *version).await?), None),
+        Selection::Key(key) => (None, Some(key)),
+        Selection::All => (None, None),
+    };
+    let targets = targets(tx, row.id, id, key.map(String::as_str), limit).await?;
+    if let (Some(id), true) = (id, targets.is_empty()) {
+        return Err(no_delivery(tx, row, id, "requeue").await);
+    }
+    let positions: Vec<Position> = targets.iter().map(|target| target.position).collect();
+    tx.execute(include_str!("../sql/requeue.sql"), &[&row.id.0, &positions]).await?;
+    touch_lanes(tx, row.id, targets.iter().map(|target| target.lane)).await?;
+    let count = targets.len() as u64;
+    let message = match count {
+        0 => format!("nothing to requeue: '{}' has no dead delivery of that kind", row.name),
+        _ => format!("{count} deliveries of '{}' are due now, with attempts back to 0", row.name),
+    };
+    Ok(Changed { count, events: targets.into_iter().map(|target| target.id).collect(), message })
+}
+
+/// The deliveries of one event in whatever state, or the dead ones of a key or all, in log order.
+async fn targets(
+    tx: &Transaction<'_>,
+    subscription: SubscriptionId,
+    id: Option<Uuid>,
+    key: Option<&str>,
+    limit: usize,
+) -> Db<Vec<Target>> {
+    let positions = match id {
+        Some(id) => Some(positions_of(tx, id).await?),
+        None => None,
+    };
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows = tx.query(include_str!("../sql/targets.sql"), &[&subscription.0, &positions, &key, &limit]).await?;
+    let target = |row: &tokio_postgres::Row| {
+        let id = row.try_get::<_, Option<Uuid>>(2)?.unwrap_or_default();
+        Ok(Target { position: row.try_get(0)?, lane: row.try_get::<_, i32>(1)? as u32, id })
+    };
+    rows.iter().map(target).collect()
+}
+
+async fn version_id(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<Uuid> {
+    let row = tx.query_opt(include_str!("../sql/version_id.sql"), &[&stream, &version]).await?;
+    row.map(|row| row.get(0)).ok_or_else(|| {
+        DbError::own(ErrorKind::NotFound, format!("stream '{stream}' has no version {version} in this log"))
+    })
+}
+
+/// Why a command about one event has nothing to do.
+async fn no_delivery(tx: &Transaction<'_>, row: &SubscriptionRow, id: Uuid, verb: &str) -> DbError {
+    match positions_of(tx, id).await {
+        Err(error) => error,
+        Ok(positions) if positions.is_empty() => unknown_event(id),
+        Ok(_) => invalid(format!(
+            "nothing to {verb}: event {id} has no delivery of '{}'; it was delivered, is not wanted, or was not read yet \
+             (see `pillarbox why {id}`)",
+            row.name
+        )),
+    }
+}
+
+async fn skip(tx: &Transaction<'_>, row: &SubscriptionRow, event: Uuid, reason: &str) -> Db<Changed> {
+    if reason.trim().is_empty() {
+        return Err(invalid("a skip needs a reason; it is kept with the event".into()));
+    }
+    let targets = targets(tx, row.id, Some(event), None, usize::MAX).await?;
+    if targets.is_empty() {
+        return Err(no_delivery(tx, row, event, "skip").await);
+    }
+    for target in &targets {
+        give_up(tx, row.id, (target.position, target.position), reason).await?;
+        let sql = "delete from delivery where subscription = $1 and position = $2";
+        tx.execute(sql, &[&row.id.0, &target.position]).await?;
+    }
+    touch_lanes(tx, row.id, targets.iter().map(|target| target.lane)).await?;
+    let message = format!("event {event} is given up for '{}'; its key goes on", row.name);
+    Ok(Changed { count: targets.len() as u64, events: vec![event], message })
+}
+
+/// Records that positions will not be delivered, and why.
+pub(super) async fn give_up(
+    tx: &Transaction<'_>,
+    id: SubscriptionId,
+    range: (Position, Position),
+    reason: &str,
+) -> Db<()> {
+    tx.execute(include_str!("../sql/give_up.sql"), &[&id.0, &range.0, &range.1, &reason]).await?;
+    Ok(())
+}
+
+/// Tells the owners of these lanes to load their deliveries again.
+pub(super) async fn touch_lanes(
+    tx: &Transaction<'_>,
+    id: SubscriptionId,
+    lanes: impl IntoIterator<Item = u32>,
+) -> Db<()> {
+    let lanes: Vec<i32> = lanes.into_iter().collect::<BTreeSet<_>>().into_iter().map(|lane| lane as i32).collect();
+    let sql = "update cursor set revision = revision + 1 where subscription = $1 and lane = any($2)";
+    tx.execute(sql, &[&id.0, &lanes]).await?;
+    Ok(())
+}
+
+async fn set_paused(tx: &Transaction<'_>, row: &SubscriptionRow, paused: bool) -> Db<Changed> {
+    tx.execute("update subscription set paused = $2 where id = $1", &[&row.id.0, &paused]).await?;
+    let state = if paused { "paused" } else { "running" };
+    let was = if row.paused == paused { "already" } else { "now" };
+    let count = u64::from(row.paused != paused);
+    Ok(Changed { count, events: Vec::new(), message: format!("'{}' is {was} {state}", row.name) })
+}
+
+/// Where a rewind goes to.
+struct Place {
+    /// What is not replayed: everything up to `floor`, and `settled` above it. Between them lie the events that may still be
+    /// committed below the place.
+    floor: Position,
+    settled: RangeSet,
+    /// The place itself.
+    position: Position,
+    /// What to say if that is not as far back as was asked for.
+    note: &'static str,
+}
+
+impl Place {
+    async fn find(tx: &Transaction<'_>, world: &World, to: Start) -> Db<Place> {
+        let (floor, settled) = start_floor(tx, to).await?;
+        let position = settled.last().unwrap_or(floor);
+        let lower = matches!(to, Start::Position(asked) if asked < position) || to == Start::Beginning;
+        let note = match position {
+            _ if !lower => "",
+            position if position > 0 && position == world.fresh_floor => {
+                " (what lies before was in this copy of the log when it was declared fresh)"
+            }
+            _ if to == Start::Beginning => "",
+            _ => " (as far back as retention has left the log)",
+        };
+        Ok(Place { floor, settled, position, note })
+    }
+
+    /// What a lane keeps as settled: only what both say. Never forwards, and what is open stays open.
+    fn keep(&self, lane: &LaneRow) -> (Position, RangeSet) {
+        let floor = lane.cursor.floor.min(self.floor);
+        let mut both = lane.cursor.settled.clone();
+        both.insert_range(floor + 1, lane.cursor.floor);
+        let mut place = self.settled.clone();
+        place.insert_range(floor + 1, self.floor);
+        let last = both.last().unwrap_or(floor);
+        both.subtract(&place.missing(floor + 1, last));
+        (floor, both)
+    }
+}
+
+/// Replays everything above the place. The raised epochs make every owner drop what it has in memory.
+async fn rewind(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: Start) -> Db<Changed> {
+    let place = Place::find(tx, world, to).await?;
+    for lane in &row.lanes {
+        let (floor, settled) = place.keep(lane);
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+            [&row.id.0, &lane.number(), &floor, &multirange(&settled)];
+        tx.execute(include_str!("../sql/rewind_lane.sql"), &values).await?;
+    }
+    // Retention has left only the copies that deliveries need: what is read again does not have these.
+    let kept = multirange(&place.settled);
+    tx.execute(include_str!("../sql/rewind_kept.sql"), &[&row.id.0, &place.floor, &kept]).await?;
+    tx.execute(include_str!("../sql/rewind_deliveries.sql"), &[&row.id.0, &place.floor, &kept]).await?;
+    let sql = "delete from skip where subscription = $1 and position > $2";
+    tx.execute(sql, &[&row.id.0, &place.position]).await?;
+    // What was covered before says nothing about the replay.
+    let sql = "delete from progress where subscription = $1 and floor_from >= $2";
+    tx.execute(sql, &[&row.id.0, &place.floor]).await?;
+    let sql = "update progress set floor_to = $2 where subscription = $1 and floor_to > $2";
+    tx.execute(sql, &[&row.id.0, &place.floor]).await?;
+    let Place { position, note, .. } = place;
+    let message = format!("'{}' replays the events above position {position}{note}", row.name);
+    Ok(Changed { count: row.lanes.len() as u64, events: Vec::new(), message })
+}
+
+/// Replays the settled events of one key as a chain of deliveries; what is not settled yet comes by itself.
+async fn rewind_key(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: Start, key: &str) -> Db<Changed> {
+    let Place { position: place, note, .. } = Place::find(tx, world, to).await?;
+    let lane = row.lane_of(Some(key), 0).ok_or_else(|| invalid(format!("'{}' has no lanes", row.name)))?;
+    let events = key_events(tx, row, lane, key, place).await?;
+    let positions: Vec<Position> = events.iter().map(|(position, _)| *position).collect();
+    let sql = "select coalesce(max(arrival), 0) from delivery where subscription = $1 and lane = $2";
+    let arrival: i64 = tx.query_one(sql, &[&row.id.0, &lane.number()]).await?.try_get(0)?;
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
+        [&row.id.0, &positions, &lane.number(), &arrival, &key];
+    tx.execute(include_str!("../sql/rewind_key.sql"), &values).await?;
+    let sql = "delete from skip where subscription = $1 and position = any($2) and position_to = position";
+    tx.execute(sql, &[&row.id.0, &positions]).await?;
+    touch_lanes(tx, row.id, [lane.lane]).await?;
+    let count = events.len() as u64;
+    let message = format!("'{}' replays {count} events of key '{key}' above position {place}{note}", row.name);
+    Ok(Changed { count, events: events.into_iter().map(|(_, id)| id).collect(), message })
+}
+
+/// The wanted events of a key above a place that the lane has settled.
+async fn key_events(
+    tx: &Transaction<'_>,
+    row: &SubscriptionRow,
+    lane: &LaneRow,
+    key: &str,
+    place: Position,
+) -> Db<Vec<(Position, Uuid)>> {
+    let mut events = Vec::new();
+    for event in tx.query(include_str!("../sql/key_events.sql"), &[&place, &key]).await? {
+        let position = event.try_get(0)?;
+        if lane.has_settled(position) && row.filter.matches(event.try_get(2)?, event.try_get(3)?) {
+            events.push((position, event.try_get(1)?));
+        }
+    }
+    Ok(events)
+}
+
+/// Refuses to change what a living instance runs.
+fn refuse_run(world: &World, row: &SubscriptionRow, verb: &str) -> Db<()> {
+    match world.runners(row.id).next() {
+        None => Ok(()),
+        Some(InstanceRow { id, host, pid, .. }) => Err(invalid(format!(
+            "'{}' cannot be {verb}: instance {} (pid {pid} on {host}) runs it; stop it, or take it out of its configuration",
+            row.name, id.0
+        ))),
+    }
+}
+
+async fn delete(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow) -> Db<Changed> {
+    refuse_run(world, row, "deleted")?;
+    let deliveries = delete_subscription(tx, row.id).await?;
+    let message = format!("'{}' is deleted, with {deliveries} deliveries", row.name);
+    Ok(Changed { count: 1, events: Vec::new(), message })
+}
+
+/// Removes a subscription with all that belongs to it; how many deliveries went.
+pub(super) async fn delete_subscription(tx: &Transaction<'_>, id: SubscriptionId) -> Db<u64> {
+    let deliveries = tx.execute("delete from delivery where subscription = $1", &[&id.0]).await?;
+    tx.execute("delete from cursor where subscription = $1", &[&id.0]).await?;
+    tx.execute("delete from progress where subscription = $1", &[&id.0]).await?;
+    tx.execute("delete from skip where subscription = $1", &[&id.0]).await?;
+    tx.execute("delete from subscription where id = $1", &[&id.0]).await?;
+    Ok(deliveries)
+}
+
+async fn rename(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: &str) -> Db<Changed> {
+    refuse_run(world, row, "renamed")?;
+    Subscription::new(to).validate()?;
+    if world.subscriptions.iter().any(|other| other.name == to) {
+        return Err(invalid(format!("there is a subscription '{to}' already; choose another name")));
+    }
+    tx.execute("update subscription set name = $2 where id = $1", &[&row.id.0, &to]).await?;
+    let message = format!("'{}' is now '{to}'; name it so in the configuration before it is started again", row.name);
+    Ok(Changed { count: 1, events: Vec::new(), message })
+}

@@ -1,0 +1,305 @@
+use pillarbox::{Check, Level};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Row, Transaction};
+
+use super::premises::{self, bad, ok};
+use super::{SubscriptionRow, World, holders, snapshot};
+use crate::connection::Session;
+use crate::error::{Db, DbError};
+use crate::home;
+use crate::migrate::{self, SCHEMA_VERSION, SchemaState, applied_at, state_of};
+
+/// No session of Pillarbox keeps a snapshot for longer.
+const OWN_SNAPSHOT_SECONDS_MAX: f64 = 5.0;
+
+/// Above this share of the server's connections in use there is hardly room for another relay.
+const CONNECTIONS_SHARE_MAX: f64 = 0.9;
+
+/// Checks every premise, each with its fix. Where one does not hold, what builds on it may not be there to be looked at.
+pub(super) async fn doctor(session: &mut Session) -> Db<Vec<Check>> {
+    let mut checks = vec![schema(session).await?];
+    checks.extend(premises::checks(session).await?);
+    let broken = checks.iter().any(|check| check.level == Level::Failed);
+    match examine(session).await {
+        Ok(more) => checks.extend(more),
+        Err(error) if broken => tracing::debug!(error = text(error), "doctor could not look at everything"),
+        Err(error) => return Err(error),
+    }
+    Ok(checks)
+}
+
+async fn examine(session: &mut Session) -> Db<Vec<Check>> {
+    let home = home_check(session).await;
+    let tx = snapshot(session).await?;
+    let world = World::load(&tx).await?;
+    let mut checks = vec![home, anchors(&tx, &world).await?, dead_ranges(&tx).await?, deliveries(&tx).await?];
+    checks.extend([leaves(&tx).await?, orphans(&world), instances(&world)]);
+    checks.extend([floor(&tx).await?, vacuum_horizon(&tx).await?, own_sessions(&tx).await?]);
+    let server = tx.query_typed_one(include_str!("../sql/server.sql"), &[]).await?;
+    checks.extend([grants(&tx, &server).await?, doorbell(&tx, &server).await?]);
+    checks.extend([durability(&server)?, autovacuum(&server)?, connections(&server)?]);
+    Ok(checks)
+}
+
+async fn schema(session: &Session) -> Db<Check> {
+    let name = "schema";
+    Ok(match state_of(session).await? {
+        SchemaState::Current => {
+            let when = applied_at(&**session).await?.map_or(String::new(), |at| format!(", since {at}"));
+            ok(name, format!("version {SCHEMA_VERSION}{when}"))
+        }
+        SchemaState::NewerCompatible { version } => {
+            let finding = format!("version {version} is newer than this build's {SCHEMA_VERSION}, but compatible");
+            bad(name, Level::Warning, finding, "upgrade pillarbox")
+        }
+        SchemaState::NewerBreaking { version } => {
+            let finding = format!("version {version} is newer than this build's {SCHEMA_VERSION}");
+            bad(name, Level::Failed, finding, "upgrade pillarbox")
+        }
+        SchemaState::Missing | SchemaState::Old { .. } => {
+            bad(name, Level::Failed, "the schema is not current", "run `pillarbox migrate`")
+        }
+    })
+}
+
+async fn home_check(session: &mut Session) -> Check {
+    match home::check(session).await {
+        Ok(()) => ok("home", "the log is where it belongs"),
+        Err(error) => bad("home", Level::Failed, text(error), "run `pillarbox migrate --adopt` or `--fresh`"),
+    }
+}
+
+fn text(error: DbError) -> String {
+    pillarbox::Error::from(error).to_string()
+}
+
+/// The event at each anchor must still be the one that was settled, unless retention has passed it.
+async fn anchors(tx: &Transaction<'_>, world: &World) -> Db<Check> {
+    let lanes = world.subscriptions.iter().flat_map(|subscription| &subscription.lanes);
+    let anchors = lanes.filter_map(|lane| lane.cursor.anchor).filter(|(position, _)| *position >= world.log_start);
+    let (positions, ids): (Vec<i64>, Vec<uuid::Uuid>) = anchors.unzip();
+    let sql = "select a.position, a.id from unnest($1::bigint[], $2::uuid[]) as a (position, id) \
+               where not exists (select from event as e where e.position = a.position and e.id = a.id) limit 1";
+    let broken = tx.query_typed_opt(sql, &[(&positions, Type::INT8_ARRAY), (&ids, Type::UUID_ARRAY)]).await?;
+    Ok(match broken {
+        None => ok("anchors", "the log is the continuation of what was settled"),
+        Some(row) => {
+            let (position, id): (i64, uuid::Uuid) = (row.try_get(0)?, row.try_get(1)?);
+            let what = format!("event {id} was settled at position {position}, where it is not any more");
+            bad("anchors", Level::Failed, text(home::not_itself(&what)), "run `pillarbox migrate --adopt` or `--fresh`")
+        }
+    })
+}
+
+/// A row inside a range that was closed as dead is one that no subscription will read.
+async fn dead_ranges(tx: &Transaction<'_>) -> Db<Check> {
+    let sql = "select count(*) from dead_range as d join event as e on e.position between d.low and d.high";
+    let count: i64 = tx.query_typed_one(sql, &[]).await?.try_get(0)?;
+    Ok(match count {
+        0 => ok("dead ranges", "no event lies in one"),
+        _ => bad(
+            "dead ranges",
+            Level::Failed,
+            format!("{count} events were inserted at positions that had been closed"),
+            "let no publisher set the position; retention (`pillarbox prune`) delivers them late",
+        ),
+    })
+}
+
+async fn deliveries(tx: &Transaction<'_>) -> Db<Check> {
+    let row = tx.query_typed_one(include_str!("../sql/deliveries_without_event.sql"), &[]).await?;
+    Ok(match row.try_get::<_, i64>(0)? {
+        0 => ok("deliveries", "each has its event"),
+        count => bad(
+            "deliveries",
+            Level::Failed,
+            format!("{count} deliveries have no event any more: somebody deleted rows of the log by hand"),
+            "give them up with `pillarbox skip`, and let only `pillarbox prune` remove events",
+        ),
+    })
+}
+
+async fn leaves(tx: &Transaction<'_>) -> Db<Check> {
+    Ok(match crate::leaves::warning(tx).await? {
+        None => ok("leaves", "the next events have their leaf"),
+        Some(finding) => {
+            bad("leaves", Level::Warning, finding, "run a relay, or `pillarbox prune`: it lays leaves ahead")
+        }
+    })
+}
+
+fn orphans(world: &World) -> Check {
+    let orphaned = |subscription: &&SubscriptionRow| !world.is_run(subscription.id);
+    let names: Vec<_> = world.subscriptions.iter().filter(orphaned).map(|orphan| orphan.name.as_str()).collect();
+    match names.is_empty() {
+        true => ok("subscriptions", "each is run by a living instance"),
+        false => bad(
+            "subscriptions",
+            Level::Warning,
+            format!("no living instance runs {}; the log is kept for them", names.join(", ")),
+            "start a relay that runs them, or remove them with `pillarbox subscription delete`",
+        ),
+    }
+}
+
+fn instances(world: &World) -> Check {
+    let ended: Vec<_> = world.instances.iter().filter(|row| !row.alive).map(|row| row.id.0.to_string()).collect();
+    match ended.is_empty() {
+        true => ok("instances", format!("{} alive", world.instances.len())),
+        false => bad(
+            "instances",
+            Level::Warning,
+            format!("{} ended without leaving", ended.join(", ")),
+            "start a relay: it takes over what they left",
+        ),
+    }
+}
+
+/// Who keeps the floors from rising.
+async fn floor(tx: &Transaction<'_>) -> Db<Check> {
+    let holders = holders::of_floor(tx).await?;
+    Ok(match holders.first() {
+        None => ok("writers", "nobody has published and not ended"),
+        Some(first) => bad(
+            "writers",
+            Level::Warning,
+            holders.iter().map(holders::Holder::of_floor).collect::<Vec<_>>().join("; "),
+            format!("if it does not end by itself: {}", first.end()),
+        ),
+    })
+}
+
+/// Who keeps vacuum from its work.
+async fn vacuum_horizon(tx: &Transaction<'_>) -> Db<Check> {
+    let holders = holders::of_snapshots(tx).await?;
+    Ok(match holders.first() {
+        None => ok("snapshots", format!("none is older than {}", holders::spoken(holders::SNAPSHOT_SECONDS_MAX))),
+        Some(first) => bad(
+            "snapshots",
+            Level::Warning,
+            holders.iter().map(holders::Holder::of_snapshot).collect::<Vec<_>>().join("; "),
+            format!("if it does not end by itself: {}", first.end()),
+        ),
+    })
+}
+
+async fn own_sessions(tx: &Transaction<'_>) -> Db<Check> {
+    let seconds = [(&OWN_SNAPSHOT_SECONDS_MAX as _, Type::FLOAT8)];
+    let rows = tx.query_typed(include_str!("../sql/old_snapshots.sql"), &seconds).await?;
+    let pids: Vec<String> = rows.iter().map(|row| row.get::<_, i32>(0).to_string()).collect();
+    Ok(match pids.first() {
+        None => {
+            ok("own sessions", format!("none of Pillarbox's keeps a snapshot for over {OWN_SNAPSHOT_SECONDS_MAX} s"))
+        }
+        Some(pid) => bad(
+            "own sessions",
+            Level::Warning,
+            format!(
+                "sessions of Pillarbox keep a snapshot for over {OWN_SNAPSHOT_SECONDS_MAX} s: pid {}",
+                pids.join(", ")
+            ),
+            format!("a large audit, list or prune may do so; otherwise `select pg_terminate_backend({pid})`"),
+        ),
+    })
+}
+
+/// Who could insert an event where no reader looks for it.
+async fn grants(tx: &Transaction<'_>, server: &Row) -> Db<Check> {
+    let name = "grants";
+    let rows = tx.query_typed(include_str!("../sql/grants.sql"), &[]).await?;
+    let grants: Vec<(&str, &str, &str)> = rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
+    if let Some((relation, grantee, privilege)) = grants.first() {
+        let all: Vec<String> = grants
+            .iter()
+            .map(|(relation, grantee, privilege)| format!("{grantee} may {privilege} on {relation}"))
+            .collect();
+        let revoke = match relation.strip_prefix("event.") {
+            Some(column) => format!("revoke {privilege} ({column}) on event from {grantee}"),
+            None if relation.ends_with("_seq") => format!("revoke {privilege} on sequence {relation} from {grantee}"),
+            None => format!("revoke {privilege} on {relation} from {grantee}"),
+        };
+        let finding = format!("positions can be chosen, or leaves written to, by hand: {}", all.join(", "));
+        let fix = format!("run `{revoke}`, and grant what `pillarbox migrate --print-roles` prints");
+        return Ok(bad(name, Level::Warning, finding, fix));
+    }
+    let (user, owns): (&str, bool) = (server.try_get(8)?, server.try_get(9)?);
+    Ok(match owns {
+        false => ok(name, "only the owner could choose a position"),
+        true => bad(
+            name,
+            Level::Warning,
+            format!("{user} owns the log and could choose positions; nothing in PostgreSQL keeps an owner from it"),
+            "let publishers and relays use roles of their own, as `pillarbox migrate --print-roles` prints them",
+        ),
+    })
+}
+
+async fn doorbell(tx: &Transaction<'_>, server: &Row) -> Db<Check> {
+    let name = "doorbell";
+    let on = migrate::has_doorbell(tx).await?;
+    let prepared: i32 = server.try_get(0)?;
+    Ok(match (on, prepared) {
+        (true, 0) => ok(name, "publishers ring when all relays sleep"),
+        (true, _) => bad(
+            name,
+            Level::Warning,
+            format!("a transaction that rang cannot be prepared, and max_prepared_transactions is {prepared}"),
+            "if publishers prepare transactions, run `pillarbox migrate --doorbell off`",
+        ),
+        (false, 0) => bad(
+            name,
+            Level::Warning,
+            "it is off: a sleeping relay notices events only when it polls",
+            "run `pillarbox migrate --doorbell on`, unless that is wanted",
+        ),
+        (false, _) => ok(name, "off, as suits prepared transactions; relays notice events when they poll"),
+    })
+}
+
+fn durability(server: &Row) -> Db<Check> {
+    let (standbys, safe): (&str, bool) = (server.try_get(1)?, server.try_get(2)?);
+    Ok(match (safe, standbys) {
+        (false, _) => bad(
+            "durability",
+            Level::Warning,
+            "fsync or full_page_writes is off: a crash of the machine can lose or damage what was committed",
+            "turn both on, unless this is a test",
+        ),
+        (true, "") => ok(
+            "durability",
+            "what is delivered is on this server's disk; a failover to an asynchronous standby can lose it",
+        ),
+        (true, names) => {
+            ok("durability", format!("what is delivered is on disk here and on the standbys of '{names}'"))
+        }
+    })
+}
+
+fn autovacuum(server: &Row) -> Db<Check> {
+    let (on, off_for): (bool, Vec<&str>) = (server.try_get(3)?, server.try_get(4)?);
+    Ok(match (on, off_for.as_slice()) {
+        (true, []) => ok("autovacuum", "on"),
+        (true, names) => bad(
+            "autovacuum",
+            Level::Warning,
+            format!("off for {}: they grow without end", names.join(", ")),
+            format!("run `alter table {} reset (autovacuum_enabled)`", names[0]),
+        ),
+        (false, _) => bad(
+            "autovacuum",
+            Level::Warning,
+            "off: the small tables that are rewritten all the time grow without end",
+            "set `autovacuum = on`, or vacuum the schema often",
+        ),
+    })
+}
+
+fn connections(server: &Row) -> Db<Check> {
+    let (used, own, max): (i64, i64, i64) = (server.try_get(5)?, server.try_get(6)?, server.try_get(7)?);
+    let finding =
+        format!("{used} of {max} are in use, {own} of them by Pillarbox (a relay takes 4, and one more for a command)");
+    Ok(match used as f64 > max as f64 * CONNECTIONS_SHARE_MAX {
+        false => ok("connections", finding),
+        true => bad("connections", Level::Warning, finding, "raise max_connections, or run fewer relays"),
+    })
+}

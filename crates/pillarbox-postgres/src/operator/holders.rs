@@ -1,0 +1,193 @@
+use pillarbox::RangeSet;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Row, Transaction};
+
+use super::{SubscriptionRow, World};
+use crate::error::Db;
+
+/// How many are named at most.
+const HOLDERS_MAX: i64 = 10;
+
+/// Whoever has written for less is about to end; it would only be noise.
+const HELD_SECONDS_MIN: f64 = 0.1;
+
+/// A snapshot that is older keeps vacuum from its work for so long that somebody should know.
+pub(super) const SNAPSHOT_SECONDS_MAX: f64 = 300.0;
+
+/// How many events above the lowest floor are looked through for holes.
+const HOLES_LOOKED_THROUGH_MAX: i64 = 10_000;
+
+/// How many stretches of holes are named.
+const HOLES_NAMED_MAX: usize = 10;
+
+/// A session or a prepared transaction that does not end.
+pub(super) struct Holder {
+    pid: Option<i32>,
+    /// As a literal.
+    gid: Option<String>,
+    user: Option<String>,
+    application: Option<String>,
+    state: Option<String>,
+    /// Since its transaction began; None: hidden from this role.
+    pub(super) seconds: Option<f64>,
+    /// The role that looks.
+    looks: String,
+}
+
+impl Holder {
+    fn of(row: &Row) -> Db<Holder> {
+        Ok(Holder {
+            pid: row.try_get(0)?,
+            gid: row.try_get(1)?,
+            user: row.try_get(2)?,
+            application: row.try_get(3)?,
+            state: row.try_get(4)?,
+            seconds: row.try_get(5)?,
+            looks: row.try_get(6)?,
+        })
+    }
+
+    /// Who it is and for how long.
+    fn name(&self) -> String {
+        let mut name = match (&self.gid, self.pid) {
+            (Some(gid), _) => format!("prepared transaction {gid}"),
+            (None, Some(pid)) => format!("pid {pid}"),
+            (None, None) => "a transaction that has just ended".to_owned(),
+        };
+        let mut facts = Vec::new();
+        facts.extend(self.user.as_ref().map(|user| format!("user {user}")));
+        facts.extend(
+            self.application.iter().filter(|name| !name.is_empty()).map(|name| format!("application '{name}'")),
+        );
+        facts.extend(self.state.clone());
+        match self.seconds {
+            Some(seconds) => facts.push(format!("for {}", spoken(seconds))),
+            None => facts.push(format!(
+                "its age and state are hidden from this role, `grant pg_read_all_stats to {}` shows them",
+                self.looks
+            )),
+        }
+        name.push_str(&format!(" ({})", facts.join(", ")));
+        name
+    }
+
+    /// The command that ends it.
+    pub(super) fn end(&self) -> String {
+        match (&self.gid, self.pid) {
+            (Some(gid), _) => format!("`rollback prepared {gid}` (or `commit prepared {gid}`)"),
+            (None, Some(pid)) => format!("`select pg_terminate_backend({pid})`"),
+            (None, None) => "nothing".to_owned(),
+        }
+    }
+
+    /// That it has published and not ended.
+    pub(super) fn of_floor(&self) -> String {
+        format!("{}, which has published and not ended; end it with {}", self.name(), self.end())
+    }
+
+    /// That it keeps a snapshot.
+    pub(super) fn of_snapshot(&self) -> String {
+        format!("{} keeps vacuum from removing old rows", self.name())
+    }
+}
+
+/// Who has published and not ended: no floor rises above what they may still commit.
+pub(super) async fn of_floor(tx: &Transaction<'_>) -> Db<Vec<Holder>> {
+    let rows = tx.query_typed(include_str!("../sql/holders.sql"), &[(&HOLDERS_MAX, Type::INT8)]).await?;
+    let mut holders = rows.iter().map(Holder::of).collect::<Db<Vec<_>>>()?;
+    holders.retain(|holder| holder.seconds.is_none_or(|seconds| seconds >= HELD_SECONDS_MIN));
+    Ok(holders)
+}
+
+/// Whoever keeps the oldest snapshots of this database, for too long.
+pub(super) async fn of_snapshots(tx: &Transaction<'_>) -> Db<Vec<Holder>> {
+    let rows = tx.query_typed(include_str!("../sql/snapshot_holders.sql"), &[(&HOLDERS_MAX, Type::INT8)]).await?;
+    let mut holders = rows.iter().map(Holder::of).collect::<Db<Vec<_>>>()?;
+    holders.retain(|holder| holder.seconds.is_some_and(|seconds| seconds >= SNAPSHOT_SECONDS_MAX));
+    Ok(holders)
+}
+
+/// The same for `status`.
+pub(super) async fn alarms(tx: &Transaction<'_>) -> Db<Vec<String>> {
+    let holders = of_snapshots(tx).await?;
+    Ok(holders.iter().map(|holder| format!("{}; end it with {}", holder.of_snapshot(), holder.end())).collect())
+}
+
+/// The positions that are drawn and neither visible nor dead: events that may still be committed.
+pub(super) async fn holes(tx: &Transaction<'_>, world: &World) -> Db<Option<String>> {
+    let floors = world.subscriptions.iter().map(SubscriptionRow::floor);
+    let lowest = floors.min().unwrap_or(0).max(world.log_start - 1);
+    let from = [(&lowest as _, Type::INT8), (&HOLES_LOOKED_THROUGH_MAX as _, Type::INT8)];
+    let last = "select max(position), count(*) from \
+                (select position from event where position > $1 order by position limit $2) as visible";
+    let dead = "select low, high from dead_range where high > $1 order by low";
+    let (gaps, last, dead) = tokio::try_join!(
+        tx.query_typed(include_str!("../sql/holes.sql"), &from),
+        tx.query_typed_one(last, &from),
+        tx.query_typed(dead, &from[..1]),
+    )?;
+    let mut holes = ranges(&gaps)?;
+    if last.try_get::<_, i64>(1)? < HOLES_LOOKED_THROUGH_MAX {
+        holes.insert_range(last.try_get::<_, Option<i64>>(0)?.unwrap_or(lowest) + 1, world.horizon);
+    }
+    holes.subtract(&ranges(&dead)?);
+    if holes.is_empty() {
+        return Ok(None);
+    }
+    let named: RangeSet = holes.iter().take(HOLES_NAMED_MAX).collect();
+    let more = if holes.len() > HOLES_NAMED_MAX { " and others" } else { "" };
+    Ok(Some(format!(
+        "positions {named}{more} are drawn and not committed: no floor rises above them until that is decided"
+    )))
+}
+
+fn ranges(rows: &[Row]) -> Db<RangeSet> {
+    let mut set = RangeSet::new();
+    for row in rows {
+        let (low, high): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+        set.insert_range(low, high);
+    }
+    Ok(set)
+}
+
+/// A time as people say it.
+pub(super) fn spoken(seconds: f64) -> String {
+    match seconds {
+        s if s < 10.0 => format!("{s:.1} s"),
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.0} h", s / 3600.0),
+        s => format!("{:.0} days", s / 86_400.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_short() {
+        let said = [0.25, 9.9, 45.0, 600.0, 7200.0, 1e6].map(spoken);
+        assert_eq!(said, ["0.2 s", "9.9 s", "45 s", "10 min", "2 h", "12 days"]);
+    }
+
+    #[test]
+    fn what_is_hidden_is_said() {
+        let mut holder = Holder {
+            pid: Some(7),
+            gid: None,
+            user: Some("app".into()),
+            application: Some("shop".into()),
+            state: Some("idle in transaction".into()),
+            seconds: Some(45.0),
+            looks: "viewer".into(),
+        };
+        let said = "pid 7 (user app, application 'shop', idle in transaction, for 45 s), which has published and not ended; \
+                    end it with `select pg_terminate_backend(7)`";
+        assert_eq!(holder.of_floor(), said);
+        (holder.seconds, holder.state) = (None, None);
+        assert!(holder.of_floor().contains("`grant pg_read_all_stats to viewer`"), "{}", holder.of_floor());
+        (holder.pid, holder.gid) = (None, Some("'it''s'".into()));
+        assert!(holder.of_floor().contains("`rollback prepared 'it''s'`"), "{}", holder.of_floor());
+    }
+}

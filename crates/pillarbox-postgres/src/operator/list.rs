@@ -1,0 +1,144 @@
+use pillarbox::{ListQuery, ListRow, Position, State};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Row, Transaction};
+use uuid::Uuid;
+
+use super::status::{Line, Pages};
+use super::{SubscriptionRow, World};
+use crate::error::Db;
+use crate::settle::parse_errors;
+use crate::types::Time;
+
+/// The events of the log, or without naming one: what each subscription has not finished.
+pub(super) async fn list(tx: &Transaction<'_>, query: &ListQuery) -> Db<Vec<ListRow>> {
+    let matcher = Matcher::new(query);
+    if query.subscription.is_none() && query.state.is_none() {
+        return events(tx, &matcher, query.limit).await;
+    }
+    let world = World::load(tx).await?;
+    let subscriptions: Vec<&SubscriptionRow> = match &query.subscription {
+        Some(name) => vec![world.subscription(name)?],
+        None => world.subscriptions.iter().collect(),
+    };
+    let mut rows = Vec::new();
+    for subscription in subscriptions {
+        rows.extend(deliveries(tx, subscription, query, &matcher).await?);
+        if matches!(query.state, None | Some(State::Pending | State::Delayed)) {
+            rows.extend(unsettled(tx, &world, subscription, query, &matcher).await?);
+        }
+    }
+    rows.sort_by(|a, b| (a.position, &a.subscription).cmp(&(b.position, &b.subscription)));
+    rows.truncate(query.limit);
+    Ok(rows)
+}
+
+/// The parts of a query that concern the event itself.
+#[derive(Default)]
+pub(super) struct Matcher<'a> {
+    pub(super) key: Option<&'a str>,
+    pub(super) topic: Option<&'a str>,
+    pub(super) topic_prefix: Option<&'a str>,
+    pub(super) correlation_id: Option<&'a str>,
+}
+
+impl<'a> Matcher<'a> {
+    fn new(query: &'a ListQuery) -> Self {
+        let topic = query.topic.as_deref();
+        let topic_prefix = topic.and_then(|topic| topic.strip_suffix('*'));
+        Matcher {
+            key: query.key.as_deref(),
+            topic: topic.filter(|_| topic_prefix.is_none()),
+            topic_prefix,
+            correlation_id: query.correlation_id.as_deref(),
+        }
+    }
+}
+
+fn list_row(line: &Line<'_>, row: &Row) -> Db<ListRow> {
+    Ok(ListRow {
+        id: row.try_get::<_, Option<Uuid>>(6)?.unwrap_or_default(),
+        position: line.position,
+        topic: line.topic.to_owned(),
+        r#type: line.r#type.to_owned(),
+        key: line.key.map(str::to_owned),
+        created_at: line.created_at,
+        subscription: None,
+        state: None,
+        attempts: None,
+        due_at: None,
+        error: None,
+    })
+}
+
+async fn events(tx: &Transaction<'_>, matcher: &Matcher<'_>, limit: usize) -> Db<Vec<ListRow>> {
+    let mut pages = Pages::open(tx, matcher, 0, limit).await?;
+    let mut list = Vec::new();
+    while let Some(rows) = pages.next().await? {
+        for row in &rows {
+            list.push(list_row(&Line::of(row)?, row)?);
+        }
+    }
+    Ok(list)
+}
+
+/// What the subscription's cursors have not settled.
+async fn unsettled(
+    tx: &Transaction<'_>,
+    world: &World,
+    subscription: &SubscriptionRow,
+    query: &ListQuery,
+    matcher: &Matcher<'_>,
+) -> Db<Vec<ListRow>> {
+    let mut pages = Pages::open(tx, matcher, subscription.floor(), usize::MAX).await?;
+    let mut list = Vec::new();
+    while list.len() < query.limit
+        && let Some(rows) = pages.next().await?
+    {
+        for row in &rows {
+            let line = Line::of(row)?;
+            let delayed = line.deliver_at.filter(|at| *at > world.now);
+            let state = if delayed.is_some() { State::Delayed } else { State::Pending };
+            if query.state.is_none_or(|wanted| wanted == state) && line.awaits(subscription) {
+                list.push(ListRow {
+                    subscription: Some(subscription.name.clone()),
+                    state: Some(state),
+                    attempts: Some(0),
+                    due_at: delayed,
+                    ..list_row(&line, row)?
+                });
+            }
+        }
+    }
+    Ok(list)
+}
+
+/// The subscription's rows of the slow path.
+async fn deliveries(
+    tx: &Transaction<'_>,
+    subscription: &SubscriptionRow,
+    query: &ListQuery,
+    matcher: &Matcher<'_>,
+) -> Db<Vec<ListRow>> {
+    let limit = Position::try_from(query.limit).unwrap_or(Position::MAX);
+    let parameters = [
+        (&subscription.id.0 as _, Type::INT8),
+        (&query.state.map(State::name) as _, Type::TEXT),
+        (&matcher.key as _, Type::TEXT),
+        (&matcher.topic as _, Type::TEXT),
+        (&matcher.topic_prefix as _, Type::TEXT),
+        (&matcher.correlation_id as _, Type::TEXT),
+        (&limit as _, Type::INT8),
+    ];
+    let rows = tx.query_typed(include_str!("../sql/list_deliveries.sql"), &parameters).await?;
+    let entry = |row: &Row| {
+        Ok(ListRow {
+            subscription: Some(subscription.name.clone()),
+            state: State::from_name(row.try_get(7)?),
+            attempts: Some(row.try_get::<_, i32>(8)? as u32),
+            due_at: Some(row.try_get::<_, Time>(9)?.0),
+            error: parse_errors(row.try_get(10)?).pop().map(|error| error.message),
+            ..list_row(&Line::of(row)?, row)?
+        })
+    };
+    rows.iter().map(entry).collect()
+}

@@ -1,0 +1,84 @@
+use pillarbox::{Position, RangeSet};
+use tokio_postgres::Transaction;
+use tokio_postgres::types::Type;
+
+use super::change::touch_lanes;
+use super::status::Line;
+use super::{LaneRow, SubscriptionRow, World, ring};
+use crate::error::Db;
+use crate::types::Time;
+
+/// How many are looked after at once; the next run finds the others.
+const RISEN_MAX: i64 = 1000;
+
+/// Looks for events at positions that were proven dead: a premise was broken, for instance by an insert that named its
+/// position. They are delivered late, with an alarm, and are dead no more. How many there were.
+pub(crate) async fn deliver_risen(tx: &Transaction<'_>) -> Db<u64> {
+    let rows = tx.query_typed(include_str!("../sql/risen.sql"), &[(&RISEN_MAX, Type::INT8)]).await?;
+    if rows.is_empty() {
+        return Ok(0);
+    }
+    // Rare enough to stop every settlement for a moment; what the cursors say is read under their locks.
+    tx.query_typed("select from cursor order by subscription, lane for update", &[]).await?;
+    let world = World::load(tx).await?;
+    let mut risen = RangeSet::new();
+    let mut lines = rows.iter().map(Line::of).collect::<Db<Vec<_>>>()?;
+    lines.sort_by_key(|line| line.position);
+    for line in &lines {
+        for subscription in &world.subscriptions {
+            deliver(tx, &world, subscription, line).await?;
+        }
+        risen.insert(line.position);
+    }
+    for range in risen.iter() {
+        bring_back(tx, *range.start(), *range.end()).await?;
+    }
+    ring(tx).await?;
+    tracing::error!(
+        events = risen.count(),
+        positions = %risen,
+        "events appeared at positions that were taken for dead and are delivered late; nobody may insert a position"
+    );
+    Ok(risen.count())
+}
+
+async fn deliver(tx: &Transaction<'_>, world: &World, subscription: &SubscriptionRow, line: &Line<'_>) -> Db<()> {
+    let Some(lane) = subscription.lane_of(line.key, line.position) else { return Ok(()) };
+    if !subscription.filter.matches(line.topic, line.r#type) {
+        return Ok(());
+    }
+    if !lane.has_settled(line.position) {
+        return read_again(tx, subscription, lane).await;
+    }
+    let (id, number, position) = (subscription.id.0, lane.number(), line.position);
+    let place = [(&id as _, Type::INT8), (&number as _, Type::INT4), (&position as _, Type::INT8)];
+    if tx.query_typed_one(include_str!("../sql/before_start.sql"), &place).await?.try_get(0)? {
+        return Ok(());
+    }
+    let due_at = line.deliver_at.filter(|at| *at > world.now);
+    let state = if due_at.is_some() { "delayed" } else { "pending" };
+    let values = [
+        (&id as _, Type::INT8),
+        (&position as _, Type::INT8),
+        (&number as _, Type::INT4),
+        (&line.key as _, Type::TEXT),
+        (&state as _, Type::TEXT),
+        (&Time(due_at.unwrap_or(world.now)) as _, Type::TIMESTAMPTZ),
+    ];
+    tx.execute_typed(include_str!("../sql/risen_put.sql"), &values).await?;
+    touch_lanes(tx, subscription.id, [lane.lane]).await
+}
+
+/// The owner may have closed the hole in memory already: it is made to load the lane anew, where the hole is open.
+async fn read_again(tx: &Transaction<'_>, subscription: &SubscriptionRow, lane: &LaneRow) -> Db<()> {
+    let sql = "update cursor set epoch = epoch + 1 where subscription = $1 and lane = $2";
+    tx.execute_typed(sql, &[(&subscription.id.0, Type::INT8), (&lane.number(), Type::INT4)]).await?;
+    Ok(())
+}
+
+/// Takes `low..=high` out of the dead ranges.
+async fn bring_back(tx: &Transaction<'_>, low: Position, high: Position) -> Db<()> {
+    let range = [(&low as _, Type::INT8), (&high as _, Type::INT8)];
+    tx.execute_typed(include_str!("../sql/bring_back.sql"), &range).await?;
+    Ok(())
+}

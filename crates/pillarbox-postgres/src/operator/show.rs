@@ -1,0 +1,93 @@
+use pillarbox::{DeliveryRecord, Event, EventRecord, Fate, Position, SettledBy, State, SubscriptionId};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Row, Transaction};
+use uuid::Uuid;
+
+use super::{SubscriptionRow, World, positions_of};
+use crate::error::Db;
+use crate::reader::Decoder;
+use crate::settle::parse_errors;
+use crate::types::Time;
+
+pub(super) async fn show(tx: &Transaction<'_>, id: Uuid) -> Db<Option<EventRecord>> {
+    let Some(position) = positions_of(tx, id).await?.into_iter().next() else { return Ok(None) };
+    let row =
+        tx.query_typed_opt(include_str!("../sql/fetch.sql"), &[(&[position].as_slice(), Type::INT8_ARRAY)]).await?;
+    let Some(row) = row else { return Ok(None) };
+    let event = Decoder::default().event(&row)?;
+    let world = World::load(tx).await?;
+    let mut subscriptions = Vec::new();
+    for row in &world.subscriptions {
+        subscriptions.extend(fate(tx, &world, row, &event).await?);
+    }
+    Ok(Some(EventRecord { event, subscriptions }))
+}
+
+/// The facts about one event and one subscription.
+async fn fate(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, event: &Event) -> Db<Option<Fate>> {
+    let position = event.position;
+    let Some(lane) = row.lane_of(event.key.as_deref(), position) else { return Ok(None) };
+    let number = lane.number();
+    let of_lane = [(&row.id.0 as _, Type::INT8), (&number as _, Type::INT4), (&position as _, Type::INT8)];
+    let of_event = [(&row.id.0 as _, Type::INT8), (&position as _, Type::INT8)];
+    let of_log = [(&position as _, Type::INT8)];
+    let in_dead_range = "select exists (select from dead_range where low <= $1 and high >= $1)";
+    let (settled_by, before_start, in_dead_range, delivery, skipped) = tokio::try_join!(
+        tx.query_typed_opt(include_str!("../sql/settled_by.sql"), &of_lane),
+        tx.query_typed_one(include_str!("../sql/before_start.sql"), &of_lane),
+        tx.query_typed_one(in_dead_range, &of_log),
+        tx.query_typed_opt(include_str!("../sql/show_delivery.sql"), &of_event),
+        tx.query_typed_opt(include_str!("../sql/skipped.sql"), &of_event),
+    )?;
+    let delivery = match delivery {
+        Some(found) => Some(record(tx, row.id, position, &found).await?),
+        None => None,
+    };
+    let settled_by = settled_by.map(|row| {
+        Db::Ok(SettledBy {
+            epoch: row.try_get(0)?,
+            after: row.try_get::<_, Time>(1)?.0,
+            before: row.try_get::<_, Time>(2)?.0,
+        })
+    });
+    Ok(Some(Fate {
+        subscription: row.name.clone(),
+        wanted: row.filter.wants(event),
+        lane: lane.lane,
+        owner: lane.owner.map(|owner| (owner, world.is_alive(owner))),
+        floor: lane.cursor.floor,
+        settled: lane.has_settled(position),
+        settled_by: settled_by.transpose()?,
+        before_start: before_start.try_get(0)?,
+        in_dead_range: in_dead_range.try_get(0)?,
+        delivery,
+        skipped: skipped.map(|row| Db::Ok((row.try_get(0)?, row.try_get::<_, Time>(1)?.0))).transpose()?,
+    }))
+}
+
+async fn record(tx: &Transaction<'_>, id: SubscriptionId, position: Position, row: &Row) -> Db<DeliveryRecord> {
+    let state = state(row.try_get(0)?);
+    Ok(DeliveryRecord {
+        state,
+        attempts: row.try_get::<_, i32>(1)? as u32,
+        due_at: row.try_get::<_, Time>(2)?.0,
+        since: row.try_get::<_, Time>(3)?.0,
+        errors: parse_errors(row.try_get(4)?),
+        head: if state == State::Blocked { head(tx, id, position).await? } else { None },
+    })
+}
+
+/// The delivery that a blocked one waits for.
+async fn head(tx: &Transaction<'_>, id: SubscriptionId, position: Position) -> Db<Option<(Uuid, Position, State)>> {
+    let parameters = [(&id.0 as _, Type::INT8), (&position as _, Type::INT8)];
+    let row = tx.query_typed_opt(include_str!("../sql/head.sql"), &parameters).await?;
+    let head = |row: Row| {
+        let id = row.try_get::<_, Option<Uuid>>(0)?.unwrap_or_default();
+        Db::Ok((id, row.try_get(1)?, state(row.try_get(2)?)))
+    };
+    row.map(head).transpose()
+}
+
+fn state(name: &str) -> State {
+    State::from_name(name).unwrap_or(State::Pending)
+}

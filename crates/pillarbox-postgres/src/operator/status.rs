@@ -1,0 +1,313 @@
+use std::collections::HashMap;
+
+use pillarbox::{
+    InstanceStatus, KeyHash, LogStatus, Position, State, Status, SubscriptionId, SubscriptionReport,
+    SubscriptionStatus, Timestamp, lane_of,
+};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Portal, Row, Transaction};
+
+use super::list::Matcher;
+use super::{SubscriptionRow, World, holders};
+use crate::error::Db;
+use crate::types::Time;
+
+/// How many events above a subscription's floor are looked at to count what is pending; beyond it the rest is estimated
+/// from their share.
+pub const PENDING_COUNT_MAX: usize = 100_000;
+
+/// A log of so many positions is counted; of a larger one the positions are, less those that were proven dead.
+const EVENTS_COUNT_MAX: i64 = 10_000;
+
+/// How many rows travel at once.
+const PAGE_ROWS: i32 = 5_000;
+
+/// A subscription that has used up this share of its hold is about to lose events.
+const HOLD_NEARLY_OVER: f64 = 0.8;
+
+pub(super) async fn status(tx: &Transaction<'_>) -> Db<Status> {
+    let world = World::load(tx).await?;
+    let mut log = log_status(tx, &world).await?;
+    let mut figures = deliveries(tx).await?;
+    backlog(tx, &world, &mut figures).await?;
+    log.alarms.extend(hold_alarms(&world, &figures));
+    let bytes_each = log.bytes / log.events.max(1);
+    let subscriptions = world
+        .subscriptions
+        .iter()
+        .map(|row| subscription_status(&world, row, figures.remove(&row.id).unwrap_or_default(), bytes_each))
+        .collect();
+    let instances = instances(&world);
+    Ok(Status { at: world.now, log, subscriptions, instances })
+}
+
+/// What is counted of a subscription.
+#[derive(Default)]
+struct Figures {
+    /// Not settled by the cursors and due.
+    log_pending: u64,
+    log_delayed: u64,
+    by_state: HashMap<State, u64>,
+    oldest: Option<Timestamp>,
+    oldest_due: Option<Timestamp>,
+}
+
+impl Figures {
+    fn count(&self, state: State) -> u64 {
+        self.by_state.get(&state).copied().unwrap_or(0)
+    }
+
+    /// Counts an event that is neither settled nor a delivery.
+    fn take(&mut self, line: &Line<'_>, now: Timestamp) {
+        if line.deliver_at.is_some_and(|at| at > now) {
+            self.log_delayed += 1;
+            return;
+        }
+        self.log_pending += 1;
+        let since = line.deliver_at.map_or(line.created_at, |at| at.max(line.created_at));
+        self.oldest = Some(self.oldest.map_or(since, |oldest| oldest.min(since)));
+    }
+}
+
+async fn log_status(tx: &Transaction<'_>, world: &World) -> Db<LogStatus> {
+    let parameters =
+        [(&world.log_start as _, Type::INT8), (&world.horizon as _, Type::INT8), (&EVENTS_COUNT_MAX as _, Type::INT8)];
+    let (figures, held) =
+        tokio::join!(tx.query_typed_one(include_str!("../sql/log_figures.sql"), &parameters), holders::of_floor(tx));
+    let (figures, held) = (figures?, held?);
+    let mut alarms: Vec<String> = crate::leaves::warning(tx).await?.into_iter().collect();
+    alarms.extend(holders::alarms(tx).await?);
+    if !held.is_empty() {
+        alarms.extend(holders::holes(tx, world).await?);
+    }
+    let seconds = held.iter().filter_map(|holder| holder.seconds);
+    Ok(LogStatus {
+        log_id: world.log_id,
+        incarnation: world.incarnation,
+        schema_version: world.schema_version,
+        log_start: world.log_start,
+        horizon: world.horizon,
+        events: figures.try_get(2)?,
+        bytes: figures.try_get(0)?,
+        kept: figures.try_get(1)?,
+        held_seconds: Some(seconds.fold(0.0, f64::max)),
+        holders: held.iter().map(holders::Holder::of_floor).collect(),
+        alarms,
+    })
+}
+
+/// Says which subscriptions are about to lose events because their hold is nearly over.
+fn hold_alarms(world: &World, figures: &HashMap<SubscriptionId, Figures>) -> Vec<String> {
+    let alarm = |row: &SubscriptionRow| {
+        let (hold, oldest) = (row.hold?, figures.get(&row.id)?.oldest?);
+        let age = world.now.since(oldest);
+        (age > hold.mul_f64(HOLD_NEARLY_OVER)).then(|| {
+            format!(
+                "subscription '{}' is about to lose events: its oldest one is {} old and its hold is {}; let it catch up, or \
+                 raise its hold",
+                row.name,
+                holders::spoken(age.as_secs_f64()),
+                holders::spoken(hold.as_secs_f64())
+            )
+        })
+    };
+    world.subscriptions.iter().filter_map(alarm).collect()
+}
+
+/// The figures of the slow path.
+async fn deliveries(tx: &Transaction<'_>) -> Db<HashMap<SubscriptionId, Figures>> {
+    let (counts, oldest) = tokio::try_join!(
+        tx.query_typed(include_str!("../sql/delivery_figures.sql"), &[]),
+        tx.query_typed(include_str!("../sql/delivery_oldest.sql"), &[]),
+    )?;
+    let mut figures = HashMap::<_, Figures>::new();
+    for row in &counts {
+        let of = figures.entry(SubscriptionId(row.try_get(0)?)).or_default();
+        if let Some(state) = State::from_name(row.try_get(1)?) {
+            of.by_state.insert(state, row.try_get::<_, i64>(2)? as u64);
+        }
+    }
+    for row in &oldest {
+        let of = figures.entry(SubscriptionId(row.try_get(0)?)).or_default();
+        of.oldest = row.try_get::<_, Option<Time>>(1)?.map(|time| time.0);
+        of.oldest_due = row.try_get::<_, Option<Time>>(2)?.map(|time| time.0);
+    }
+    Ok(figures)
+}
+
+/// Counts the events of the log that no cursor has settled. Subscriptions that stand near each other are counted in one go;
+/// for each at least half of `PENDING_COUNT_MAX` events are looked at, or all.
+async fn backlog(tx: &Transaction<'_>, world: &World, figures: &mut HashMap<SubscriptionId, Figures>) -> Db<()> {
+    let mut todo: Vec<&SubscriptionRow> = world.subscriptions.iter().collect();
+    todo.sort_by_key(|subscription| subscription.floor());
+    while let Some(first) = todo.first() {
+        let lowest = first.floor();
+        let mut pages = Pages::open(tx, &Matcher::default(), lowest, PENDING_COUNT_MAX).await?;
+        let (mut looked_at, mut middle, mut last) = (0, lowest, lowest);
+        let mut counted: Vec<Figures> = todo.iter().map(|_| Figures::default()).collect();
+        while let Some(rows) = pages.next().await? {
+            for row in &rows {
+                let line = Line::of(row)?;
+                looked_at += 1;
+                last = line.position;
+                if looked_at == PENDING_COUNT_MAX / 2 {
+                    middle = last;
+                }
+                let waiting = todo.iter().zip(&mut counted).filter(|(subscription, _)| line.awaits(subscription));
+                waiting.for_each(|(_, of)| of.take(&line, world.now));
+            }
+        }
+        let whole = looked_at < PENDING_COUNT_MAX;
+        let mut left = Vec::new();
+        for (subscription, of) in todo.into_iter().zip(counted) {
+            if !whole && subscription.floor() > middle {
+                left.push(subscription);
+                continue;
+            }
+            let looked_through = (last - subscription.floor()).max(1) as f64;
+            let beyond = if whole { 0.0 } else { (world.horizon - last).max(0) as f64 / looked_through };
+            let into = figures.entry(subscription.id).or_default();
+            into.log_pending = of.log_pending + (of.log_pending as f64 * beyond) as u64;
+            into.log_delayed = of.log_delayed;
+            into.oldest = [into.oldest, of.oldest].into_iter().flatten().min();
+        }
+        todo = left;
+    }
+    Ok(())
+}
+
+/// The rows of `sql/backlog.sql`, a page at a time.
+pub(super) struct Pages<'a> {
+    tx: &'a Transaction<'a>,
+    portal: Portal,
+    ended: bool,
+}
+
+impl<'a> Pages<'a> {
+    /// At most `limit` events above `after`, in log order.
+    pub(super) async fn open(
+        tx: &'a Transaction<'_>,
+        matcher: &Matcher<'_>,
+        after: Position,
+        limit: usize,
+    ) -> Db<Pages<'a>> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let statement = tx.prepare(include_str!("../sql/backlog.sql")).await?;
+        let Matcher { key, topic, topic_prefix, correlation_id } = matcher;
+        let portal = tx.bind(&statement, &[&after, key, topic, topic_prefix, correlation_id, &limit]).await?;
+        Ok(Pages { tx, portal, ended: false })
+    }
+
+    /// The next page; None when there is none.
+    pub(super) async fn next(&mut self) -> Db<Option<Vec<Row>>> {
+        if self.ended {
+            return Ok(None);
+        }
+        let rows = self.tx.query_portal(&self.portal, PAGE_ROWS).await?;
+        self.ended = rows.len() < PAGE_ROWS as usize;
+        Ok((!rows.is_empty()).then_some(rows))
+    }
+}
+
+/// What decides about a row of `sql/backlog.sql`.
+pub(super) struct Line<'a> {
+    pub(super) position: Position,
+    pub(super) topic: &'a str,
+    pub(super) r#type: &'a str,
+    pub(super) key: Option<&'a str>,
+    pub(super) deliver_at: Option<Timestamp>,
+    pub(super) created_at: Timestamp,
+    hash: Option<KeyHash>,
+}
+
+impl<'a> Line<'a> {
+    pub(super) fn of(row: &'a Row) -> Db<Self> {
+        let key: Option<&str> = row.try_get(3)?;
+        Ok(Line {
+            position: row.try_get(0)?,
+            topic: row.try_get(1)?,
+            r#type: row.try_get(2)?,
+            hash: key.map(KeyHash::of),
+            key,
+            deliver_at: row.try_get::<_, Option<Time>>(4)?.map(|time| time.0),
+            created_at: row.try_get::<_, Time>(5)?.0,
+        })
+    }
+
+    /// Whether the subscription wants the event and has not settled it.
+    pub(super) fn awaits(&self, subscription: &SubscriptionRow) -> bool {
+        let lane = lane_of(self.hash, self.position, subscription.lanes.len() as u32);
+        subscription.lanes.get(lane as usize).is_some_and(|lane| !lane.has_settled(self.position))
+            && subscription.filter.matches(self.topic, self.r#type)
+    }
+}
+
+fn subscription_status(world: &World, row: &SubscriptionRow, of: Figures, bytes_each: i64) -> SubscriptionStatus {
+    let report = report(world, row);
+    // What an owner has in flight is either a row in this state or not settled yet.
+    let processing = of.count(State::Processing).max(report.in_flight);
+    let in_flight_from_log = processing - of.count(State::Processing);
+    let mut owners: Vec<_> = row.lanes.iter().filter_map(|lane| lane.owner).collect();
+    let lanes_owned = owners.iter().filter(|owner| world.is_alive(**owner)).count() as u32;
+    owners.sort_unstable();
+    owners.dedup();
+    let others = world.subscriptions.iter().filter(|other| other.id != row.id).map(SubscriptionRow::floor).min();
+    let held = others.unwrap_or(world.horizon) - row.floor();
+    SubscriptionStatus {
+        id: row.id,
+        name: row.name.clone(),
+        mode: row.mode,
+        filter: row.filter.clone(),
+        lanes: row.lanes.len() as u32,
+        on_dead: row.on_dead,
+        paused: row.paused,
+        orphaned: !world.is_run(row.id),
+        pending: (of.log_pending + of.count(State::Pending)).saturating_sub(in_flight_from_log),
+        delayed: of.log_delayed + of.count(State::Delayed),
+        processing,
+        retrying: of.count(State::Retrying),
+        blocked: of.count(State::Blocked),
+        dead: of.count(State::Dead),
+        oldest_age_seconds: of.oldest.map(|oldest| world.now.since(oldest).as_secs_f64()),
+        oldest_due: of.oldest_due,
+        lag: (world.horizon - row.floor()).max(0),
+        lanes_owned,
+        owners,
+        floor: row.floor(),
+        holds_bytes: held.max(0).saturating_mul(bytes_each),
+        report,
+    }
+}
+
+/// What the living instances say of a subscription, put together.
+fn report(world: &World, row: &SubscriptionRow) -> SubscriptionReport {
+    let mut all = SubscriptionReport::default();
+    for report in world.runners(row.id).filter_map(|instance| instance.report.subscriptions.get(&row.name)) {
+        all.in_flight += report.in_flight;
+        all.delivered += report.delivered;
+        all.delivered_at = all.delivered_at.max(report.delivered_at);
+        all.breaker = all.breaker.or_else(|| report.breaker.clone());
+        all.flood_guard |= report.flood_guard;
+        all.stopped = all.stopped.or_else(|| report.stopped.clone());
+    }
+    all
+}
+
+fn instances(world: &World) -> Vec<InstanceStatus> {
+    let lanes = |id| {
+        let all = world.subscriptions.iter().flat_map(|subscription| &subscription.lanes);
+        all.filter(|lane| lane.owner == Some(id)).count() as u32
+    };
+    let status = |instance: &super::InstanceRow| InstanceStatus {
+        id: instance.id,
+        host: instance.host.clone(),
+        pid: instance.pid,
+        version: instance.version.clone(),
+        started_at: instance.started_at,
+        beat_at: instance.beat_at,
+        alive: instance.alive,
+        lanes: lanes(instance.id),
+        report: instance.report.clone(),
+    };
+    world.instances.iter().map(status).collect()
+}

@@ -1,0 +1,404 @@
+mod fleet;
+mod lanes;
+mod locks;
+mod subscriptions;
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::future::{try_join, try_join3};
+use pillarbox::{
+    Epoch, ErrorKind, Fleet, Hello, InstanceId, Joined, Lock, Position, Report, Subscription, Take, TakeCause, Wake,
+    Writer,
+};
+use tokio::sync::{mpsc, watch};
+
+use self::fleet::{Look, holders, look};
+pub(crate) use self::lanes::load;
+use self::lanes::{check_anchors, take};
+use self::locks::LockBook;
+use self::subscriptions::define;
+pub(crate) use self::subscriptions::{add_lane, find, parse_filter, record_progress, start_floor};
+use crate::connection::{PgConfig, SCHEMA, Session};
+use crate::doorbell::{Doorbell, announce, neighbour_of};
+use crate::error::{Db, DbError};
+
+/// An instance whose lock cannot be seen, which owns nothing and has not beaten for so long, is forgotten.
+const SILENT_BURIED_AFTER: Duration = Duration::from_secs(600);
+
+/// The longest answer to wait for on the control connection. A database that is silent for longer may have been left behind:
+/// others seize the lanes after their lease.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often a beat waits for the disk, which tells how long a commit takes; the others need not survive anything.
+const DURABLE_BEAT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How soon an instance that lost its lock and still works is looked at again; it doubles up to the maximum.
+const LOOK_AGAIN_MIN: Duration = Duration::from_millis(20);
+const LOOK_AGAIN_MAX: Duration = Duration::from_secs(1);
+
+/// The sessions of a relay by what they are for; all carry the instance's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Holds the instance's lock, beats and listens; its end is the instance's end.
+    Control,
+    /// Waits for locks.
+    Waiter,
+    Reader,
+    Writer,
+    Operator,
+}
+
+impl Role {
+    /// The sessions whose life shows that an instance is still at work. The waiter's does not: the server notices only after a
+    /// while that whoever waits for a lock is gone.
+    pub(crate) const AT_WORK: [Role; 4] = [Role::Control, Role::Reader, Role::Writer, Role::Operator];
+    const ALL: [Role; 5] = [Role::Control, Role::Waiter, Role::Reader, Role::Writer, Role::Operator];
+
+    fn name(self) -> &'static str {
+        match self {
+            Role::Control => "control",
+            Role::Waiter => "waiter",
+            Role::Reader => "reader",
+            Role::Writer => "writer",
+            Role::Operator => "operator",
+        }
+    }
+}
+
+/// The `application_name` of an instance's session. A log in a schema of another name is another fleet with the same numbers.
+pub(crate) fn session_name(config: &PgConfig, id: InstanceId, role: Role) -> String {
+    let name = format!("pillarbox relay {} {}", id.0, role.name());
+    if config.schema == SCHEMA { name } else { format!("{name} {:x}", config.lock_class()) }
+}
+
+fn session_names(config: &PgConfig, ids: &[InstanceId], roles: &[Role]) -> Vec<(String, InstanceId)> {
+    let of = |id: InstanceId| roles.iter().map(move |role| (session_name(config, id, *role), id));
+    ids.iter().flat_map(|id| of(*id)).collect()
+}
+
+/// This process as an instance, for as long as its control connection lives. Dropping it is what a crash looks like to others.
+pub(crate) struct Membership {
+    id: InstanceId,
+    config: Arc<PgConfig>,
+    control: Arc<tokio::sync::Mutex<Session>>,
+    closed: watch::Receiver<bool>,
+    over: AtomicBool,
+    seen: Mutex<Seen>,
+    doorbell: Doorbell,
+}
+
+/// What this control session has seen.
+#[derive(Default)]
+struct Seen {
+    locks: LockBook,
+    durable_beat: Option<Instant>,
+    look_again: Option<Duration>,
+}
+
+impl Membership {
+    /// Lock first, then the row: a row whose lock was seen and is gone is an instance that has ended.
+    pub(crate) async fn join(config: &Arc<PgConfig>, hello: &Hello) -> Db<(Membership, Joined)> {
+        hello.subscriptions.iter().try_for_each(Subscription::validate)?;
+        let (sender, notifications) = mpsc::unbounded_channel();
+        let mut control = Session::connect(config, "pillarbox control", Some(sender)).await?;
+        let id = number(&control, config).await?;
+        hold_lock(&control, config, id).await?;
+        let joined = enroll(&mut control, id, hello).await?;
+        let mut locks = LockBook::default();
+        let rows = control.query(include_str!("sql/instance_locks.sql"), &[&i64::from(config.lock_class())]).await?;
+        let (held, _) = holders(&rows)?;
+        locks.note(&held, &held);
+        let doorbell_on: bool = control.query_one(include_str!("sql/after_look.sql"), &[]).await?.try_get(1)?;
+        // From here on its writes are beats and rings, which need not survive a crash of the server.
+        control.batch_execute("set synchronous_commit = off").await?;
+        let closed = control.closed();
+        let control = Arc::new(tokio::sync::Mutex::new(control));
+        let doorbell = Doorbell::start(config.clone(), id, control.clone(), notifications, doorbell_on);
+        let seen = Mutex::new(Seen { locks, ..Seen::default() });
+        let over = AtomicBool::new(false);
+        Ok((Membership { id, config: config.clone(), control, closed, over, seen, doorbell }, joined))
+    }
+
+    /// Refuses once the control connection is lost: its lock is free, and others may have taken the lanes.
+    pub(crate) fn check(&self) -> Db<()> {
+        if self.over.load(Ordering::SeqCst) || *self.closed.borrow() {
+            return Err(DbError::own(
+                ErrorKind::Ended,
+                format!(
+                    "instance {} has ended: its control connection to PostgreSQL was lost, or it has left; join again \
+                     under a new number",
+                    self.id.0
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// This instance.
+    pub(crate) fn instance(&self) -> InstanceId {
+        self.id
+    }
+
+    /// Beats, and looks at the fleet.
+    pub(crate) async fn observe(&self, report: &Report) -> Db<Fleet> {
+        let durable = self.seen().durable_beat.is_none_or(|last| last.elapsed() >= DURABLE_BEAT_INTERVAL);
+        self.controlled(async |control: &Session| {
+            let look = look(control, self.id, self.config.lock_class(), report, durable).await?;
+            self.judge(control, look).await
+        })
+        .await
+    }
+
+    /// Says of each instance whether it lives, ends what is left of those that do not, and forgets those that own nothing.
+    async fn judge(&self, control: &Session, look: Look) -> Db<Fleet> {
+        if !look.alive {
+            return Err(self.buried());
+        }
+        if !look.own_lock {
+            self.end();
+            return Err(pooled());
+        }
+        check_anchors(&look.missing, look.kept_from)?;
+        let rows: HashSet<InstanceId> = look.fleet.instances.iter().map(|instance| instance.id).collect();
+        let lost = self.seen().locks.note(&rows, &look.held);
+        let working = if lost.is_empty() { HashSet::new() } else { self.at_work(control, &lost).await? };
+        let Look { mut fleet, held, doorbell, commit, .. } = look;
+        let ended: Vec<InstanceId> = {
+            let mut seen = self.seen();
+            fleet.instances.iter_mut().for_each(|view| view.lock = seen.locks.state(view.id, &held, &working));
+            let free = fleet.instances.iter().filter(|view| view.lock == Lock::Free).map(|view| view.id);
+            let ended = free.filter(|id| seen.locks.end(*id)).collect();
+            seen.durable_beat = commit.map(|_| Instant::now()).or(seen.durable_beat);
+            let pause = seen.look_again.map_or(LOOK_AGAIN_MIN, |pause| (pause * 2).min(LOOK_AGAIN_MAX));
+            seen.look_again = (!working.is_empty()).then_some(pause);
+            self.doorbell.look_again(seen.look_again);
+            ended
+        };
+        self.doorbell.observed(
+            neighbour_of(self.id, held.intersection(&rows).copied()),
+            rows.len() > 1,
+            doorbell,
+            commit,
+        );
+        if !ended.is_empty() {
+            self.clear_away(control, &ended).await?;
+        }
+        self.bury(control, &fleet).await?;
+        Ok(fleet)
+    }
+
+    /// Those that have a session left, by which they may still deliver.
+    async fn at_work(&self, control: &Session, ids: &[InstanceId]) -> Db<HashSet<InstanceId>> {
+        let names = session_names(&self.config, ids, &Role::AT_WORK);
+        let wanted: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
+        let statement = control.statement(include_str!("sql/instance_backends.sql")).await?;
+        let mut working = HashSet::new();
+        for row in control.query(&statement, &[&wanted]).await? {
+            let name: &str = row.try_get(0)?;
+            working.extend(names.iter().find(|(own, _)| own == name).map(|(_, id)| *id));
+        }
+        Ok(working)
+    }
+
+    /// Ends the sessions of instances that have ended, and tells everybody once: events that nobody was rung for may be there.
+    async fn clear_away(&self, control: &Session, ids: &[InstanceId]) -> Db<()> {
+        let names = session_names(&self.config, ids, &Role::ALL);
+        let names: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
+        // What this role may not end ends by itself, or is found by the watchdog.
+        if let Err(error) = control.query(include_str!("sql/end_backends.sql"), &[&names]).await {
+            tracing::debug!(%error, "sessions of an ended instance could not be ended");
+        }
+        for id in ids {
+            tracing::info!(instance = id.0, "another instance has ended");
+            announce(&**control, &format!("ended {}", id.0)).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes the rows of instances that ended and own no lane any more. Where the lock says nothing, they have ended when
+    /// they have not beaten for long.
+    async fn bury(&self, control: &Session, fleet: &Fleet) -> Db<()> {
+        let owns = |id: InstanceId| fleet.lanes.iter().any(|lane| lane.owner == Some(id));
+        let of = |lock: Lock| -> Vec<i32> {
+            let instances = fleet.instances.iter().filter(|instance| instance.lock == lock && !owns(instance.id));
+            instances.map(|instance| instance.id.0 as i32).collect()
+        };
+        let (ended, unknown) = (of(Lock::Free), of(Lock::Unknown));
+        if !ended.is_empty() || !unknown.is_empty() {
+            let statement = control.statement(include_str!("sql/bury.sql")).await?;
+            control.execute(&statement, &[&ended, &unknown, &SILENT_BURIED_AFTER.as_secs_f64()]).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes each lane whose epoch is still the expected one; committed when it returns. Who is seized for his silence loses
+    /// his sessions too, and with them the doorbell.
+    pub(crate) async fn take(&self, writer: &mut Session, lanes: &[Take]) -> Db<Vec<Option<Epoch>>> {
+        self.check()?;
+        let taken = take(writer, self.id, lanes).await?;
+        if !taken.alive {
+            return Err(self.buried());
+        }
+        let seized = lanes.iter().zip(&taken.owners).filter(|(take, _)| take.cause == TakeCause::Lease);
+        let mut silent: Vec<InstanceId> = seized.filter_map(|(_, owner)| *owner).filter(|id| *id != self.id).collect();
+        silent.sort_unstable();
+        silent.dedup();
+        silent.retain(|id| self.seen().locks.end(*id));
+        if !silent.is_empty() {
+            self.controlled(async |control: &Session| self.clear_away(control, &silent).await).await?;
+        }
+        Ok(taken.epochs)
+    }
+
+    /// See [`pillarbox::Store::wait`].
+    pub(crate) async fn wait(&self, timeout: Duration) -> Db<Wake> {
+        let mut closed = self.closed.clone();
+        tokio::select! {
+            wake = self.doorbell.wait(timeout) => Ok(wake),
+            _ = closed.wait_for(|closed| *closed) => self.check().map(|()| Wake::Rang),
+        }
+    }
+
+    /// A poll is about to begin.
+    pub(crate) fn poll_begins(&self) {
+        self.doorbell.poll_begins();
+    }
+
+    /// What the poll saw.
+    pub(crate) fn polled(&self, horizon: Position, writers: Option<&[Writer]>, events: usize) {
+        self.doorbell.polled(horizon, writers, events);
+    }
+
+    /// Breaks the doorbell, or lets it fall asleep at another pace.
+    #[cfg(feature = "mutants")]
+    pub(crate) fn experiment(&self, mutant: Option<crate::Mutant>, doze_after: Option<Duration>) {
+        self.doorbell.experiment(mutant, doze_after);
+    }
+
+    /// Ends this instance.
+    pub(crate) async fn leave(&self) -> Db<()> {
+        self.check()?;
+        self.doorbell.stop().await;
+        let number = self.id.0 as i32;
+        self.controlled(async |control: &Session| {
+            let free = control.statement("update cursor set owner = null where owner = $1").await?;
+            let delete = control.statement("delete from instance where id = $1").await?;
+            try_join3(
+                control.batch_execute("begin; set local synchronous_commit = on"),
+                try_join(control.execute(&free, &[&self.id.0]), control.execute(&delete, &[&number])),
+                control.batch_execute("commit; select pg_advisory_unlock_all()"),
+            )
+            .await?;
+            // After the locks are free: whoever saw the bell held is writing now, or has ended.
+            announce(&**control, &format!("ended {number}")).await
+        })
+        .await?;
+        self.end();
+        Ok(())
+    }
+
+    fn end(&self) {
+        self.over.store(true, Ordering::SeqCst);
+    }
+
+    fn buried(&self) -> DbError {
+        self.end();
+        DbError::own(
+            ErrorKind::Ended,
+            format!("instance {} was buried by another that saw it end; join again under a new number", self.id.0),
+        )
+    }
+
+    /// Uses the control connection. A failure of the connection, or no answer in time, is the end of this instance.
+    async fn controlled<T>(&self, work: impl AsyncFnOnce(&Session) -> Db<T>) -> Db<T> {
+        self.check()?;
+        let answer = tokio::time::timeout(CONTROL_TIMEOUT, async {
+            let control = self.control.lock().await;
+            work(&control).await
+        });
+        let Ok(answer) = answer.await else {
+            self.end();
+            return self.check().and_then(|()| unreachable!("it has just ended"));
+        };
+        // A lost connection says so in several ways; all of them are the end.
+        answer.or_else(|error| match error.kind() {
+            ErrorKind::Unavailable => {
+                self.end();
+                self.check().and(Err(error))
+            }
+            _ => self.check().and(Err(error)),
+        })
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A number that was never used, and the name that says it.
+async fn number(control: &Session, config: &PgConfig) -> Db<InstanceId> {
+    let sql = "select nextval(pg_get_serial_sequence('instance', 'id'))";
+    let id = InstanceId(control.query_one(sql, &[]).await?.try_get(0)?);
+    let name = session_name(config, id, Role::Control);
+    control.execute("select set_config('application_name', $1, false)", &[&name]).await?;
+    control.batch_execute(&format!("listen {}", config.schema)).await?;
+    Ok(id)
+}
+
+/// Takes the lock that shows this instance's life, and makes sure that it is kept from one transaction to the next.
+async fn hold_lock(control: &Session, config: &PgConfig, id: InstanceId) -> Db<()> {
+    let (class, number) = (config.lock_class(), id.0 as i32);
+    let row = control.query_one("select pg_backend_pid(), pg_try_advisory_lock($1, $2)", &[&class, &number]).await?;
+    let (pid, got): (i32, bool) = (row.try_get(0)?, row.try_get(1)?);
+    if !got {
+        return Err(DbError::own(
+            ErrorKind::Fatal,
+            format!(
+                "the advisory lock ({class}, {number}) of the new instance is held already; does another application use it?"
+            ),
+        ));
+    }
+    let same: i32 = control.query_one("select pg_backend_pid()", &[]).await?.try_get(0)?;
+    let rows = control.query(include_str!("sql/instance_locks.sql"), &[&i64::from(class)]).await?;
+    if same != pid || !holders(&rows)?.1.contains(&id) {
+        return Err(pooled());
+    }
+    Ok(())
+}
+
+fn pooled() -> DbError {
+    DbError::own(
+        ErrorKind::Fatal,
+        "the session lock of this instance is not kept from one transaction to the next: a pooler in transaction mode stands \
+         between the relay and PostgreSQL; give the relay a direct connection (publishers may use the pooler)",
+    )
+}
+
+/// Defines the subscriptions and writes the instance's row.
+async fn enroll(control: &mut Session, me: InstanceId, hello: &Hello) -> Db<Joined> {
+    let tx = control.begin().await?;
+    // In the order of their names, so that two that join at once do not wait for each other.
+    let mut order: Vec<usize> = (0..hello.subscriptions.len()).collect();
+    order.sort_by_key(|index| &hello.subscriptions[*index].name);
+    let mut subscriptions = Vec::with_capacity(order.len());
+    for index in order {
+        subscriptions.push((index, define(&tx, me, &hello.subscriptions[index], rejoins(hello)).await?));
+    }
+    subscriptions.sort_by_key(|(index, _)| *index);
+    let subscriptions: Vec<_> = subscriptions.into_iter().map(|(_, view)| view).collect();
+    let ids: Vec<i64> = subscriptions.iter().map(|subscription| subscription.id.0).collect();
+    let pid = i32::try_from(hello.pid).unwrap_or(i32::MAX);
+    tx.execute(include_str!("sql/enter.sql"), &[&(me.0 as i32), &hello.host, &pid, &hello.version, &ids]).await?;
+    announce(&tx, &format!("fleet {}", me.0)).await?;
+    let log_id = tx.query_one("select log_id from meta", &[]).await?.try_get(0)?;
+    tx.commit().await?;
+    Ok(Joined { instance: me, log_id, subscriptions })
+}
+
+/// Whether it comes back after its instance has ended, with nothing new to say.
+fn rejoins(_hello: &Hello) -> bool {
+    false
+}

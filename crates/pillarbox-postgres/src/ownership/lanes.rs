@@ -1,0 +1,112 @@
+use futures_util::future::{try_join, try_join3};
+use pillarbox::{Cursor, Delivery, Epoch, InstanceId, LaneRef, LaneState, Position, State, Take};
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use crate::connection::Session;
+use crate::error::Db;
+use crate::home;
+use crate::types::{Time, range_set};
+
+/// Loads lanes at the given epochs in one snapshot; one round trip.
+pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> Db<Vec<Option<LaneState>>> {
+    let subscriptions: Vec<i64> = lanes.iter().map(|(lane, _)| lane.subscription.0).collect();
+    let numbers: Vec<i32> = lanes.iter().map(|(lane, _)| lane.lane as i32).collect();
+    let epochs: Vec<i64> = lanes.iter().map(|(_, epoch)| *epoch).collect();
+    let cursors = session.statement(include_str!("../sql/load_cursors.sql")).await?;
+    let deliveries = session.statement(include_str!("../sql/load_deliveries.sql")).await?;
+    let after = session.statement(include_str!("../sql/after_look.sql")).await?;
+    let begin = session.batch_execute("begin isolation level repeatable read read only");
+    let (_, (cursors, deliveries, _), after) = try_join3(
+        begin,
+        try_join3(
+            session.query(&cursors, &[&subscriptions, &numbers, &epochs]),
+            session.query(&deliveries, &[&subscriptions, &numbers]),
+            session.batch_execute("commit"),
+        ),
+        session.query_one(&after, &[]),
+    )
+    .await?;
+    let mut states: Vec<Option<LaneState>> = lanes.iter().map(|_| None).collect();
+    let mut missing = Vec::new();
+    for row in cursors {
+        let (index, state) = lane_state(&row)?;
+        let found: Option<Uuid> = row.try_get(7)?;
+        missing.extend(state.cursor.anchor.filter(|anchor| found != Some(anchor.1)).map(|anchor| (anchor, found)));
+        states[index] = Some(state);
+    }
+    check_anchors(&missing, after.try_get(0)?)?;
+    for row in deliveries {
+        let index = row.try_get::<_, i64>(0)? as usize - 1;
+        if let Some(state) = &mut states[index] {
+            state.deliveries.push(delivery_of(&row)?);
+        }
+    }
+    Ok(states)
+}
+
+fn lane_state(row: &Row) -> Db<(usize, LaneState)> {
+    let anchor = row.try_get::<_, Option<Position>>(3)?.zip(row.try_get::<_, Option<Uuid>>(4)?);
+    let cursor = Cursor { floor: row.try_get(1)?, settled: range_set(row.try_get(2)?)?, anchor };
+    let takeovers = row.try_get::<_, i32>(5)? as u32;
+    let state = LaneState { cursor, deliveries: Vec::new(), takeovers, revision: row.try_get(6)? };
+    Ok((row.try_get::<_, i64>(0)? as usize - 1, state))
+}
+
+fn delivery_of(row: &Row) -> Db<Delivery> {
+    Ok(Delivery {
+        position: row.try_get(1)?,
+        key: row.try_get::<_, Option<String>>(2)?.map(Into::into),
+        arrival: row.try_get(3)?,
+        state: State::from_name(row.try_get(4)?).unwrap_or(State::Pending),
+        attempts: row.try_get::<_, i32>(5)? as u32,
+        due_at: row.try_get::<_, Time>(6)?.0,
+        since: row.try_get::<_, Time>(7)?.0,
+    })
+}
+
+/// An anchor, and the event that is there instead.
+pub(super) type Missing = ((Position, Uuid), Option<Uuid>);
+
+/// The event at an anchor must still be the one that was settled, unless retention has passed it. `kept_from`, the lowest
+/// position that retention has not been at, is read after the anchors were looked at.
+pub(super) fn check_anchors(missing: &[Missing], kept_from: Position) -> Db<()> {
+    let Some(((position, id), found)) = missing.iter().find(|((position, _), _)| *position >= kept_from) else {
+        return Ok(());
+    };
+    let now = found.map_or("there is none now".into(), |other| format!("event {other} is now"));
+    Err(home::not_itself(&format!("event {id} was settled at position {position}, where {now}")))
+}
+
+/// What taking lanes led to.
+pub(super) struct Taken {
+    /// The new epochs, in the order that was asked.
+    pub(super) epochs: Vec<Option<Epoch>>,
+    /// From whom each was taken.
+    pub(super) owners: Vec<Option<InstanceId>>,
+    /// The instance has a row.
+    pub(super) alive: bool,
+}
+
+/// Takes each lane whose epoch is still the expected one; committed when it returns.
+pub(super) async fn take(writer: &Session, me: InstanceId, lanes: &[Take]) -> Db<Taken> {
+    let subscriptions: Vec<i64> = lanes.iter().map(|take| take.lane.subscription.0).collect();
+    let numbers: Vec<i32> = lanes.iter().map(|take| take.lane.lane as i32).collect();
+    let expected: Vec<i64> = lanes.iter().map(|take| take.expected).collect();
+    let number = me.0 as i32;
+    let statement = writer.statement(include_str!("../sql/take.sql")).await?;
+    let alive = writer.statement("select exists (select from instance where id = $1)").await?;
+    let (rows, alive) = try_join(
+        writer.query(&statement, &[&number, &subscriptions, &numbers, &expected]),
+        writer.query_one(&alive, &[&number]),
+    )
+    .await?;
+    let mut taken =
+        Taken { epochs: vec![None; lanes.len()], owners: vec![None; lanes.len()], alive: alive.try_get(0)? };
+    for row in rows {
+        let index = row.try_get::<_, i64>(0)? as usize - 1;
+        taken.epochs[index] = Some(row.try_get(1)?);
+        taken.owners[index] = row.try_get::<_, Option<i64>>(2)?.map(InstanceId);
+    }
+    Ok(taken)
+}

@@ -1,0 +1,154 @@
+use pillarbox::{
+    Epoch, Filter, InstanceId, Mode, OnDead, Position, RangeSet, Start, Subscription, SubscriptionId, SubscriptionView,
+};
+use tokio_postgres::{GenericClient, Row};
+
+use crate::error::Db;
+use crate::types::{Time, multirange};
+
+/// Creates a subscription, or gives an existing one what the newest started instance says; lanes and mode stay. One that
+/// only comes back keeps what the database has.
+pub(super) async fn define(
+    tx: &impl GenericClient,
+    me: InstanceId,
+    subscription: &Subscription,
+    rejoin: bool,
+) -> Db<SubscriptionView> {
+    let known = find(tx, &subscription.name).await?;
+    if let Some(view) = known {
+        if view.lanes != subscription.lanes {
+            tracing::warn!(
+                subscription = view.name,
+                lanes = view.lanes,
+                asked = subscription.lanes,
+                "the database's number of lanes stays; change it with `pillarbox subscription relane`"
+            );
+        }
+        if rejoin {
+            return Ok(view);
+        }
+    }
+    let view = upsert(tx, me, subscription).await?;
+    if view.created {
+        let (floor, settled) = start_floor(tx, subscription.start).await?;
+        for lane in 0..view.lanes {
+            add_lane(tx, view.id, lane, floor, &settled, 0).await?;
+        }
+    }
+    Ok(view)
+}
+
+async fn upsert(tx: &impl GenericClient, me: InstanceId, subscription: &Subscription) -> Db<SubscriptionView> {
+    let json = |value: serde_json::Result<String>| value.expect("plain data is JSON");
+    let milliseconds = |time: std::time::Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+    let row = tx
+        .query_one(
+            include_str!("../sql/define.sql"),
+            &[
+                &subscription.name,
+                &json(serde_json::to_string(&subscription.filter)),
+                &if subscription.mode == Mode::Queue { "queue" } else { "stream" },
+                &(subscription.lanes as i32),
+                &if subscription.on_dead == OnDead::Skip { "skip" } else { "block" },
+                &subscription.hold.map(milliseconds),
+                &json(serde_json::to_string(&subscription.retry)),
+                &milliseconds(subscription.processing_timeout),
+                &me.0,
+            ],
+        )
+        .await?;
+    Ok(SubscriptionView { created: row.try_get(5)?, ..subscription_view(&row)? })
+}
+
+/// A lane's cursor, with the record that what is settled in it was never asked for.
+pub(crate) async fn add_lane(
+    tx: &impl GenericClient,
+    id: SubscriptionId,
+    lane: u32,
+    floor: Position,
+    settled: &RangeSet,
+    epoch: Epoch,
+) -> Db<()> {
+    let values =
+        [&id.0 as &(dyn tokio_postgres::types::ToSql + Sync), &(lane as i32), &floor, &multirange(settled), &epoch];
+    tx.execute(include_str!("../sql/add_lane.sql"), &values).await?;
+    record_progress(tx, id, lane, 0, (0, floor)).await?;
+    for range in settled.iter() {
+        record_progress(tx, id, lane, 0, (range.start() - 1, *range.end())).await?;
+    }
+    Ok(())
+}
+
+/// Records that `from < position <= to` of a lane was covered.
+pub(crate) async fn record_progress(
+    tx: &impl GenericClient,
+    id: SubscriptionId,
+    lane: u32,
+    epoch: Epoch,
+    (from, to): (Position, Position),
+) -> Db<()> {
+    tx.execute(include_str!("../sql/progress_insert.sql"), &[&id.0, &(lane as i32), &epoch, &from, &to]).await?;
+    Ok(())
+}
+
+/// The floor from which a start delivers, and what is settled above it. Whatever is still to be committed below the start
+/// stays open and is delivered then: it was not there when the subscription was made.
+///
+/// What was in a copy when it was declared fresh is never delivered.
+pub(crate) async fn start_floor(tx: &impl GenericClient, start: Start) -> Db<(Position, RangeSet)> {
+    let row = tx.query_one("select log_start, fresh_floor from meta for share", &[]).await?;
+    let lowest = (row.try_get::<_, Position>(0)? - 1).max(row.try_get(1)?);
+    let horizon: Position = tx.query_one(include_str!("../sql/horizon.sql"), &[]).await?.try_get(0)?;
+    let to = match start {
+        Start::Beginning => return Ok((lowest, RangeSet::new())),
+        Start::Now => horizon,
+        Start::Position(position) => position.min(horizon),
+        Start::Time(time) => {
+            let sql = "select position from event where created_at >= $1 order by position limit 1";
+            let first =
+                tx.query_opt(sql, &[&Time(time)]).await?.map(|row| row.try_get::<_, Position>(0)).transpose()?;
+            first.map_or(horizon, |first| first - 1)
+        }
+    };
+    let to = to.max(lowest);
+    // After the horizon: without a writer now, whatever is not there up to it never comes.
+    if tx.query(include_str!("../sql/writers.sql"), &[]).await?.is_empty() {
+        return Ok((to, RangeSet::new()));
+    }
+    let known: Position = tx.query_one("select coalesce(max(floor), 0) from cursor", &[]).await?.try_get(0)?;
+    let base = known.min(to).max(lowest);
+    let mut settled = RangeSet::new();
+    let dead = "select low, high from dead_range where high > $1 and low <= $2";
+    for sql in [include_str!("../sql/visible_ranges.sql"), dead] {
+        for row in tx.query(sql, &[&base, &to]).await? {
+            settled.insert_range(row.try_get(0)?, row.try_get(1)?);
+        }
+    }
+    let mut settled = settled.within(base + 1, to);
+    let floor = settled.missing(base + 1, to).first().map_or(to, |hole| hole - 1);
+    settled.remove_range(0, floor);
+    Ok((floor, settled))
+}
+
+/// A subscription by its name.
+pub(crate) async fn find(client: &impl GenericClient, name: &str) -> Db<Option<SubscriptionView>> {
+    let sql = "select id, name, filter, lanes, paused from subscription where name = $1";
+    client.query_opt(sql, &[&name]).await?.map(|row| subscription_view(&row)).transpose()
+}
+
+/// The first five columns: id, name, filter, lanes, paused.
+pub(crate) fn subscription_view(row: &Row) -> Db<SubscriptionView> {
+    Ok(SubscriptionView {
+        id: SubscriptionId(row.try_get(0)?),
+        name: row.try_get(1)?,
+        filter: parse_filter(row.try_get(2)?),
+        lanes: row.try_get::<_, i32>(3)? as u32,
+        paused: row.try_get(4)?,
+        created: false,
+    })
+}
+
+/// A stored filter. One that cannot be read wants everything: too much is delivered rather than too little.
+pub(crate) fn parse_filter(text: &str) -> Filter {
+    serde_json::from_str(text).unwrap_or_default()
+}

@@ -1,0 +1,69 @@
+use std::time::Duration;
+
+use pillarbox::ErrorKind;
+use tokio_postgres::GenericClient;
+
+use crate::error::{Db, DbError};
+
+/// The largest `payload_bytes_max` that a log may be given.
+pub const PAYLOAD_BYTES_MAX_HIGHEST: usize = 256 * 1024 * 1024;
+
+/// What is stored for a time that never ends.
+pub(crate) const FOREVER_MS: i64 = i64::MAX;
+
+/// Changes the log's limits for everybody, in whatever language publishers are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The largest payload, up to [`PAYLOAD_BYTES_MAX_HIGHEST`]. None: as it is.
+    pub payload_bytes_max: Option<usize>,
+    /// How long a `dedup_key` is remembered. None: as it is.
+    pub dedup_window: Option<Duration>,
+    /// Events are kept at least this long, whatever a call of [`prune`](pillarbox::Operator::prune) asks for; `Some(None)`:
+    /// for ever. None: as it is, at first no minimum.
+    pub retention_keep: Option<Option<Duration>>,
+    /// The same for dead deliveries, from their death.
+    pub retention_dead: Option<Option<Duration>>,
+}
+
+impl Limits {
+    /// Writes them, in the caller's transaction on a session of this crate.
+    pub(crate) async fn store(&self, tx: &impl GenericClient) -> Db<()> {
+        let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(FOREVER_MS);
+        let forever = |time: Option<Duration>| time.map_or(FOREVER_MS, milliseconds);
+        let sql = "update meta set retention_keep_ms = coalesce($1, retention_keep_ms),
+            retention_dead_ms = coalesce($2, retention_dead_ms)";
+        tx.execute(sql, &[&self.retention_keep.map(forever), &self.retention_dead.map(forever)]).await?;
+        if let Some(bytes) = self.payload_bytes_max {
+            set_payload_bytes_max(tx, bytes).await?;
+        }
+        if let Some(window) = self.dedup_window {
+            set_dedup_window(tx, milliseconds(window)).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes the limit into the table's check. Old events are not looked at: the limit is for new ones.
+async fn set_payload_bytes_max(tx: &impl GenericClient, bytes: usize) -> Db<()> {
+    if !(1..=PAYLOAD_BYTES_MAX_HIGHEST).contains(&bytes) {
+        return Err(DbError::own(
+            ErrorKind::Invalid,
+            format!("payload_bytes_max = {bytes} is outside 1 to {PAYLOAD_BYTES_MAX_HIGHEST}"),
+        ));
+    }
+    let bytes = i32::try_from(bytes).expect("checked above");
+    let row =
+        tx.query_one("update meta set payload_bytes_max = $1 returning current_schema()::text", &[&bytes]).await?;
+    let sql = include_str!("../sql/set_payload_bytes_max.sql").replace("@schema@", row.get(0));
+    // A value in memory has four bytes of its own.
+    Ok(tx.batch_execute(&sql.replace("@size@", &(bytes + 4).to_string())).await?)
+}
+
+/// The window decides which table is the current one: what still counts moves there.
+async fn set_dedup_window(tx: &impl GenericClient, window_ms: i64) -> Db<()> {
+    let changed = "update meta set dedup_window_ms = $1 where dedup_window_ms <> $1";
+    if tx.execute(changed, &[&window_ms]).await? == 0 {
+        return Ok(());
+    }
+    Ok(tx.batch_execute(include_str!("../sql/set_dedup_window.sql")).await?)
+}

@@ -1,0 +1,63 @@
+use pillarbox::{Headers, NewEvent, Result};
+use uuid::Uuid;
+
+use super::{Publisher, bytes_of, check_names, json_of};
+
+/// Publishing by whatever client the application has: the statement and its parameters.
+pub trait EventSql {
+    /// The statement that publishes this event into the schema `pillarbox`, to be run in the caller's own transaction.
+    fn to_sql(&self) -> Result<PublishStatement>;
+}
+
+impl EventSql for NewEvent {
+    fn to_sql(&self) -> Result<PublishStatement> {
+        super::DEFAULT.to_sql(self)
+    }
+}
+
+/// A statement that publishes one event. It returns one row with one column `id`, a text: the event's id, or that of the
+/// first event with the same `dedup_key`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishStatement {
+    /// The text, with parameters `$1` to `$9`, and `$10` if the event has a `dedup_key`.
+    pub sql: String,
+    /// The values, in order.
+    pub parameters: Vec<Parameter>,
+}
+
+/// A value to be bound. A client needs to know no other types than these two.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Parameter {
+    /// As `text`.
+    Text(Option<String>),
+    /// As `bytea`.
+    Bytes(Option<Vec<u8>>),
+}
+
+impl Publisher {
+    /// The statement that publishes `event`, for any client.
+    pub fn to_sql(&self, event: &NewEvent) -> Result<PublishStatement> {
+        check_names(event)?;
+        let text = |value: Option<&str>| Parameter::Text(value.map(str::to_owned));
+        let id = event.id.unwrap_or_else(Uuid::now_v7);
+        let mut parameters = vec![
+            Parameter::Text(Some(id.to_string())),
+            text(Some(&event.topic)),
+            text(event.key.as_deref()),
+            text(Some(&event.r#type)),
+            text(json_of(event).map(|json| json.0)),
+            Parameter::Bytes(bytes_of(event).map(<[u8]>::to_vec)),
+            text(event.content_type.as_deref()),
+            text(Some(Headers::from_map(&event.headers).as_json())),
+            Parameter::Text(event.deliver_at.map(|at| at.to_string())),
+        ];
+        let sql = match &event.dedup_key {
+            None => include_str!("../sql/publish_text.sql"),
+            Some(dedup_key) => {
+                parameters.push(text(Some(dedup_key)));
+                include_str!("../sql/publish_text_once.sql")
+            }
+        };
+        Ok(PublishStatement { sql: self.fill_in(sql), parameters })
+    }
+}

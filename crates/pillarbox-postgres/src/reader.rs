@@ -1,0 +1,407 @@
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures_util::{StreamExt, future};
+use pillarbox::{
+    ErrorKind, Event, Filter, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Writer,
+};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, Statement};
+use uuid::Uuid;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::connection::Session;
+use crate::error::{Db, DbError};
+use crate::home;
+use crate::types::{Json, Time};
+
+/// The most bytes of payload that one page returns, beyond the first event of each scan.
+pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// However large the payloads lately were, a scan asks for so many rows at least.
+const ROWS_MIN: usize = 16;
+
+/// How many different topics, types or content types are kept for sharing.
+const NAMES_MAX: usize = 1024;
+
+/// Begins every poll in the poll's own message: neither the database, the role nor a pooler has a say in it.
+const BEGIN: &str = "begin isolation level read committed read only";
+
+/// Reads the log.
+#[derive(Default)]
+pub(crate) struct Reader {
+    decoder: Decoder,
+    /// The incarnation and the horizon that the last poll saw.
+    seen: (i64, Position),
+    /// The mean size of a payload lately, so that a page of large ones is not read only to be thrown away.
+    mean_bytes: usize,
+    pub(crate) barriers: Arc<AtomicU64>,
+    #[cfg(feature = "mutants")]
+    pub(crate) laboratory: Option<crate::mutant::Laboratory>,
+}
+
+/// What one poll read, in the order in which it was read.
+pub(crate) struct Answers {
+    pub(crate) horizon: Position,
+    pub(crate) isolation: String,
+    pub(crate) writers: Option<Vec<Writer>>,
+    pub(crate) scans: Vec<Scan>,
+    pub(crate) log_start: Position,
+    pub(crate) incarnation: i64,
+    /// What was read may not be on disk yet, or not on the standbys that a commit waits for.
+    pub(crate) volatile: bool,
+}
+
+impl Reader {
+    /// Horizon, then writers, then all scans in one statement, then what retention took: one message, in this order.
+    pub(crate) async fn poll(&mut self, session: &Session, request: &PollRequest) -> Db<Page> {
+        let answers = self.ask(session, request).await?;
+        if answers.isolation != "read committed" {
+            return Err(DbError::own(
+                ErrorKind::Fatal,
+                format!("a poll ran with isolation level {}; every statement must see anew", answers.isolation),
+            ));
+        }
+        let Answers { horizon, writers, scans, log_start, incarnation, volatile, .. } = answers;
+        if self.seen.0 == incarnation && horizon < self.seen.1 {
+            let what =
+                format!("positions up to {} were handed out, and now only those up to {horizon} are", self.seen.1);
+            return Err(home::not_itself(&what));
+        }
+        self.seen = (incarnation, horizon);
+        if volatile && scans.iter().any(|scan| !scan.visible.is_empty()) {
+            self.make_durable(session).await?;
+        }
+        Ok(Page { horizon, writers, session: session.number, log_start, scans })
+    }
+
+    async fn ask(&mut self, session: &Session, request: &PollRequest) -> Db<Answers> {
+        #[cfg(feature = "mutants")]
+        if let Some(laboratory) = self.laboratory.clone() {
+            return crate::mutant::ask(self, session, request, &laboratory).await;
+        }
+        let horizon = session.statement(include_str!("sql/horizon.sql")).await?;
+        let writers = session.statement(include_str!("sql/writers.sql")).await?;
+        let after = session.statement(include_str!("sql/after_scan.sql")).await?;
+        let plan = ScanPlan::new(session, request, self.rows_max()).await?;
+        let ask_writers = async {
+            match request.without_writers {
+                true => Ok(None),
+                false => session.query(&writers, &[]).await.map(Some),
+            }
+        };
+        let scans = self.scan(session, &plan);
+        // Polled in this order, they travel in this order: what is sent first is answered first.
+        let ((begin, horizon, writers), (scans, after, commit)) = future::join(
+            future::join3(session.batch_execute(BEGIN), session.query_one(&horizon, &[]), ask_writers),
+            future::join3(scans, session.query_one(&after, &[]), session.batch_execute("commit")),
+        )
+        .await;
+        begin?;
+        let (horizon, writers, scans, after) = (horizon?, writers?, scans?, after?);
+        commit?;
+        let horizon_position: Position = horizon.get(0);
+        let writers = writers.map(|rows| rows.iter().map(|row| writer_of(row.get(0))).collect());
+        let scans = plan.finish(scans, horizon_position);
+        Ok(Answers {
+            horizon: horizon_position,
+            isolation: horizon.get(1),
+            writers,
+            scans,
+            log_start: after.get(0),
+            incarnation: after.get(1),
+            volatile: after.get(2),
+        })
+    }
+
+    /// A commit of our own, which waits until everything before it is flushed, here and on synchronous standbys. A message of
+    /// no use to anybody costs no dead row.
+    async fn make_durable(&self, session: &Session) -> Db<()> {
+        self.barriers.fetch_add(1, Ordering::Relaxed);
+        let statement = session.statement("select pg_logical_emit_message(true, 'pillarbox', '')").await?;
+        session.execute(&statement, &[]).await?;
+        Ok(())
+    }
+
+    fn rows_max(&self) -> usize {
+        PAGE_BYTES_MAX.checked_div(self.mean_bytes).map_or(usize::MAX, |rows| rows.max(ROWS_MIN))
+    }
+
+    /// Reads the rows of all scans as they come, keeping no more than a page may hold.
+    pub(crate) async fn scan(&mut self, session: &Session, plan: &ScanPlan<'_>) -> Db<Vec<Gathered>> {
+        let mut gathered: Vec<Gathered> = plan.scans.iter().map(|_| Gathered::default()).collect();
+        let mut rows = std::pin::pin!(plan.send(session).await?);
+        let mut wanted = Wanted::new(plan.filters);
+        let (mut bytes, mut count) = (0_usize, 0_usize);
+        while let Some(row) = rows.next().await {
+            let row = row?;
+            let scan = if plan.many { row.get::<_, i64>(12) as usize - 1 } else { 0 };
+            let into = &mut gathered[scan];
+            if into.cut {
+                continue;
+            }
+            let size = self.decoder.take(&row, &mut wanted, into)?;
+            (bytes, count) = (bytes + size, count + 1);
+            into.cut = bytes >= PAGE_BYTES_MAX;
+        }
+        if count > 0 {
+            self.mean_bytes = (self.mean_bytes * 3 + bytes / count) / 4;
+        }
+        Ok(gathered)
+    }
+
+    /// The events at exactly these positions, from the log or kept aside.
+    pub(crate) async fn fetch(&mut self, session: &Session, positions: &[Position]) -> Db<Vec<Arc<Event>>> {
+        let statement = session.statement(include_str!("sql/fetch.sql")).await?;
+        let rows = session.query(&statement, &[&positions]).await?;
+        let mut events = rows.iter().map(|row| self.decoder.event(row).map(Arc::new)).collect::<Db<Vec<_>>>()?;
+        events.sort_unstable_by_key(|event| event.position);
+        // A delivery may have been committed without a flush by whoever published its event.
+        if !events.is_empty() {
+            let after = session.statement(include_str!("sql/after_scan.sql")).await?;
+            if session.query_one(&after, &[]).await?.get(2) {
+                self.make_durable(session).await?;
+            }
+        }
+        Ok(events)
+    }
+}
+
+/// A transaction's name to a number; equal names to equal numbers.
+pub(crate) fn writer_of(virtual_transaction: &str) -> Writer {
+    Writer(xxh3_64(virtual_transaction.as_bytes()))
+}
+
+/// What is sent to the server for the scans of a request.
+pub(crate) struct ScanPlan<'a> {
+    filters: &'a [Filter],
+    scans: Vec<ScanRequest>,
+    statement: Statement,
+    many: bool,
+    after: Vec<i64>,
+    upto: Vec<i64>,
+    rows: Vec<i64>,
+    all: bool,
+    topics: Vec<&'a str>,
+    patterns: Vec<String>,
+}
+
+impl<'a> ScanPlan<'a> {
+    pub(crate) async fn new(session: &Session, request: &'a PollRequest, rows_max: usize) -> Db<Self> {
+        let many = request.scans.len() != 1;
+        let sql = if many { include_str!("sql/scan_many.sql") } else { include_str!("sql/scan.sql") };
+        let scans: Vec<ScanRequest> =
+            request.scans.iter().map(|scan| ScanRequest { limit: scan.limit.min(rows_max), ..*scan }).collect();
+        let patterns = request.wanted.iter().flat_map(|filter| &filter.topics);
+        let (prefixes, topics): (Vec<&String>, Vec<&String>) = patterns.partition(|pattern| pattern.ends_with('*'));
+        Ok(ScanPlan {
+            filters: &request.wanted,
+            statement: session.statement(sql).await?,
+            many,
+            after: scans.iter().map(|scan| scan.after).collect(),
+            upto: scans.iter().map(|scan| scan.to).collect(),
+            rows: scans.iter().map(|scan| i64::try_from(scan.limit).unwrap_or(i64::MAX)).collect(),
+            scans,
+            all: request.wanted.iter().any(|filter| filter.topics.is_empty()),
+            topics: topics.into_iter().map(String::as_str).collect(),
+            patterns: prefixes.into_iter().map(|pattern| like(pattern)).collect(),
+        })
+    }
+
+    async fn send(&self, session: &Session) -> Db<tokio_postgres::RowStream> {
+        let place: [&(dyn ToSql + Sync); 3] = match self.many {
+            true => [&self.after, &self.upto, &self.rows],
+            false => [&self.after[0], &self.upto[0], &self.rows[0]],
+        };
+        let [after, upto, rows] = place;
+        let parameters: [&(dyn ToSql + Sync); 6] = [after, upto, rows, &self.all, &self.topics, &self.patterns];
+        Ok(session.query_raw(&self.statement, parameters).await?)
+    }
+
+    /// Says how far each scan looked.
+    pub(crate) fn finish(&self, gathered: Vec<Gathered>, horizon: Position) -> Vec<Scan> {
+        let finish = |(asked, mut found): (&ScanRequest, Gathered)| {
+            found.end_run();
+            let last = found.visible.last().unwrap_or(asked.after);
+            let cut = found.cut || found.rows >= asked.limit;
+            let covered_to = if cut { last } else { asked.to.min(horizon.max(last)).max(asked.after) };
+            // Nothing promises that a join keeps the order, though it does.
+            if !found.events.is_sorted_by_key(|event| event.position) {
+                found.events.sort_by_key(|event| event.position);
+            }
+            Scan { after: asked.after, covered_to, visible: found.visible, events: found.events }
+        };
+        self.scans.iter().zip(gathered).map(finish).collect()
+    }
+}
+
+/// A prefix pattern in the language of LIKE.
+fn like(pattern: &str) -> String {
+    let prefix = pattern.strip_suffix('*').unwrap_or(pattern);
+    let mut text = String::with_capacity(prefix.len() + 1);
+    for c in prefix.chars() {
+        if matches!(c, '%' | '_' | '\\') {
+            text.push('\\');
+        }
+        text.push(c);
+    }
+    text.push('%');
+    text
+}
+
+/// What one scan has shown so far.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    pub(crate) visible: pillarbox::RangeSet,
+    /// The run of neighbours that is not in `visible` yet.
+    run: Option<(Position, Position)>,
+    pub(crate) events: Vec<Arc<Event>>,
+    rows: usize,
+    cut: bool,
+}
+
+impl Gathered {
+    fn saw(&mut self, position: Position) {
+        self.rows += 1;
+        match &mut self.run {
+            Some((_, high)) if *high + 1 == position => *high = position,
+            _ => {
+                self.end_run();
+                self.run = Some((position, position));
+            }
+        }
+    }
+
+    fn end_run(&mut self) {
+        if let Some((low, high)) = self.run.take() {
+            self.visible.insert_range(low, high);
+        }
+    }
+}
+
+/// Decides whether anybody wants an event, remembering the last answer.
+struct Wanted<'a> {
+    filters: &'a [Filter],
+    all: bool,
+    last: Option<(Arc<str>, Arc<str>, bool)>,
+}
+
+impl<'a> Wanted<'a> {
+    fn new(filters: &'a [Filter]) -> Self {
+        Wanted { filters, all: filters.iter().any(Filter::is_all), last: None }
+    }
+
+    fn has(&mut self, topic: &Arc<str>, r#type: &Arc<str>) -> bool {
+        if self.all {
+            return true;
+        }
+        match &self.last {
+            Some((last_topic, last_type, answer))
+                if Arc::ptr_eq(last_topic, topic) && Arc::ptr_eq(last_type, r#type) =>
+            {
+                *answer
+            }
+            _ => {
+                let answer = self.filters.iter().any(|filter| filter.matches(topic, r#type));
+                self.last = Some((topic.clone(), r#type.clone(), answer));
+                answer
+            }
+        }
+    }
+}
+
+/// Turns rows into events, sharing the names that come again and again.
+#[derive(Default)]
+pub(crate) struct Decoder {
+    topics: Names,
+    types: Names,
+    content_types: Names,
+}
+
+impl Decoder {
+    /// Takes a row of a scan in; the size of what is kept of it.
+    fn take(&mut self, row: &Row, wanted: &mut Wanted<'_>, into: &mut Gathered) -> Db<usize> {
+        let position = row.try_get(0)?;
+        into.saw(position);
+        let topic = self.topics.share(row.try_get(1)?);
+        let r#type = self.types.share(row.try_get(2)?);
+        if !wanted.has(&topic, &r#type) {
+            return Ok(0);
+        }
+        let event = self.rest(row, position, topic, r#type)?;
+        let size = event.payload.len();
+        into.events.push(Arc::new(event));
+        Ok(size)
+    }
+
+    /// The event of a row with the columns of `sql/scan.sql`.
+    pub(crate) fn event(&mut self, row: &Row) -> Db<Event> {
+        let topic = self.topics.share(row.try_get(1)?);
+        let r#type = self.types.share(row.try_get(2)?);
+        self.rest(row, row.try_get(0)?, topic, r#type)
+    }
+
+    fn rest(&mut self, row: &Row, position: Position, topic: Arc<str>, r#type: Arc<str>) -> Db<Event> {
+        let payload = match row.try_get::<_, Option<Json<'_>>>(5)? {
+            Some(json) => Payload::Json(json.0.into()),
+            None => row.try_get::<_, Option<&[u8]>>(6)?.map_or(Payload::None, |bytes| Payload::Bytes(bytes.into())),
+        };
+        let headers: Json<'_> = row.try_get(8)?;
+        Ok(Event {
+            position,
+            id: row.try_get::<_, Uuid>(3)?,
+            topic,
+            key: row.try_get::<_, Option<&str>>(4)?.map(Into::into),
+            r#type,
+            payload,
+            content_type: row.try_get::<_, Option<&str>>(7)?.map(|name| self.content_types.share(name)),
+            headers: Headers::from_json(headers.0),
+            stream_version: row.try_get(9)?,
+            deliver_at: row.try_get::<_, Option<Time>>(10)?.map(|time| time.0),
+            created_at: row.try_get::<_, Time>(11)?.0,
+        })
+    }
+}
+
+/// Shares equal names, so that a million events of one topic hold one allocation of it.
+#[derive(Default)]
+struct Names {
+    last: Option<Arc<str>>,
+    known: HashSet<Arc<str>>,
+}
+
+impl Names {
+    fn share(&mut self, text: &str) -> Arc<str> {
+        if let Some(last) = &self.last
+            && **last == *text
+        {
+            return last.clone();
+        }
+        let name = match self.known.get(text) {
+            Some(known) => known.clone(),
+            None => {
+                if self.known.len() >= NAMES_MAX {
+                    self.known.clear();
+                }
+                let name: Arc<str> = text.into();
+                self.known.insert(name.clone());
+                name
+            }
+        };
+        self.last = Some(name.clone());
+        name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_means_itself() {
+        assert_eq!(like("billing.*"), "billing.%");
+        assert_eq!(like("a_b%c\\*"), "a\\_b\\%c\\\\%");
+        assert_eq!(like("*"), "%");
+    }
+}

@@ -1,0 +1,3 @@
+select subscription, state, count(*)
+from delivery_state
+group by subscription, state

@@ -1,0 +1,7 @@
+-- Ends what is left of instances that have ended, as far as this role may.
+select pg_terminate_backend(a.pid)
+from pg_stat_activity as a
+where a.datname = current_database()
+    and a.application_name = any($1::text[])
+    and a.pid <> pg_backend_pid()
+    and (a.usename = session_user or (select rolsuper from pg_roles where rolname = session_user))

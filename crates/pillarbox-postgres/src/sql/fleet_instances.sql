@@ -1,0 +1,1 @@
+select id, beat, subscriptions, report from instance order by id

@@ -1,0 +1,1 @@
+select subscription, lane, owner, epoch, revision, takeovers from cursor order by subscription, lane

@@ -1,0 +1,1 @@
+select id, name, filter, lanes, paused from subscription order by id

@@ -1,0 +1,20 @@
+-- What gives a role other than the owner a way to insert a position of its choice, or an event unseen by readers.
+select c.oid::regclass::text, coalesce(r.rolname, 'public')::text, g.privilege_type::text
+from pg_class as c
+cross join lateral aclexplode(c.relacl) as g
+left join pg_roles as r on r.oid = g.grantee
+where g.grantee <> c.relowner
+    and (
+        (c.oid = 'event'::regclass and g.privilege_type = 'INSERT')
+        or (c.oid in (select inhrelid from pg_inherits where inhparent = 'event'::regclass) and g.privilege_type = 'INSERT')
+        or (c.oid = to_regclass('event_position_seq') and g.privilege_type in ('USAGE', 'UPDATE'))
+    )
+union all
+select 'event.' || a.attname, coalesce(r.rolname, 'public')::text, g.privilege_type::text
+from pg_attribute as a
+join pg_class as c on c.oid = a.attrelid
+cross join lateral aclexplode(a.attacl) as g
+left join pg_roles as r on r.oid = g.grantee
+where a.attrelid = 'event'::regclass and a.attname in ('position', 'stream_version') and g.privilege_type = 'INSERT'
+    and g.grantee <> c.relowner
+order by 1, 2, 3

@@ -1,0 +1,3 @@
+select application_name, pid
+from pg_stat_activity
+where datname = current_database() and application_name = any($1::text[])

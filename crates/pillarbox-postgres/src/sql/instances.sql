@@ -1,0 +1,3 @@
+select id, host, pid, version, started_at, beat_at, subscriptions, report
+from instance
+order by id

@@ -1,0 +1,4 @@
+select position, id, topic, type
+from event
+where position > $1::bigint and key = $2::text
+order by position

@@ -1,0 +1,12 @@
+select
+    d.position, coalesce(e.topic, k.topic, ''), coalesce(e.type, k.type, ''), d.key, coalesce(e.deliver_at, k.deliver_at),
+    coalesce(e.created_at, k.created_at, d.since), coalesce(e.id, k.id), d.state, d.attempts, d.due_at, d.errors
+from delivery_state as d
+left join event as e on e.position = d.position
+left join event_kept as k on k.position = d.position
+where d.subscription = $1::bigint and ($2::text is null or d.state = $2) and ($3::text is null or d.key = $3)
+    and ($4::text is null or coalesce(e.topic, k.topic) = $4)
+    and ($5::text is null or starts_with(coalesce(e.topic, k.topic), $5))
+    and ($6::text is null or coalesce(e.headers, k.headers) ->> 'correlationid' = $6)
+order by d.position
+limit $7::bigint

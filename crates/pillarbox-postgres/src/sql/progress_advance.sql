@@ -1,0 +1,20 @@
+-- Records what floors passed, from the floor as it was stored: the newest row of a lane grows for a while, then another begins.
+with w as (
+    select * from unnest($1::bigint[], $2::integer[], $3::bigint[], $4::bigint[], $5::bigint[])
+        as w (subscription, lane, epoch, floor_from, floor_to)
+), extended as (
+    update progress as p
+    set floor_to = w.floor_to, ended_at = clock_timestamp()
+    from w
+    where p.id = (
+            select n.id from progress as n
+            where n.subscription = w.subscription and n.lane = w.lane
+            order by n.id desc limit 1
+        )
+        and p.epoch = w.epoch and p.floor_to = w.floor_from and p.started_at > clock_timestamp() - $6::float8 * interval '1 ms'
+    returning p.subscription, p.lane
+)
+insert into progress (subscription, lane, epoch, floor_from, floor_to)
+select w.subscription, w.lane, w.epoch, w.floor_from, w.floor_to
+from w
+where not exists (select from extended as e where e.subscription = w.subscription and e.lane = w.lane)

@@ -1,0 +1,2 @@
+insert into @schema@.event (id, topic, key, type, payload, payload_bytes, content_type, headers, deliver_at)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9)

@@ -1,0 +1,40 @@
+-- The least that each of three roles needs. Roles belong to the whole cluster: make them once, or grant to your own instead.
+create role pillarbox_publisher nologin;
+create role pillarbox_relay nologin;
+create role pillarbox_viewer nologin;
+
+grant usage on schema @schema@ to pillarbox_publisher, pillarbox_relay, pillarbox_viewer;
+
+-- Publishers. Neither position nor stream_version, and nothing on the sequence: with them a publisher could put an event
+-- where every reader has been already.
+grant insert (id, topic, key, type, payload, payload_bytes, content_type, headers, deliver_at) on @schema@.event
+to pillarbox_publisher;
+grant execute on function
+    @schema@.new_id(),
+    @schema@.order_key(text, text),
+    @schema@.publish(text, text, jsonb, text, jsonb, timestamptz, text, uuid, boolean),
+    @schema@.publish_bytes(text, text, bytea, text, text, jsonb, timestamptz, text, uuid, boolean),
+    @schema@.dedup_claim(text, text, text, uuid),
+    @schema@.append(text, bigint, jsonb, text)
+to pillarbox_publisher;
+
+-- Relays and operators' commands. They read the log and keep the books; the log itself they cannot write.
+grant select on all tables in schema @schema@ to pillarbox_relay;
+grant select on all sequences in schema @schema@ to pillarbox_relay;
+grant usage on sequence @schema@.instance_id_seq to pillarbox_relay;
+grant insert, update, delete on
+    @schema@.subscription, @schema@.cursor, @schema@.instance, @schema@.delivery, @schema@.dead_range, @schema@.skip,
+    @schema@.progress, @schema@.event_kept, @schema@.leaf
+to pillarbox_relay;
+grant update on @schema@.meta to pillarbox_relay;
+grant execute on function
+    @schema@.dedup_rotate(), @schema@.arrange_leaves(bigint[]), @schema@.empty_leaf(text),
+    @schema@.wait_for_lock(integer, integer, boolean)
+to pillarbox_relay;
+
+-- Viewers: `status`, `list`, `show`, `why`, `tail`.
+grant select on all tables in schema @schema@ to pillarbox_viewer;
+grant select on all sequences in schema @schema@ to pillarbox_viewer;
+
+-- Lets them name who holds the horizon, with its age and statement.
+grant pg_read_all_stats to pillarbox_relay, pillarbox_viewer;

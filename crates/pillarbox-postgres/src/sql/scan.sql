@@ -1,0 +1,10 @@
+-- One stretch of the log: every visible position, and the content of what may be wanted.
+select
+    position, topic, type, id, key,
+    case when $4 or topic = any($5) or topic like any($6) then payload end,
+    case when $4 or topic = any($5) or topic like any($6) then payload_bytes end,
+    content_type, headers, stream_version, deliver_at, created_at
+from event
+where position > $1 and position <= $2
+order by position
+limit $3

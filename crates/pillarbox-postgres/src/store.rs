@@ -1,0 +1,236 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pillarbox::{
+    Epoch, ErrorKind, Event, Fleet, Hello, Joined, LaneRef, LaneState, Page, PollRequest, Position, Report, Result,
+    Settlement, Store, StoreFeatures, Take, Wake,
+};
+
+use crate::connection::{Link, MappedSession, PgConfig, Session};
+use crate::doorbell::Listener;
+use crate::error::{Db, DbError};
+use crate::operator::premises;
+use crate::ownership::{self, Membership};
+use crate::publish::Limits;
+use crate::reader::Reader;
+use crate::settle::settle;
+use crate::{home, migrate};
+
+/// At least this long between two settlements, so that a lane's cursor is rewritten at most twenty times a second.
+const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A log in a PostgreSQL database. One value is one instance once it has joined; it may also only be operated on.
+///
+/// Dropping the value without [`leave`](Store::leave) is what a crash looks like to others: they take its lanes over.
+pub struct PostgresStore {
+    config: Arc<PgConfig>,
+    reader: Link,
+    writer: Link,
+    desk: Link,
+    /// What reading remembers; only with the reader's session.
+    reading: tokio::sync::Mutex<Reader>,
+    member: Mutex<Option<Arc<Membership>>>,
+    listener: tokio::sync::Mutex<Option<Listener>>,
+    barriers: Arc<AtomicU64>,
+}
+
+impl PostgresStore {
+    /// Opens the log at `postgres://…`. Its schema must be current ([`migrate`](crate::migrate()) makes it so), every premise
+    /// must hold, and the log must be at home there.
+    pub async fn open(url: &str) -> Result<Self> {
+        Self::open_with(url.parse()?).await
+    }
+
+    /// As [`open`](PostgresStore::open), with what the URL means.
+    pub async fn open_with(config: PgConfig) -> Result<Self> {
+        let config = Arc::new(config);
+        let reading = Reader::default();
+        let barriers = reading.barriers.clone();
+        let store = PostgresStore {
+            reader: Link::new(config.clone(), "pillarbox reader"),
+            writer: Link::new(config.clone(), "pillarbox writer"),
+            desk: Link::new(config.clone(), "pillarbox operator"),
+            reading: tokio::sync::Mutex::new(reading),
+            member: Mutex::new(None),
+            listener: tokio::sync::Mutex::new(None),
+            barriers,
+            config,
+        };
+        store.inspect().await?;
+        Ok(store)
+    }
+
+    /// Checks every premise that can be checked before anything is done.
+    async fn inspect(&self) -> Db<()> {
+        let mut session = self.desk().await?;
+        migrate::require(&session).await?;
+        premises::require(&session).await?;
+        home::check(&mut session).await
+    }
+
+    /// Where the log is.
+    pub fn config(&self) -> &PgConfig {
+        &self.config
+    }
+
+    /// How often what was read had to be made durable before it was returned.
+    pub fn barriers(&self) -> u64 {
+        self.barriers.load(Ordering::Relaxed)
+    }
+
+    /// Changes the log's limits for all publishers.
+    pub async fn set_limits(&self, limits: Limits) -> Result<()> {
+        Ok(self.store_limits(limits).await?)
+    }
+
+    async fn store_limits(&self, limits: Limits) -> Db<()> {
+        let mut session = self.desk().await?;
+        let tx = session.begin().await?;
+        limits.store(&tx).await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// Breaks the store, or calls something between the steps of its polls.
+    #[cfg(feature = "mutants")]
+    pub async fn experiment(&self, mutant: Option<crate::Mutant>, hook: Option<crate::Hook>) {
+        self.reading.lock().await.laboratory = Some(crate::mutant::Laboratory { mutant, hook });
+    }
+
+    /// Breaks the doorbell of the instance that this is, or lets it fall asleep after another time.
+    #[cfg(feature = "mutants")]
+    pub fn experiment_at_the_doorbell(&self, mutant: Option<crate::Mutant>, doze_after: Option<Duration>) {
+        self.member().into_iter().for_each(|member| member.experiment(mutant, doze_after));
+    }
+
+    /// The session for operators' work, which may be long and must not hold up a poll.
+    pub(crate) async fn desk(&self) -> Db<MappedSession<'_>> {
+        self.desk.session().await
+    }
+
+    fn member(&self) -> Option<Arc<Membership>> {
+        self.member.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// This instance, which must have joined and not have ended.
+    fn living(&self) -> Db<Arc<Membership>> {
+        let member = self.member().ok_or_else(|| {
+            DbError::own(ErrorKind::Fatal, "this store is not an instance; join before observing or taking lanes")
+        })?;
+        member.check()?;
+        Ok(member)
+    }
+
+    /// Refuses to go on for an instance that has ended.
+    fn check(&self) -> Db<()> {
+        self.member().map_or(Ok(()), |member| member.check())
+    }
+
+    async fn join_fleet(&self, hello: Hello) -> Db<Joined> {
+        let former = self.member.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(former);
+        self.reader.close().await;
+        self.writer.close().await;
+        home::check(&mut *self.desk().await?).await?;
+        let (member, joined) = Membership::join(&self.config, &hello).await?;
+        self.reader.rename(format!("pillarbox relay {} reader", joined.instance.0));
+        self.writer.rename(format!("pillarbox relay {} writer", joined.instance.0));
+        self.desk.rename(format!("pillarbox relay {} operator", joined.instance.0));
+        self.desk.close().await;
+        *self.member.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(member));
+        Ok(joined)
+    }
+
+    async fn read_page(&self, request: &PollRequest) -> Db<Page> {
+        self.check()?;
+        let session = self.reader.session().await?;
+        let mut reading = self.reading.lock().await;
+        let member = self.member();
+        if let Some(member) = &member {
+            member.poll_begins();
+        }
+        let page = reading.poll(&session, request).await?;
+        if let Some(member) = &member {
+            let events = page.scans.iter().map(|scan| scan.events.len()).sum();
+            member.polled(page.horizon, page.writers.as_deref(), events);
+        }
+        Ok(page)
+    }
+
+    async fn listen(&self, timeout: Duration) -> Db<Wake> {
+        if self.member().is_some() {
+            return self.living()?.wait(timeout).await;
+        }
+        let mut listener = self.listener.lock().await;
+        if listener.is_none() {
+            *listener = Some(Listener::connect(&self.config).await?);
+        }
+        let listening = listener.as_mut().expect("made above");
+        let woken = listening.wait(timeout).await;
+        if woken.is_err() {
+            *listener = None;
+        }
+        woken
+    }
+}
+
+impl Store for PostgresStore {
+    fn features(&self) -> StoreFeatures {
+        StoreFeatures { lock_proves_life: false, settle_interval: SETTLE_INTERVAL }
+    }
+
+    async fn join(&self, hello: Hello) -> Result<Joined> {
+        Ok(self.join_fleet(hello).await?)
+    }
+
+    async fn observe(&self, report: &Report) -> Result<Fleet> {
+        Ok(self.living()?.observe(report).await?)
+    }
+
+    async fn take(&self, lanes: &[Take]) -> Result<Vec<Option<Epoch>>> {
+        let member = self.living()?;
+        let mut session = self.writer.session().await?;
+        Ok(member.take(&mut session, lanes).await?)
+    }
+
+    async fn load(&self, lanes: &[(LaneRef, Epoch)]) -> Result<Vec<Option<LaneState>>> {
+        self.check()?;
+        let mut session = self.reader.session().await?;
+        Ok(ownership::load(&mut session, lanes).await?)
+    }
+
+    async fn poll(&self, request: &PollRequest) -> Result<Page> {
+        Ok(self.read_page(request).await?)
+    }
+
+    async fn fetch(&self, positions: &[Position]) -> Result<Vec<Arc<Event>>> {
+        self.check()?;
+        let session = self.reader.session().await?;
+        Ok(self.reading.lock().await.fetch(&session, positions).await?)
+    }
+
+    async fn settle(&self, settlement: &Settlement) -> Result<Vec<bool>> {
+        self.check()?;
+        let mut session: MappedSession<'_> = self.writer.session().await?;
+        let session: &mut Session = &mut session;
+        Ok(settle(session, settlement).await?)
+    }
+
+    async fn wait(&self, timeout: Duration) -> Result<Wake> {
+        Ok(self.listen(timeout).await?)
+    }
+
+    async fn leave(&self) -> Result<()> {
+        let member = self.member.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(member) = member {
+            member.leave().await?;
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PostgresStore").field("config", &self.config).finish_non_exhaustive()
+    }
+}

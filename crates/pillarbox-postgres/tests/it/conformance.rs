@@ -1,0 +1,195 @@
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use pillarbox::{NewEvent, Position, Result};
+use pillarbox_postgres::{Hook, Mutant, PostgresStore};
+use pillarbox_testkit::postgres::{Mode, Server};
+use pillarbox_testkit::store_suite::{DuringPoll, Fixture, FixtureFeatures, SuiteReport, check_all};
+use tokio_postgres::Client;
+
+use crate::fixture::Database;
+
+/// A publisher's transaction that is open on a connection of its own.
+type Open = Arc<Mutex<HashMap<u64, Arc<Client>>>>;
+
+struct PostgresFixture {
+    database: Database,
+    open: Open,
+    next: AtomicU64,
+    during_poll: Arc<Mutex<Option<(usize, DuringPoll)>>>,
+    mutant: Option<Mutant>,
+    /// A server of its own that can be killed.
+    server: Option<Arc<Server>>,
+}
+
+impl PostgresFixture {
+    async fn new(mutant: Option<Mutant>) -> Self {
+        Self::on(Database::new().await, mutant, None)
+    }
+
+    fn on(database: Database, mutant: Option<Mutant>, server: Option<Arc<Server>>) -> Self {
+        let (open, during_poll) = Default::default();
+        PostgresFixture { database, open, next: AtomicU64::new(1), during_poll, mutant, server }
+    }
+
+    fn transaction(&self, number: u64) -> Arc<Client> {
+        self.open.lock().unwrap()[&number].clone()
+    }
+
+    async fn end(&self, number: u64, how: &str) {
+        let client = self.open.lock().unwrap().remove(&number).unwrap();
+        client.batch_execute(how).await.unwrap();
+    }
+
+    /// Carries out what is to happen after so many steps of a poll.
+    fn hook(&self) -> Hook {
+        let (open, during_poll) = (self.open.clone(), self.during_poll.clone());
+        Arc::new(move |done| {
+            let due = during_poll.lock().unwrap().take_if(|(steps, _)| *steps == done);
+            let open = open.clone();
+            Box::pin(async move {
+                match due.map(|(_, action)| action) {
+                    Some(DuringPoll::Insert(number, event)) => {
+                        let client = open.lock().unwrap()[&number].clone();
+                        insert(&client, &event).await;
+                    }
+                    // A commit of PostgreSQL has no halves that a client could see.
+                    Some(DuringPoll::Show(number)) => {
+                        let client = open.lock().unwrap()[&number].clone();
+                        client.batch_execute("commit; begin").await.unwrap();
+                    }
+                    Some(DuringPoll::Commit(number)) => {
+                        let client = open.lock().unwrap().remove(&number).unwrap();
+                        client.batch_execute("commit").await.unwrap();
+                    }
+                    None => {}
+                }
+            })
+        })
+    }
+}
+
+async fn insert(client: &Client, event: &NewEvent) -> Position {
+    let id = pillarbox_postgres::publish(client, event).await.unwrap();
+    client.query_one("select position from pillarbox.event where id = $1", &[&id]).await.unwrap().get(0)
+}
+
+impl Fixture for PostgresFixture {
+    type Store = PostgresStore;
+    type Operator = PostgresStore;
+
+    fn features(&self) -> FixtureFeatures {
+        FixtureFeatures {
+            concurrent_writers: true,
+            during_poll: true,
+            power_loss: self.server.is_some(),
+            fail_settle: true,
+        }
+    }
+
+    async fn open(&self) -> Result<PostgresStore> {
+        let store = PostgresStore::open(self.database.url()).await?;
+        store.experiment(self.mutant, Some(self.hook())).await;
+        Ok(store)
+    }
+
+    async fn operator(&self) -> Result<PostgresStore> {
+        PostgresStore::open(self.database.url()).await
+    }
+
+    async fn publish(&self, events: Vec<NewEvent>) -> Result<Vec<Position>> {
+        let client = self.database.client().await;
+        // Nothing but what the relay does makes it durable.
+        client.batch_execute("set synchronous_commit = off; begin").await.unwrap();
+        let mut positions = Vec::new();
+        for event in &events {
+            positions.push(insert(&client, event).await);
+        }
+        client.batch_execute("commit").await.unwrap();
+        Ok(positions)
+    }
+
+    async fn kill(&self, store: PostgresStore) {
+        drop(store);
+    }
+
+    async fn begin(&self) -> u64 {
+        let client = self.database.client().await;
+        client.batch_execute("begin").await.unwrap();
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.open.lock().unwrap().insert(number, Arc::new(client));
+        number
+    }
+
+    async fn insert(&self, transaction: u64, event: NewEvent) -> Position {
+        insert(&*self.transaction(transaction), &event).await
+    }
+
+    async fn commit(&self, transaction: u64) {
+        self.end(transaction, "commit").await;
+    }
+
+    async fn abort(&self, transaction: u64) {
+        self.end(transaction, "rollback").await;
+    }
+
+    fn during_poll(&self, steps: usize, action: DuringPoll) {
+        *self.during_poll.lock().unwrap() = Some((steps, action));
+    }
+
+    fn power_loss(&self) {
+        let server = self.server.as_ref().expect("asked only where there is one");
+        server.restart(Mode::Immediate).unwrap();
+    }
+
+    /// Its last statements fail, after the cursor and the other deliveries were written.
+    fn fail_next_settle(&self) {
+        let sql = "create function pillarbox.fail() returns trigger language plpgsql as
+            $$ begin raise 'the settlement fails half way'; end $$;
+            create trigger fails before delete on pillarbox.delivery execute function pillarbox.fail()";
+        let url = self.database.url().to_owned();
+        let client = async move { crate::fixture::connect(&url).await.batch_execute(sql).await.unwrap() };
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(client));
+    }
+}
+
+async fn suite(mutant: Option<Mutant>) -> SuiteReport {
+    check_all(|| PostgresFixture::new(mutant)).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_passes_the_suite() {
+    let report = suite(None).await;
+    report.assert_sound();
+    assert_eq!(report.skipped, ["what_was_polled_survives_a_power_loss"], "it needs a server of its own");
+}
+
+/// The crash case with a server whose log writer sleeps: what is not flushed by somebody's commit is lost.
+async fn after_a_crash(mutant: Option<Mutant>) -> SuiteReport {
+    let server = Arc::new(Server::builder().setting("wal_writer_delay", "10s").start().unwrap());
+    let fixture = || async {
+        PostgresFixture::on(Database::on(&server).await, mutant, Some(server.clone()))
+    };
+    pillarbox_testkit::store_suite::check_named("what_was_polled_survives_a_power_loss", fixture).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_polled_survives_a_crash_of_the_server() {
+    after_a_crash(None).await.assert_sound();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_barrier_a_crash_takes_back_what_was_polled() {
+    let report = after_a_crash(Some(Mutant::NoBarrier)).await;
+    assert_eq!(report.failed.len(), 1, "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_poll_in_another_order_or_in_one_snapshot_fails_the_suite() {
+    for mutant in [Mutant::WritersBeforeHorizon, Mutant::RowsBeforeHorizon, Mutant::RepeatableRead] {
+        let case = "what_one_poll_does_not_show_and_no_writer_holds_never_appears";
+        let report = pillarbox_testkit::store_suite::check_named(case, || PostgresFixture::new(Some(mutant))).await;
+        assert_eq!(report.failed.len(), 1, "{mutant:?} was not found: {report}");
+    }
+}

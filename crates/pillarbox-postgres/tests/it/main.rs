@@ -1,0 +1,19 @@
+//! The tests of the PostgreSQL store, on private servers of their own.
+mod clients;
+mod conformance;
+mod doctor;
+mod fixture;
+mod home;
+mod leaves;
+mod operating;
+mod order;
+mod ownership;
+mod publishing;
+mod reading;
+mod retention;
+mod roles;
+mod schema;
+mod stalls;
+mod stress;
+mod waking;
+mod why;

@@ -1,0 +1,320 @@
+use std::time::{Duration, Instant};
+
+use pillarbox::{
+    Cursor, ErrorKind, InstanceId, Lock, Report, Start, State, Store, Subscription, Take, TakeCause, Timestamp, Wake,
+};
+use pillarbox_postgres::PostgresStore;
+use pillarbox_testkit::postgres::{Mode, Server};
+use pillarbox_testkit::proxy::Proxy;
+use tokio_postgres::Client;
+
+use crate::fixture::{Database, delivery, hello, join, lane, one_lane, own, settle, take, write};
+
+/// Far longer than any of these tests; reached only if something is lost.
+const LONG: Duration = Duration::from_secs(20);
+
+/// How often a condition in the database is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Returns once `sql` gives this number.
+pub(crate) async fn until(client: &Client, sql: &str, number: i64) {
+    let given_up = Instant::now() + LONG;
+    loop {
+        let now: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
+        if now == number {
+            return;
+        }
+        assert!(Instant::now() < given_up, "{sql} is {now} and not {number}");
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// Counts the sessions of an instance.
+pub(crate) fn sessions_of(id: InstanceId, role: &str) -> String {
+    let name = format!("pillarbox relay {} {role}", id.0);
+    format!(
+        "select count(*) from pg_stat_activity where datname = current_database() and application_name like '{name}'"
+    )
+}
+
+/// Ends a store as a crash would, and returns when the server has noticed.
+pub(crate) async fn kill(database: &Database, store: PostgresStore, id: InstanceId) {
+    drop(store);
+    until(&database.client().await, &sessions_of(id, "%"), 0).await;
+}
+
+async fn locks(store: &PostgresStore) -> Vec<Lock> {
+    let fleet = store.observe(&Report::default()).await.unwrap();
+    fleet.instances.iter().map(|instance| instance.lock).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn joining_creates_subscriptions_where_they_start() {
+    let database = Database::new().await;
+    database.publish_keys(&["a"; 5]).await;
+    database
+        .execute(
+            "alter table pillarbox.event disable trigger is_never_changed;
+             update pillarbox.event set created_at = to_timestamp(position)",
+        )
+        .await;
+    let store = database.store().await;
+    let starts = [
+        (Start::Beginning, 0),
+        (Start::Now, 5),
+        (Start::Position(3), 3),
+        (Start::Position(99), 5),
+        (Start::Time(Timestamp(2500)), 2),
+        (Start::Time(Timestamp(9000)), 5),
+    ];
+    let named = |(index, (start, _)): (usize, &(Start, i64))| Subscription {
+        start: *start,
+        lanes: 2,
+        ..Subscription::new(format!("s{index}"))
+    };
+    let joined = join(&store, starts.iter().enumerate().map(named)).await;
+    for (view, (start, floor)) in joined.subscriptions.iter().zip(starts) {
+        assert!(view.created && view.lanes == 2);
+        let state = store.load(&[(lane(view.id), 0)]).await.unwrap().remove(0).unwrap();
+        assert_eq!(state.cursor, Cursor { floor, ..Cursor::default() }, "{start:?}");
+    }
+    let again = database.store().await;
+    let joined = join(&again, [Subscription { lanes: 7, ..Subscription::new("s1").topics(["x"]) }]).await;
+    assert!(!joined.subscriptions[0].created);
+    assert_eq!((joined.subscriptions[0].lanes, &*joined.subscriptions[0].filter.topics[0]), (2, "x"));
+    let error = again.join(hello([Subscription::new("")])).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn starting_now_settles_what_is_visible_and_leaves_open_what_is_not() {
+    let database = Database::new().await;
+    database.publish_keys(&["a"; 3]).await;
+    let open = database.client().await;
+    let insert = "insert into pillarbox.event (topic, type) values ('t', 'y')";
+    open.batch_execute(&format!("begin; {insert}")).await.unwrap();
+    database.publish_keys(&["a"; 2]).await;
+    database.execute(&format!("begin; {insert}; rollback")).await;
+    database.publish_keys(&["a"]).await;
+    database.execute("insert into pillarbox.dead_range (low, high) values (7, 7)").await;
+    let store = database.store().await;
+    let starts = [(Start::Now, "5-8"), (Start::Position(6), "5-6"), (Start::Position(2), "")];
+    for (index, (start, settled)) in starts.into_iter().enumerate() {
+        let joined = join(&store, [Subscription { start, ..one_lane(&format!("s{index}")) }]).await;
+        let state = store.load(&[(lane(joined.subscriptions[0].id), 0)]).await.unwrap().remove(0).unwrap();
+        let floor = if settled.is_empty() { 2 } else { 3 };
+        assert_eq!((state.cursor.floor, state.cursor.settled.to_string().as_str()), (floor, settled), "{start:?}");
+    }
+    let covered = "select count(*) from pillarbox.progress where floor_from = 4 and floor_to = 8 and epoch = 0";
+    assert_eq!(database.number(covered).await, 1, "what was never asked for is in the books");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_one_of_two_takes_a_lane_and_the_other_is_fenced() {
+    let database = Database::new().await;
+    database.publish_keys(&["a"; 4]).await;
+    let (a, b) = (database.store().await, database.store().await);
+    let (lane, epoch) = own(&a, "s").await;
+    join(&b, [one_lane("s")]).await;
+    let stale = Take { lane, expected: epoch - 1, cause: TakeCause::Free };
+    assert_eq!(b.take(&[stale]).await.unwrap(), [None]);
+    assert!(settle(&a, write(lane, epoch, 1)).await);
+
+    let seized = take(&b, lane, TakeCause::Lock).await.unwrap();
+    assert_eq!(seized, epoch + 1);
+    let mut late = write(lane, epoch, 4);
+    late.put.push(delivery(2, "a", State::Dead));
+    assert!(!settle(&a, late).await, "the old owner is fenced");
+    assert!(a.load(&[(lane, epoch)]).await.unwrap()[0].is_none());
+    let state = b.load(&[(lane, seized)]).await.unwrap().remove(0).unwrap();
+    assert_eq!((state.cursor.floor, state.deliveries.len(), state.takeovers), (1, 0, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_that_take_at_once_share_the_lanes_without_waiting_in_a_circle() {
+    let database = Database::new().await;
+    let (a, b) = (database.store().await, database.store().await);
+    let many = Subscription { lanes: 32, ..Subscription::new("s") };
+    join(&a, [many.clone()]).await;
+    join(&b, [many]).await;
+    let fleet = a.observe(&Report::default()).await.unwrap();
+    let takes: Vec<Take> =
+        fleet.lanes.iter().map(|view| Take { lane: view.lane, expected: view.epoch, cause: TakeCause::Free }).collect();
+    let backwards: Vec<Take> = takes.iter().rev().copied().collect();
+    let (first, second) = tokio::join!(a.take(&takes), b.take(&backwards));
+    let (first, mut second) = (first.unwrap(), second.unwrap());
+    second.reverse();
+    let once = |(a, b): (&Option<i64>, &Option<i64>)| a.is_some() != b.is_some();
+    assert!(first.iter().zip(&second).all(once), "{first:?} {second:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_instance_rings_its_neighbour_at_once_and_is_seen_as_ended() {
+    let database = Database::new().await;
+    let (a, b, c) = (database.store().await, database.store().await, database.store().await);
+    let a_id = join(&a, [one_lane("s")]).await.instance;
+    let a_lane = {
+        let fleet = a.observe(&Report::default()).await.unwrap();
+        fleet.lanes[0].lane
+    };
+    take(&a, a_lane, TakeCause::Free).await.unwrap();
+    let b_id = join(&b, [one_lane("s")]).await.instance;
+    let c_id = join(&c, [one_lane("s")]).await.instance;
+    assert_eq!(locks(&c).await, [Lock::Held; 3]);
+    assert_eq!(locks(&b).await, [Lock::Held; 3]);
+    let client = database.client().await;
+    // c is the neighbour of a in the ring: it waits for that lock.
+    let waits = format!(
+        "select count(*) from pg_locks where locktype = 'advisory' and objid = {} and not granted \
+         and pid in (select pid from pg_stat_activity where application_name = 'pillarbox relay {} waiter' \
+         and datname = current_database())",
+        a_id.0, c_id.0
+    );
+    until(&client, &waits, 1).await;
+    pillarbox_polls(&c).await;
+    let started = Instant::now();
+    drop(a);
+    loop {
+        assert_eq!(c.wait(LONG).await.unwrap(), Wake::Rang);
+        let fleet = c.observe(&Report::default()).await.unwrap();
+        pillarbox_polls(&c).await;
+        if fleet.instances[0].lock == Lock::Free {
+            break;
+        }
+    }
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    assert_eq!(locks(&b).await, [Lock::Free, Lock::Held, Lock::Held]);
+    take(&b, a_lane, TakeCause::Lock).await.unwrap();
+    locks(&b).await;
+    assert_eq!(locks(&b).await, [Lock::Held, Lock::Held], "buried");
+
+    b.leave().await.unwrap();
+    let fleet = c.observe(&Report::default()).await.unwrap();
+    assert_eq!(fleet.instances.iter().map(|instance| instance.id).collect::<Vec<_>>(), [c_id]);
+    assert_eq!((fleet.lanes[0].owner, b_id < c_id), (None, true));
+}
+
+async fn pillarbox_polls(store: &PostgresStore) {
+    crate::fixture::poll_tail(store, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_buried_instance_is_told() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "s").await;
+    database.execute("delete from pillarbox.instance").await;
+    let take = Take { lane, expected: epoch, cause: TakeCause::Free };
+    assert_eq!(store.take(&[take]).await.unwrap_err().kind(), ErrorKind::Ended);
+    assert_eq!(store.observe(&Report::default()).await.unwrap_err().kind(), ErrorKind::Ended);
+    let next = join(&store, [one_lane("s")]).await;
+    assert_eq!(store.observe(&Report::default()).await.unwrap().instances[0].id, next.instance);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_control_connection_ends_the_instance_and_others_wait_while_it_works() {
+    let database = Database::new().await;
+    let (a, b) = (database.store().await, database.store().await);
+    let (lane, epoch) = own(&a, "s").await;
+    let a_id = a.observe(&Report::default()).await.unwrap().instances[0].id;
+    join(&b, [one_lane("s")]).await;
+    assert_eq!(locks(&b).await, [Lock::Held; 2]);
+    assert!(settle(&a, write(lane, epoch, 0)).await, "its writer is connected");
+    let client = database.client().await;
+    let end = format!(
+        "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'pillarbox relay {} control' \
+         and datname = current_database()",
+        a_id.0
+    );
+    let ended: i64 = client.query_one(&end, &[]).await.unwrap().get(0);
+    assert_eq!(ended, 1);
+    until(&client, &sessions_of(a_id, "control"), 0).await;
+    assert_eq!(locks(&b).await, [Lock::Unknown, Lock::Held], "it may still be at work");
+    assert_eq!(a.wait(LONG).await.unwrap_err().kind(), ErrorKind::Ended);
+    assert_eq!(a.observe(&Report::default()).await.unwrap_err().kind(), ErrorKind::Ended);
+    assert_eq!(a.poll(&crate::fixture::tail(0, 1)).await.unwrap_err().kind(), ErrorKind::Ended);
+    kill(&database, a, a_id).await;
+    assert_eq!(locks(&b).await, [Lock::Free, Lock::Held]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_restart_of_the_database_nobody_is_taken_for_dead() {
+    let server = Server::builder().start().unwrap();
+    let database = Database::on(&server).await;
+    let (a, b) = (database.store().await, database.store().await);
+    own(&a, "s").await;
+    join(&b, [one_lane("s")]).await;
+    assert_eq!(locks(&b).await, [Lock::Held; 2]);
+    server.restart(Mode::Fast).unwrap();
+    assert_eq!(b.observe(&Report::default()).await.unwrap_err().kind(), ErrorKind::Ended);
+    join(&b, [one_lane("s")]).await;
+    // The others have not come back yet, and the lanes are still theirs: only their silence shows, after a lease.
+    assert_eq!(locks(&b).await, [Lock::Unknown, Lock::Unknown, Lock::Held]);
+    assert_eq!(locks(&b).await[..2], [Lock::Unknown; 2]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_instance_keeps_its_lock_until_its_silence_is_acted_on() {
+    let server = Server::builder().start().unwrap();
+    let database = Database::on(&server).await;
+    let proxy = Proxy::start(server.port()).unwrap();
+    let frozen = PostgresStore::open(&proxy.url(database.url())).await.unwrap();
+    let b = database.store().await;
+    let (lane, _) = own(&frozen, "s").await;
+    let id = frozen.observe(&Report::default()).await.unwrap().instances[0].id;
+    join(&b, [one_lane("s")]).await;
+    proxy.stall().unwrap();
+    assert_eq!(locks(&b).await, [Lock::Held; 2], "only its beats tell");
+    take(&b, lane, TakeCause::Lease).await.unwrap();
+    let client = database.client().await;
+    until(&client, &sessions_of(id, "%"), 0).await;
+    assert_eq!(locks(&b).await, [Lock::Free, Lock::Held], "its sessions were ended");
+    proxy.resume().unwrap();
+    let given_up = Instant::now() + LONG;
+    let error = loop {
+        assert!(Instant::now() < given_up, "it goes on");
+        // What it had not polled rings until then.
+        if let Err(error) = frozen.wait(LONG).await {
+            break error;
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::Ended);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_anchor_that_is_not_in_the_log_is_noticed_with_a_beat() {
+    let database = Database::new().await;
+    let ids = database.publish_keys(&["a"; 2]).await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "s").await;
+    let mut settled = write(lane, epoch, 2);
+    settled.cursor.anchor = Some((2, ids[1]));
+    assert!(settle(&store, settled).await);
+    store.observe(&Report::default()).await.unwrap();
+    database
+        .execute(
+            "alter table pillarbox.event disable trigger is_never_changed;
+             update pillarbox.event set id = gen_random_uuid() where position = 2",
+        )
+        .await;
+    let error = store.observe(&Report::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
+    assert_eq!(store.load(&[(lane, epoch)]).await.unwrap_err().kind(), ErrorKind::Foreign);
+    database.execute("update pillarbox.meta set log_start = 3, pruned_to = 2").await;
+    store.observe(&Report::default()).await.unwrap();
+    assert!(store.load(&[(lane, epoch)]).await.unwrap()[0].is_some(), "retention has passed it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_sessions_of_a_relay_carry_its_number_and_there_are_at_most_four() {
+    let database = Database::new().await;
+    let (a, b) = (database.store().await, database.store().await);
+    join(&b, [one_lane("s")]).await;
+    let (lane, epoch) = own(&a, "s").await;
+    let id = InstanceId(database.number("select max(id)::bigint from pillarbox.instance").await);
+    pillarbox_polls(&a).await;
+    assert!(settle(&a, write(lane, epoch, 0)).await);
+    let client = database.client().await;
+    until(&client, &sessions_of(id, "waiter"), 1).await;
+    assert_eq!(client.query_one(&sessions_of(id, "%"), &[]).await.unwrap().get::<_, i64>(0), 4);
+}

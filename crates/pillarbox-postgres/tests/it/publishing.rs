@@ -1,0 +1,429 @@
+use std::time::Duration;
+
+use pillarbox::{ErrorKind, NewEvent, PAYLOAD_BYTES_MAX, Payload, Timestamp};
+use pillarbox_postgres::testing::published;
+use pillarbox_postgres::{EventSql, Limits, PAYLOAD_BYTES_MAX_HIGHEST, Parameter, publish, publish_all};
+use pillarbox_testkit::postgres::Server;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use crate::fixture::{Database, connect, events};
+
+#[tokio::test]
+async fn an_event_is_there_if_and_only_if_the_transaction_commits() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let mut client = database.client().await;
+
+    let tx = client.transaction().await.unwrap();
+    publish(&tx, &NewEvent::new("t", "gone")).await.unwrap();
+    drop(tx);
+    let tx = client.transaction().await.unwrap();
+    let id = publish(&tx, &NewEvent::new("t", "stays").key("k").header("a", "b")).await.unwrap();
+    assert!(events(&store).await.is_empty(), "not committed yet");
+    tx.commit().await.unwrap();
+
+    let events = events(&store).await;
+    assert_eq!(events.len(), 1);
+    assert_eq!((events[0].id, &*events[0].r#type), (id, "stays"));
+    assert_eq!(events[0].headers.get("a").as_deref(), Some("b"));
+    assert!(Timestamp::now().since(events[0].created_at) < Duration::from_secs(60));
+}
+
+#[tokio::test]
+async fn a_plain_insert_gets_every_default() {
+    let database = Database::new().await;
+    let insert = r#"insert into pillarbox.event (topic, key, type, payload) values ('t', 'k', 'y', '{"a":1}')"#;
+    database.execute(insert).await;
+    let event = events(&database.store().await).await.remove(0);
+    assert_eq!(event.payload, Payload::Json(r#"{"a":1}"#.into()));
+    assert_eq!((event.id.get_version_num(), event.id.get_variant()), (7, uuid::Variant::RFC4122));
+    let (seconds, nanos) = event.id.get_timestamp().unwrap().to_unix();
+    let from_id = seconds as i64 * 1000 + i64::from(nanos) / 1_000_000;
+    assert!((from_id - event.created_at.0).abs() <= 1, "{from_id} {}", event.created_at.0);
+    assert!((Timestamp::now().0 - event.created_at.0).abs() < 60_000);
+    assert!(event.headers.is_empty() && event.deliver_at.is_none());
+}
+
+const TEXTS: [&str; 7] = [
+    r#"{"quote":"\"'","back":"\\ \\\\","line":"a\nb\r\n\tc"}"#,
+    "{\"emoji\":\"\u{1F4EE}\u{1F468}\u{200D}\u{1F469}\"}",
+    r#""a\u0000b""#,
+    "123456789012345678901234567890.000000000000000000000000001e400",
+    " [ 1 ,\n 2 ] ",
+    "null",
+    "\"\"",
+];
+
+#[tokio::test]
+async fn payloads_arrive_as_they_were_sent_one_by_one_in_batches_by_insert_and_by_text() {
+    let database = Database::new().await;
+    let client = database.client().await;
+    let new = TEXTS.map(|text| NewEvent::new("t", "y").json_text(text));
+    for event in &new {
+        publish(&client, event).await.unwrap();
+    }
+    publish_all(&client, &new).await.unwrap();
+    for text in TEXTS {
+        let sql = "insert into pillarbox.event (topic, type, payload) values ('t', 'y', $1::text::json)";
+        client.execute(sql, &[&text]).await.unwrap();
+    }
+    for event in &new {
+        run(&client, event).await;
+    }
+    let events = events(&database.store().await).await;
+    let expected = TEXTS.iter().cycle().take(4 * TEXTS.len()).map(|text| Payload::Json((*text).into()));
+    assert_eq!(events.iter().map(|event| event.payload.clone()).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+}
+
+/// Publishes by the statement for any client.
+async fn run(client: &tokio_postgres::Client, event: &NewEvent) -> Uuid {
+    let statement = event.to_sql().unwrap();
+    let parameters = statement.parameters.iter().map(|parameter| -> &(dyn ToSql + Sync) {
+        match parameter {
+            Parameter::Text(text) => text,
+            Parameter::Bytes(bytes) => bytes,
+        }
+    });
+    let row = client.query_one(&statement.sql, &parameters.collect::<Vec<_>>()).await.unwrap();
+    row.get::<_, &str>("id").parse().unwrap()
+}
+
+#[tokio::test]
+async fn what_the_functions_are_given_arrives() {
+    let database = Database::new().await;
+    let client = database.client().await;
+    let deep = r#"{"back": "\\ \\\\", "line": "a\nb", "emoji": "📮"}"#;
+    let sql = "select pillarbox.publish(topic => $1, type => $2, payload => $3::text::jsonb, key => $4,
+        headers => $5::text::jsonb, deliver_at => $6::text::timestamptz, id => $7)";
+    let id = Uuid::new_v4();
+    let at = "2126-01-31T12:00:00.000Z";
+    let row = client.query_one(sql, &[&"t", &"y", &deep, &"k", &r#"{"a":"b"}"#, &at, &id]).await.unwrap();
+    assert_eq!(row.get::<_, Uuid>(0), id);
+    let sql = "select pillarbox.publish_bytes('t', 'y', $1, 'application/x')";
+    let bytes: Vec<u8> = (0..=255).collect();
+    client.query_one(sql, &[&bytes]).await.unwrap();
+    let events = events(&database.store().await).await;
+    assert_eq!((events[0].id, events[0].key.as_deref()), (id, Some("k")));
+    assert_eq!(events[0].payload.json::<serde_json::Value>().unwrap(), deep.parse::<serde_json::Value>().unwrap());
+    assert_eq!(events[0].headers.get("a").as_deref(), Some("b"));
+    assert_eq!(events[0].deliver_at.unwrap().to_string(), at);
+    assert_eq!(
+        (&events[1].payload, events[1].content_type.as_deref()),
+        (&Payload::Bytes(bytes.into()), Some("application/x"))
+    );
+}
+
+#[tokio::test]
+async fn a_batch_takes_one_statement_and_keeps_its_order() {
+    let database = Database::new().await;
+    let new: Vec<NewEvent> =
+        (0..1000).map(|n| NewEvent::new("t", format!("y{n}")).key(format!("k{}", n % 7))).collect();
+    let ids = database.publish(&new).await;
+    let events = events(&database.store().await).await;
+    assert_eq!(events.iter().map(|event| event.id).collect::<Vec<_>>(), ids);
+    assert!(
+        events
+            .iter()
+            .zip(&new)
+            .all(|(event, new)| *event.r#type == *new.r#type && event.key.as_deref() == new.key.as_deref())
+    );
+    assert!(publish_all(&database.client().await, &[]).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn bytes_and_nothing_arrive_as_they_are() {
+    let database = Database::new().await;
+    let all: Vec<u8> = (0..=255).collect();
+    database.publish(&[NewEvent::new("t", "y").bytes(all.clone(), "application/x"), NewEvent::new("t", "none")]).await;
+    let events = events(&database.store().await).await;
+    assert_eq!(events[0].payload, Payload::Bytes(all.into()));
+    assert_eq!(events[0].content_type.as_deref(), Some("application/x"));
+    assert_eq!(events[1].payload, Payload::None);
+}
+
+#[tokio::test]
+async fn the_payload_limit_holds_at_its_edge_for_every_path() {
+    let database = Database::new().await;
+    let edge = |bytes: usize| format!("\"{}\"", "\u{e9}".repeat((bytes - 2) / 2));
+    assert_eq!(edge(PAYLOAD_BYTES_MAX).len(), PAYLOAD_BYTES_MAX);
+    database.publish(&[NewEvent::new("t", "y").json_text(edge(PAYLOAD_BYTES_MAX))]).await;
+
+    let client = database.client().await;
+    let too_large = NewEvent::new("t", "y").json_text(edge(PAYLOAD_BYTES_MAX + 2));
+    let error = publish(&client, &too_large).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("payload_bytes_max"), "{error}");
+    let sql = "insert into pillarbox.event (topic, type, payload_bytes) values ('t', 'y', $1)";
+    let error = client.execute(sql, &[&vec![0_u8; PAYLOAD_BYTES_MAX + 1]]).await.unwrap_err();
+    assert!(error.as_db_error().unwrap().message().contains("payload_bytes_max"), "{error:?}");
+    client.execute(sql, &[&vec![0_u8; PAYLOAD_BYTES_MAX]]).await.unwrap();
+    assert_eq!(events(&database.store().await).await.len(), 2);
+}
+
+#[tokio::test]
+async fn the_payload_limit_can_be_set_for_everybody() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let client = database.client().await;
+    let limit = |bytes| store.set_limits(Limits { payload_bytes_max: Some(bytes), ..Limits::default() });
+    let event = |length| NewEvent::new("t", "y").bytes(vec![0; length], "x");
+    publish(&client, &event(2000)).await.unwrap();
+    for bytes in [1000, 2 * PAYLOAD_BYTES_MAX, 500] {
+        limit(bytes).await.unwrap();
+        publish(&client, &event(bytes)).await.unwrap();
+        assert_eq!(publish(&client, &event(bytes + 1)).await.unwrap_err().kind(), ErrorKind::Invalid);
+    }
+    for bytes in [0, PAYLOAD_BYTES_MAX_HIGHEST + 1] {
+        assert_eq!(limit(bytes).await.unwrap_err().kind(), ErrorKind::Invalid);
+    }
+    assert_eq!(events(&store).await.len(), 4);
+    // A leaf that is made later has the new limit too.
+    client.batch_execute("begin; select pillarbox.make_leaf('event_99')").await.unwrap();
+    let sql = "insert into pillarbox.event_99 (position, topic, type, payload_bytes) values (1, 't', 'y', $1)";
+    client.execute(sql, &[&vec![0_u8; 501]]).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn what_no_event_may_be_is_refused_with_its_reason() {
+    let database = Database::new().await;
+    let client = database.client().await;
+    let check = async |event: NewEvent, reason: &str| {
+        for error in [
+            publish(&client, &event).await.unwrap_err(),
+            publish_all(&client, &[NewEvent::new("t", "y"), event]).await.unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+            assert!(error.to_string().contains(reason), "{error} should speak of {reason}");
+        }
+    };
+    check(NewEvent::new("", "y"), "topic").await;
+    check(NewEvent::new("t", ""), "type").await;
+    check(NewEvent::new("t", "y").key(""), "key").await;
+    check(NewEvent::new("t", "y").dedup_key(""), "dedup_key").await;
+    check(NewEvent::new("t".repeat(1025), "y"), "name_bytes_max").await;
+    check(NewEvent::new("t", "a\0b"), "character 0").await;
+    check(NewEvent::new("t", "y").json_text("{not json"), "json").await;
+    check(NewEvent::new("t", "y").header("a", "\0"), "Unicode").await;
+    publish(&client, &NewEvent::new("t".repeat(1024), "y").key("k".repeat(1024))).await.unwrap();
+    let insert = async |columns: &str, values: &str, reason: &str| {
+        let sql = format!("insert into pillarbox.event (topic, type, {columns}) values ('t', 'y', {values})");
+        let error = client.batch_execute(&sql).await.unwrap_err();
+        let said = error.as_db_error().unwrap().message();
+        assert!(said.contains(reason), "{said} should speak of {reason}");
+    };
+    insert("headers", "'[]'", "headers_is_a_json_object").await;
+    insert("key", "''", "key_has_1_to_1024_bytes").await;
+    insert("payload, payload_bytes", "'1', '1'", "payload_or_payload_bytes").await;
+    assert_eq!(database.number("select count(*) from pillarbox.event").await, 1);
+}
+
+#[tokio::test]
+async fn a_dedup_key_publishes_once_inside_its_window_whoever_publishes() {
+    let database = Database::new().await;
+    let client = database.client().await;
+    let event = || NewEvent::new("t", "y").key("k").dedup_key("d");
+    let first = database.publish(&[event(), event()]).await;
+    assert_eq!(first[0], first[1]);
+    let others = [
+        NewEvent::new("u", "y").key("k").dedup_key("d"),
+        NewEvent::new("t", "y").key("l").dedup_key("d"),
+        NewEvent::new("t", "y").dedup_key("d"),
+        NewEvent::new("t", "y").key("k").dedup_key("e"),
+        NewEvent::new("t", "y").key("k"),
+    ];
+    assert_eq!(database.publish(&others).await.iter().filter(|id| **id != first[0]).count(), 5);
+    let by_function = "select pillarbox.publish('t', 'y', key => 'k', dedup_key => 'd')";
+    assert_eq!(client.query_one(by_function, &[]).await.unwrap().get::<_, Uuid>(0), first[0]);
+    assert_eq!(publish(&client, &event().id(first[0])).await.unwrap(), first[0], "also with the id of the first");
+    assert_eq!(run(&client, &event()).await, first[0]);
+    assert_eq!(database.number("select count(*) from pillarbox.event").await, 6);
+
+    let age = async |age: i64| {
+        for table in 0..3 {
+            let sql =
+                format!("update pillarbox.dedup_{table} set created_at = clock_timestamp() - interval '{age} seconds'");
+            client.batch_execute(&sql).await.unwrap();
+        }
+    };
+    let window = 86_400;
+    age(window - 60).await;
+    assert_eq!(database.publish(&[event()]).await[0], first[0], "still inside");
+    age(window + 1).await;
+    let second = database.publish(&[event()]).await[0];
+    assert_ne!(second, first[0], "outside: a new event");
+    assert_eq!(database.publish(&[event()]).await[0], second, "which is now the first of its window");
+    assert_eq!(database.number("select count(*) from pillarbox.event").await, 7);
+}
+
+#[tokio::test]
+async fn dedup_keys_survive_the_change_of_tables_and_old_ones_are_emptied() {
+    let database = Database::new().await;
+    let client = database.client().await;
+    let event = || NewEvent::new("t", "y").dedup_key("d");
+    let first = publish(&client, &event()).await.unwrap();
+    let row = client
+        .query_one("select current_table, previous_table, next_table from pillarbox.dedup_window()", &[])
+        .await
+        .unwrap();
+    let [current, previous, next]: [String; 3] = [row.get(0), row.get(1), row.get(2)];
+    // As if the window had changed since: what was the current table is the previous one.
+    database
+        .execute(&format!(
+            "insert into pillarbox.{previous} select * from pillarbox.{current}; truncate pillarbox.{current}"
+        ))
+        .await;
+    assert_eq!(publish(&client, &event()).await.unwrap(), first);
+    database.execute(&format!("insert into pillarbox.{next} select * from pillarbox.{previous}")).await;
+    database.execute("select pillarbox.dedup_rotate()").await;
+    assert_eq!(database.number(&format!("select count(*) from pillarbox.{next}")).await, 0);
+    assert_eq!(database.number(&format!("select count(*) from pillarbox.{previous}")).await, 1);
+
+    // Somebody still uses the table: emptying it waits for a moment only, and makes nobody wait.
+    let mut late = database.client().await;
+    let tx = late.transaction().await.unwrap();
+    tx.execute(&format!("insert into pillarbox.{next} values ('x', gen_random_uuid(), now())"), &[]).await.unwrap();
+    database.execute(&format!("insert into pillarbox.{next} values ('y', gen_random_uuid(), now())")).await;
+    database.execute("select pillarbox.dedup_rotate()").await;
+    tx.commit().await.unwrap();
+    assert_eq!(database.number(&format!("select count(*) from pillarbox.{next}")).await, 2);
+
+    let store = database.store().await;
+    for hours in [1, 1000, 24] {
+        let window = Some(Duration::from_secs(hours * 3600));
+        store.set_limits(Limits { dedup_window: window, ..Limits::default() }).await.unwrap();
+        assert_eq!(publish(&client, &event()).await.unwrap(), first, "a window of {hours} h");
+    }
+}
+
+#[tokio::test]
+async fn publishers_of_one_dedup_key_wait_for_each_other() {
+    let database = Database::new().await;
+    let event = NewEvent::new("t", "y").dedup_key("d");
+    for (isolation, commits) in [("read committed", true), ("read committed", false), ("repeatable read", true)] {
+        database.execute("truncate pillarbox.dedup_0, pillarbox.dedup_1, pillarbox.dedup_2").await;
+        let (mut one, mut two) = (database.client().await, database.client().await);
+        let first = one.transaction().await.unwrap();
+        let id = publish(&first, &event).await.unwrap();
+        two.batch_execute(&format!("set default_transaction_isolation = '{isolation}'")).await.unwrap();
+        let second = two.transaction().await.unwrap();
+        second.execute("select 1 from pillarbox.meta", &[]).await.unwrap();
+        let waiting = publish(&second, &event);
+        let ending = async {
+            let waits = "select count(*) from pg_locks where locktype = 'advisory' and not granted
+                and database = (select oid from pg_database where datname = current_database())";
+            while database.number(waits).await == 0 {}
+            if commits { first.commit().await } else { first.rollback().await }.unwrap();
+        };
+        let (found, ()) = tokio::join!(waiting, ending);
+        match (isolation, commits) {
+            ("read committed", true) => assert_eq!(found.unwrap(), id),
+            ("read committed", false) => assert_ne!(found.unwrap(), id),
+            _ => assert_eq!(found.unwrap_err().kind(), ErrorKind::Busy, "it cannot see the first, and may try again"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn ordered_publishers_of_a_key_exclude_each_other_before_they_get_a_position() {
+    let database = Database::new().await;
+    let (mut one, two) = (database.client().await, database.client().await);
+    let first = one.transaction().await.unwrap();
+    let sql = "select pillarbox.publish('t', $1, key => $2, ordered => true)";
+    first.query_one(sql, &[&"first", &"k"]).await.unwrap();
+    two.batch_execute("set lock_timeout = '50ms'").await.unwrap();
+    let error = two.query_one(sql, &[&"too early", &"k"]).await.unwrap_err();
+    assert_eq!(error.code().unwrap().code(), "55P03");
+    two.query_one(sql, &[&"other key", &"l"]).await.unwrap();
+    assert_eq!(
+        database.number("select last_value from pillarbox.event_position_seq").await,
+        2,
+        "none was drawn in vain"
+    );
+    first.commit().await.unwrap();
+    two.query_one(sql, &[&"second", &"k"]).await.unwrap();
+    let error = two.query_one(sql, &[&"y", &None::<&str>]).await.unwrap_err();
+    assert!(error.as_db_error().unwrap().message().contains("needs a key"), "{error:?}");
+}
+
+#[tokio::test]
+async fn appending_needs_the_expected_version_and_a_conflict_writes_nothing() {
+    let database = Database::new().await;
+    let client = database.client().await;
+    let append = async |expected: Option<i64>, events: &str| {
+        let sql = "select pillarbox.append('order-1', $1, $2::text::jsonb)";
+        client.query_one(sql, &[&expected, &events]).await.map(|row| row.get::<_, i64>(0))
+    };
+    let two = r#"[{"type": "placed", "payload": {"n": 1}, "headers": {"a": "b"}}, {"type": "paid"}]"#;
+    assert_eq!(append(Some(0), two).await.unwrap(), 2);
+    for expected in [0, 1, 3] {
+        let error = append(Some(expected), two).await.unwrap_err();
+        assert_eq!(error.code().unwrap().code(), "PB409");
+        assert!(error.as_db_error().unwrap().message().contains("at version 2"), "{error:?}");
+    }
+    assert_eq!(append(Some(2), r#"[{"type": "sent"}]"#).await.unwrap(), 3);
+    assert_eq!(append(None, r#"[{"type": "back"}]"#).await.unwrap(), 4);
+    assert_eq!(append(None, "[]").await.unwrap(), 4);
+    for wrong in ["{}", "null", r#"[{"kind": "x"}]"#, "[1]"] {
+        append(None, wrong).await.unwrap_err();
+    }
+    let events = events(&database.store().await).await;
+    let versions: Vec<_> = events.iter().map(|event| (event.stream_version.unwrap(), &*event.r#type)).collect();
+    assert_eq!(versions, [(1, "placed"), (2, "paid"), (3, "sent"), (4, "back")]);
+    assert!(events.iter().all(|event| event.key.as_deref() == Some("order-1") && &*event.topic == "journal"));
+    assert_eq!(events[0].headers.get("a").as_deref(), Some("b"));
+    assert_eq!((&events[0].payload, &events[1].payload), (&Payload::Json(r#"{"n": 1}"#.into()), &Payload::None));
+}
+
+#[tokio::test]
+async fn of_many_appenders_at_once_one_wins_and_versions_follow_positions() {
+    let database = Database::new().await;
+    let append = async |at: i64| {
+        let client = database.client().await;
+        let mut won = 0;
+        for expected in 0..10_i64 {
+            let sql = "select pillarbox.append('s', $1, '[{\"type\": \"a\"}, {\"type\": \"b\"}]')";
+            match client.query_one(sql, &[&(expected * 2)]).await {
+                Ok(_) => won += 1,
+                Err(error) => assert_eq!(error.code().unwrap().code(), "PB409", "{at}: {error:?}"),
+            }
+        }
+        won
+    };
+    let won = tokio::join!(append(1), append(2), append(3), append(4));
+    assert_eq!(won.0 + won.1 + won.2 + won.3, 10);
+    let versions: Vec<_> =
+        events(&database.store().await).await.iter().map(|event| event.stream_version.unwrap()).collect();
+    assert_eq!(versions, (1..=20).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_test_sees_what_its_open_transaction_has_published() {
+    let database = Database::new().await;
+    database.publish_keys(&["committed"]).await;
+    let (mut client, mut other) = (database.client().await, database.client().await);
+    let elsewhere = other.transaction().await.unwrap();
+    publish(&elsewhere, &NewEvent::new("t", "y").key("elsewhere")).await.unwrap();
+    let mut tx = client.transaction().await.unwrap();
+    assert!(published(&tx).await.unwrap().is_empty());
+    let mut ids = vec![publish(&tx, &NewEvent::new("t", "y").key("open")).await.unwrap()];
+    database.publish_keys(&["meanwhile"]).await;
+    let savepoint = tx.transaction().await.unwrap();
+    ids.push(publish(&savepoint, &NewEvent::new("t", "y").key("kept")).await.unwrap());
+    savepoint.commit().await.unwrap();
+    let savepoint = tx.transaction().await.unwrap();
+    publish(&savepoint, &NewEvent::new("t", "y").key("gone")).await.unwrap();
+    savepoint.rollback().await.unwrap();
+    let events = published(&tx).await.unwrap();
+    assert_eq!(events.iter().map(|event| event.id).collect::<Vec<_>>(), ids);
+    tx.rollback().await.unwrap();
+    assert!(published(&client).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn publishing_without_a_schema_names_the_command() {
+    let database = Server::shared().create_database().unwrap();
+    let error = publish(&connect(database.url()).await, &NewEvent::new("t", "y")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema);
+    assert!(error.to_string().contains("pillarbox migrate"), "{error}");
+}

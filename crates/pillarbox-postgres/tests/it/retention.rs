@@ -1,0 +1,287 @@
+use std::time::Duration;
+
+use pillarbox::{
+    Change, NewEvent, Operator, PrunePolicy, Pruned, RangeSet, Settlement, Start, State, Store, Subscription, Timestamp,
+};
+use pillarbox_postgres::{Limits, PostgresStore};
+
+use crate::fixture::{Database, delivery, events, join, lane, one_lane, own, poll_tail, settle, tail, take, write};
+
+const DAY_MS: i64 = 86_400_000;
+
+fn policy() -> PrunePolicy {
+    PrunePolicy { keep: Some(Duration::from_secs(7 * 86_400)), ..PrunePolicy::default() }
+}
+
+/// A database whose log has leaves of so many positions.
+pub(crate) async fn database(size: i64) -> Database {
+    let database = Database::new().await;
+    database.execute(&format!("update pillarbox.meta set leaf_size = {size}")).await;
+    database.store().await.lay_leaves(None).await.unwrap();
+    database
+}
+
+/// Makes the events up to `position` ten days old.
+pub(crate) async fn age(database: &Database, position: i64) {
+    database
+        .execute(&format!(
+            "do $$
+            declare leaf text;
+            begin
+                for leaf in select name from pillarbox.leaf loop
+                    execute format('update pillarbox.%I set created_at = created_at - interval ''10 days'' '
+                        'where position <= {position} and created_at > now() - interval ''9 days''', leaf);
+                end loop;
+            end $$"
+        ))
+        .await;
+}
+
+pub(crate) async fn prune_all(store: &PostgresStore, policy: &PrunePolicy) -> Pruned {
+    let mut all = Pruned::default();
+    loop {
+        let pruned = store.prune(policy).await.unwrap();
+        all.events += pruned.events;
+        all.kept += pruned.kept;
+        all.dead += pruned.dead;
+        all.dedup += pruned.dedup;
+        if !pruned.more {
+            return Pruned { held_by: pruned.held_by, ..all };
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_what_is_old_and_passed_by_all_is_removed() {
+    let database = database(4).await;
+    database.publish_keys(&["a"; 20]).await;
+    age(&database, 16).await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "fast").await;
+    assert!(settle(&store, write(lane, epoch, 20)).await);
+    let slow = Subscription { start: Start::Position(9), ..one_lane("slow") };
+    let other = database.store().await;
+    join(&other, [slow]).await;
+    other.leave().await.unwrap();
+
+    let pruned = prune_all(&store, &policy()).await;
+    assert_eq!((pruned.events, pruned.held_by.as_deref()), (8, Some("slow")), "an orphaned subscription holds it");
+    let page = store.poll(&tail(0, 100)).await.unwrap();
+    assert_eq!((page.log_start, page.horizon), (9, 20));
+    store.change(&Change::Delete("slow".into()), false).await.unwrap();
+    let pruned = prune_all(&store, &policy()).await;
+    assert_eq!((pruned.events, pruned.held_by), (8, None), "the rest is too young");
+    assert_eq!(events(&store).await.iter().map(|event| event.position).collect::<Vec<_>>(), [17, 18, 19, 20]);
+    assert_eq!(prune_all(&store, &PrunePolicy { keep: None, ..policy() }).await.events, 0);
+}
+
+#[tokio::test]
+async fn what_a_delivery_needs_is_kept_aside_as_long_as_it_needs_it() {
+    let database = database(3).await;
+    let ids = database.publish_keys(&["a", "b", "c"]).await;
+    age(&database, 3).await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "s").await;
+    let mut parked = write(lane, epoch, 3);
+    parked.put.push(delivery(2, "b", State::Dead));
+    assert!(settle(&store, parked).await);
+    let pruned = prune_all(&store, &policy()).await;
+    assert_eq!((pruned.events, pruned.kept), (3, 1));
+    assert!(poll_tail(&store, 0).await.visible.is_empty());
+    assert_eq!(store.fetch(&[1, 2, 3]).await.unwrap()[0].id, ids[1]);
+    assert!(store.show(ids[1]).await.unwrap().unwrap().subscriptions[0].delivery.is_some());
+    assert!(store.show(ids[0]).await.unwrap().is_none());
+    assert_eq!(store.status().await.unwrap().log.kept, 1);
+    assert!(store.load(&[(lane, epoch)]).await.unwrap()[0].is_some());
+
+    let mut done = write(lane, epoch, 3);
+    done.finish.push(2);
+    assert!(settle(&store, done).await);
+    prune_all(&store, &policy()).await;
+    assert_eq!(store.status().await.unwrap().log.kept, 0);
+    let joined = join(&database.store().await, [one_lane("new")]).await;
+    let state = store.load(&[(crate::fixture::lane(joined.subscriptions[0].id), 0)]).await.unwrap().remove(0).unwrap();
+    assert_eq!(state.cursor.floor, 3, "a new subscription begins where the log does");
+}
+
+#[tokio::test]
+async fn a_hold_that_is_over_gives_way_and_is_recorded() {
+    let database = database(3).await;
+    let ids = database.publish_keys(&["a"; 4]).await;
+    age(&database, 3).await;
+    let store = database.store().await;
+    let held = |days: u64| Subscription { hold: Some(Duration::from_secs(days * 86_400)), ..one_lane("s") };
+    let joined = join(&store, [held(11)]).await;
+    assert_eq!(prune_all(&store, &policy()).await.held_by.as_deref(), Some("s"));
+    join(&store, [held(9)]).await;
+    assert_eq!(prune_all(&store, &policy()).await.events, 3);
+    let lane = lane(joined.subscriptions[0].id);
+    assert!(store.load(&[(lane, 0)]).await.unwrap()[0].is_none(), "the owner is made to load again");
+    let book = store.books().await.unwrap().lanes.remove(0);
+    let sets = (book.skipped.to_string(), book.before_start.to_string());
+    assert_eq!((book.floor, sets), (3, ("1-3".to_owned(), "1-3".to_owned())));
+    assert!(store.show(ids[3]).await.unwrap().unwrap().subscriptions[0].skipped.is_none());
+}
+
+#[tokio::test]
+async fn a_hold_that_is_over_drops_only_what_was_awaited() {
+    let database = database(10).await;
+    let topics = ["wanted", "wanted", "other", "wanted", "wanted", "wanted"];
+    let ids = database.publish(&topics.map(|topic| NewEvent::new(topic, "y").key("a"))).await;
+    age(&database, 5).await;
+    let store = database.store().await;
+    let hold = Some(Duration::from_secs(9 * 86_400));
+    let wish = Subscription { hold, ..one_lane("s").topics(["wanted"]) };
+    let lane = lane(join(&store, [wish]).await.subscriptions[0].id);
+    let epoch = take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
+    let mut settlement = write(lane, epoch, 1);
+    settlement.cursor.settled.insert(4);
+    assert!(settle(&store, settlement).await);
+    assert_eq!(prune_all(&store, &policy()).await.events, 0, "the leaf has a young one");
+
+    let books = store.books().await.unwrap();
+    let book = books.lanes.iter().find(|book| book.subscription == "s").unwrap();
+    assert_eq!((book.floor, book.skipped.to_string().as_str()), (5, "2,5"));
+    assert_eq!((book.covered.to_string().as_str(), book.before_start.to_string().as_str()), ("1,4", "2-3,5"));
+    let mut auditor = pillarbox::Auditor::new(books).only("s").unwrap().expect_receipts("s").unwrap();
+    events(&store).await.iter().for_each(|event| auditor.event(event));
+    [0, 3].iter().for_each(|index| auditor.line(&ids[*index].to_string()));
+    let audit = auditor.finish().subscriptions.remove(0);
+    assert_eq!((audit.delivered, audit.skipped, audit.waiting, audit.missing), (2, 2, 1, 0), "{audit:?}");
+}
+
+#[tokio::test]
+async fn a_hold_that_is_over_names_what_an_open_transaction_may_still_bring() {
+    let database = database(3).await;
+    database.publish_keys(&["a"]).await;
+    let (open, aborted) = (database.client().await, database.client().await);
+    let insert = "insert into pillarbox.event (topic, key, type) values ('t', 'a', 'y')";
+    for client in [&aborted, &open] {
+        client.batch_execute(&format!("begin; {insert}")).await.unwrap();
+    }
+    database.publish_keys(&["a"]).await;
+    aborted.batch_execute("rollback").await.unwrap();
+    age(&database, 4).await;
+    let store = database.store().await;
+    let mut dead = RangeSet::new();
+    dead.insert(2);
+    store.settle(&Settlement { dead, ..Settlement::default() }).await.unwrap();
+    let hold = Some(Duration::from_secs(9 * 86_400));
+    join(&store, [Subscription { hold, ..one_lane("s") }]).await;
+    assert_eq!(prune_all(&store, &policy()).await.events, 0, "the leaf is being written to");
+    let skipped = store.books().await.unwrap().lanes[0].skipped.to_string();
+    assert_eq!(skipped, "1,3-4");
+    open.batch_execute("commit").await.unwrap();
+    age(&database, 4).await;
+    assert_eq!(prune_all(&store, &policy()).await.events, 2, "the leaf ends at 3");
+}
+
+#[tokio::test]
+async fn journal_leaves_stay_and_what_went_around_them_is_not_dead() {
+    let database = database(2).await;
+    database.publish_keys(&["a"; 2]).await;
+    database.execute("select pillarbox.append('stream', 0, '[{\"type\": \"y\"}]')").await;
+    database.publish_keys(&["a"; 5]).await;
+    age(&database, 7).await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "s").await;
+    let mut parked = write(lane, epoch, 8);
+    parked.put = [3, 5, 8].map(|position| delivery(position, "a", State::Dead)).into();
+    assert!(settle(&store, parked).await);
+    assert_eq!(prune_all(&store, &policy()).await.events, 4);
+    let page = store.poll(&tail(0, 10)).await.unwrap();
+    assert_eq!((page.log_start, page.scans[0].visible.to_string().as_str()), (3, "3-4,7-8"));
+
+    let mut dead = RangeSet::new();
+    dead.insert_range(5, 6);
+    dead.insert_range(11, 12);
+    store.settle(&Settlement { dead, ..Settlement::default() }).await.unwrap();
+    assert_eq!(store.books().await.unwrap().dead.to_string(), "11-12");
+    let rewind = Change::Rewind { subscription: "s".into(), to: Start::Beginning, key: None };
+    store.change(&rewind, false).await.unwrap();
+    let state = store.load(&[(lane, epoch + 1)]).await.unwrap().remove(0).unwrap();
+    let rows: Vec<_> = state.deliveries.iter().map(|row| (row.position, row.state, row.attempts)).collect();
+    assert_eq!(rows, [(5, State::Pending, 0)], "3 and 8 are read again, 5 is only kept aside");
+    assert_eq!(store.fetch(&[5]).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn old_dead_deliveries_and_dedup_keys_go() {
+    let database = database(10).await;
+    let event = NewEvent::new("t", "y").key("a").dedup_key("d");
+    let ids = database.publish(&[event.clone(), NewEvent::new("t", "y").key("a")]).await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "s").await;
+    let mut parked = write(lane, epoch, 2);
+    let old = Timestamp(Timestamp::now().0 - 3 * DAY_MS);
+    let failing = |position| pillarbox::Delivery { since: old, ..delivery(position, "a", State::Retrying) };
+    parked.put = vec![failing(1), failing(2)];
+    assert!(settle(&store, parked).await);
+    let dead = PrunePolicy { dead: Some(Duration::from_secs(2 * 86_400)), ..policy() };
+    let died_at = "select (extract(epoch from died_at) * 1000)::bigint from pillarbox.delivery where position = 1";
+    let mut first_death = None;
+    // It stays dead: the second settlement does not make it younger.
+    for _ in 0..2 {
+        let mut died = write(lane, epoch, 2);
+        died.change = vec![(pillarbox::Delivery { state: State::Dead, ..failing(1) }, None)];
+        assert!(settle(&store, died).await);
+        assert_eq!(prune_all(&store, &dead).await.dead, 0, "it has failed for long, but died just now");
+        let at = database.number(died_at).await;
+        assert_eq!(at, *first_death.get_or_insert(at));
+    }
+    let sql = "update pillarbox.delivery set died_at = died_at - interval '3 days' where position = 1";
+    database.execute(sql).await;
+    assert_eq!(prune_all(&store, &policy()).await.dead, 0, "for ever by default");
+    assert_eq!(prune_all(&store, &dead).await.dead, 1);
+    let shown = store.show(ids[0]).await.unwrap().unwrap();
+    assert!(shown.subscriptions[0].skipped.as_ref().unwrap().0.contains("retention"));
+
+    // The keys of the window before last are in the table that comes next.
+    let next = "select next_table from pillarbox.dedup_window()";
+    let next: String = database.client().await.query_one(next, &[]).await.unwrap().get(0);
+    database.execute(&format!("insert into pillarbox.{next} values ('x', gen_random_uuid(), now())")).await;
+    prune_all(&store, &policy()).await;
+    assert_eq!(database.number(&format!("select count(*) from pillarbox.{next}")).await, 0);
+    assert_eq!(database.publish(&[event]).await, ids[..1], "the current window is left alone");
+}
+
+#[tokio::test]
+async fn records_of_progress_are_merged_without_a_gap() {
+    let database = database(100).await;
+    database.publish_keys(&["a"; 30]).await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "s").await;
+    for floor in [5, 10, 12] {
+        assert!(settle(&store, write(lane, epoch, floor)).await);
+        let sql = "update pillarbox.progress set started_at = to_timestamp(id), ended_at = to_timestamp(id)";
+        database.execute(sql).await;
+    }
+    database.execute("update pillarbox.cursor set floor = 20").await;
+    assert!(settle(&store, write(lane, epoch, 30)).await);
+    let covered = store.books().await.unwrap().lanes[0].covered.clone();
+    let before = database.number("select count(*) from pillarbox.progress").await;
+    prune_all(&store, &policy()).await;
+    assert_eq!(store.books().await.unwrap().lanes[0].covered, covered);
+    assert!(database.number("select count(*) from pillarbox.progress").await < before);
+}
+
+#[tokio::test]
+async fn no_call_prunes_more_than_the_stored_policy_allows() {
+    let database = database(2).await;
+    database.publish_keys(&["a"; 3]).await;
+    age(&database, 2).await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "s").await;
+    let mut parked = write(lane, epoch, 3);
+    parked.put.push(delivery(3, "a", State::Dead));
+    assert!(settle(&store, parked).await);
+    database.execute("update pillarbox.delivery set died_at = now() - interval '10 days'").await;
+    let days = |days: u64| Some(Some(Duration::from_secs(days * 86_400)));
+    let eager = PrunePolicy { dead: Some(Duration::from_secs(1)), ..policy() };
+    for (limit, events, dead) in [(days(11), 0, 0), (Some(None), 0, 0), (None, 0, 0), (days(9), 2, 1)] {
+        let limits = Limits { retention_keep: limit, retention_dead: limit, ..Limits::default() };
+        store.set_limits(limits).await.unwrap();
+        let pruned = prune_all(&store, &eager).await;
+        assert_eq!((pruned.events, pruned.dead), (events, dead), "{limit:?}");
+    }
+}

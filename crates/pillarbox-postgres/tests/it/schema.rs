@@ -1,0 +1,146 @@
+use std::path::Path;
+
+use pillarbox::ErrorKind;
+use pillarbox_postgres::{
+    PgConfig, PostgresStore, SCHEMA_VERSION, SchemaState, check, dump_schema, migrate, print_sql, set_doorbell,
+};
+use pillarbox_testkit::postgres::Server;
+
+use crate::fixture::{Database, connect};
+
+fn config(url: &str) -> PgConfig {
+    url.parse().unwrap()
+}
+
+/// Set PILLARBOX_BLESS=1 to write the file anew. The text of views and functions is the server's, and differs a little from
+/// version to version: it is compared on the one that Debian 12 brings.
+#[tokio::test]
+async fn the_committed_schema_is_what_the_migrations_make() {
+    const VERSION: u32 = 15;
+    let dump = dump_schema(&config(Database::new().await.url())).await.unwrap();
+    if Server::shared().version() != VERSION {
+        assert!(dump.contains("table event partition by RANGE"), "{dump}");
+        return;
+    }
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("schema.sql");
+    if std::env::var_os("PILLARBOX_BLESS").is_some() {
+        std::fs::write(&file, &dump).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), dump, "run the tests with PILLARBOX_BLESS=1");
+}
+
+#[tokio::test]
+async fn the_printed_sql_makes_the_same_schema() {
+    let by_hand = Server::shared().create_database().unwrap();
+    by_hand.psql(&print_sql("pillarbox", false)).unwrap();
+    let config = config(by_hand.url());
+    assert_eq!(check(&config).await.unwrap(), SchemaState::Current);
+    let migrated = Database::new().await;
+    assert_eq!(dump_schema(&config).await.unwrap(), dump_schema(&self::config(migrated.url())).await.unwrap());
+    PostgresStore::open(by_hand.url()).await.unwrap();
+}
+
+#[tokio::test]
+async fn migrating_again_does_nothing_and_several_may_migrate_at_once() {
+    let database = Server::shared().create_database().unwrap();
+    let config = config(database.url());
+    let (first, second, third) = tokio::try_join!(migrate(&config), migrate(&config), migrate(&config)).unwrap();
+    let created = [&first, &second, &third].map(|migrated| migrated.created);
+    assert_eq!(created.iter().filter(|created| **created).count(), 1, "{created:?}");
+    let again = migrate(&config).await.unwrap();
+    assert!(!again.created && again.applied.is_empty(), "{again:?}");
+    assert_eq!(check(&config).await.unwrap(), SchemaState::Current);
+}
+
+#[tokio::test]
+async fn a_log_may_lie_in_another_schema_and_two_in_one_database() {
+    let database = Server::shared().create_database().unwrap();
+    let other = config(&format!("{}?schema=other_log", database.url()));
+    migrate(&other).await.unwrap();
+    assert_eq!(check(&config(database.url())).await.unwrap(), SchemaState::Missing);
+    migrate(&config(database.url())).await.unwrap();
+    let client = connect(database.url()).await;
+    let publisher = pillarbox_postgres::Publisher::new("other_log").unwrap();
+    publisher.publish(&client, &pillarbox::NewEvent::new("t", "y").dedup_key("d")).await.unwrap();
+    let sql = "select (select count(*) from pillarbox.event), (select count(*) from other_log.event)";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (0, 1));
+    assert!(pillarbox_postgres::Publisher::new("x; drop").is_err());
+}
+
+#[tokio::test]
+async fn a_missing_schema_is_named_and_never_created() {
+    let database = Server::shared().create_database().unwrap();
+    assert_eq!(check(&config(database.url())).await.unwrap(), SchemaState::Missing);
+    let error = PostgresStore::open(database.url()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema);
+    assert!(error.to_string().contains("pillarbox migrate"), "{error}");
+    assert_eq!(check(&config(database.url())).await.unwrap(), SchemaState::Missing);
+    let missing = Server::shared().url("no_such_database");
+    assert_eq!(PostgresStore::open(&missing).await.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test]
+async fn a_newer_breaking_schema_is_refused_and_a_compatible_one_is_not() {
+    let database = Database::new().await;
+    let config = config(database.url());
+    let newer = SCHEMA_VERSION + 1;
+    database.execute(&format!("update pillarbox.meta set schema_version = {newer}")).await;
+    assert_eq!(check(&config).await.unwrap(), SchemaState::NewerCompatible { version: newer });
+    database.store().await;
+    migrate(&config).await.unwrap();
+
+    database.execute(&format!("update pillarbox.meta set breaking_version = {newer}")).await;
+    assert_eq!(check(&config).await.unwrap(), SchemaState::NewerBreaking { version: newer });
+    for error in [PostgresStore::open(database.url()).await.unwrap_err(), migrate(&config).await.map(drop).unwrap_err()]
+    {
+        assert_eq!(error.kind(), ErrorKind::Schema);
+        assert!(error.to_string().contains("upgrade pillarbox"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_old_schema_asks_for_migration() {
+    let database = Database::new().await;
+    database.execute("update pillarbox.meta set schema_version = 0").await;
+    let old = SchemaState::Old { from: 0, to: SCHEMA_VERSION };
+    assert_eq!(check(&config(database.url())).await.unwrap(), old);
+    assert_eq!(PostgresStore::open(database.url()).await.unwrap_err().kind(), ErrorKind::Schema);
+}
+
+#[tokio::test]
+async fn the_doorbell_is_off_where_transactions_may_be_prepared_and_can_be_turned_on() {
+    let database = Server::shared().create_database().unwrap();
+    let config = config(database.url());
+    assert!(!migrate(&config).await.unwrap().doorbell, "the shared server allows prepared transactions");
+    database.psql("begin; select pillarbox.publish('t', 'y'); prepare transaction 'quiet'").unwrap();
+    database.psql("commit prepared 'quiet'").unwrap();
+
+    set_doorbell(&config, true).await.unwrap();
+    assert!(migrate(&config).await.unwrap().doorbell);
+    let rang = database.psql("begin; select pillarbox.publish('t', 'y'); prepare transaction 'rang'").unwrap_err();
+    assert!(format!("{rang:#}").contains("PREPARE"), "{rang:#}");
+    set_doorbell(&config, false).await.unwrap();
+    assert!(!migrate(&config).await.unwrap().doorbell);
+
+    let without = Server::builder().start().unwrap();
+    assert!(migrate(&self::config(&without.url("postgres"))).await.unwrap().doorbell);
+}
+
+#[tokio::test]
+async fn events_stay_as_they_are() {
+    let database = Database::new().await;
+    database.publish_keys(&["a", "b"]).await;
+    let client = database.client().await;
+    for (sql, reason) in [
+        ("update pillarbox.event set topic = 'other'", "never changed"),
+        ("delete from pillarbox.event", "retention"),
+        ("truncate pillarbox.event", "retention"),
+        ("insert into pillarbox.event (position, topic, type) values (1, 't', 'y')", "position"),
+    ] {
+        let error = client.batch_execute(sql).await.unwrap_err();
+        let said = error.as_db_error().unwrap().message();
+        assert!(said.contains(reason), "{said}");
+    }
+    assert_eq!(database.number("select count(*) from pillarbox.event").await, 2);
+}

@@ -1,0 +1,152 @@
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use pillarbox::{Relay, Subscription};
+use pillarbox_postgres::PostgresStore;
+use tokio_postgres::types::{FromSql, Type};
+use uuid::Uuid;
+
+use crate::Result;
+use crate::database::{TOPICS, connect};
+use crate::process::{Figures, peak_mib};
+
+/// What the engine reads at once by default; the plain scan does the same.
+const PAGE_SIZE: i64 = 2_000;
+const LANES: u32 = 8;
+
+/// One subscription of all events with a handler that does nothing, from the relay's start until all is delivered and settled.
+pub(crate) async fn one(url: &str, count: usize) -> Result<Figures> {
+    let client = connect(url).await?;
+    let wal = |sql: &'static str| client.query_one(sql, &[]);
+    let before: f64 = wal("select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::float8").await?.get(0);
+    let subscription = Subscription { lanes: LANES, ..Subscription::new(format!("drain-{}", Uuid::now_v7())) };
+    let elapsed = drain(url, vec![subscription], count).await?;
+    let after: f64 = wal("select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::float8").await?.get(0);
+    let (dead, hot) = health(&client).await?;
+    Ok(Figures::default()
+        .with("rate", count as f64 / elapsed.as_secs_f64())
+        .with("wal", (after - before) / count as f64)
+        .with("dead_rows", dead)
+        .with("not_hot_percent", (1.0 - hot) * 100.0)
+        .with("peak_mib", peak_mib()?))
+}
+
+/// Ten subscriptions, one a topic, while a publisher's transaction is open that holds a position in the middle of the log.
+pub(crate) async fn ten(url: &str, count: usize) -> Result<Figures> {
+    let holder = connect(url).await?;
+    holder.batch_execute("begin; insert into pillarbox.event (topic, type) values ('never', 'y')").await?;
+    let name = Uuid::now_v7();
+    let subscription = |topic| {
+        let name = format!("drain-{name}-{topic}");
+        Subscription { lanes: LANES, ..Subscription::new(name) }.topics([format!("orders{topic}")])
+    };
+    let elapsed = drain(url, (0..TOPICS).map(subscription).collect(), count).await?;
+    holder.batch_execute("rollback").await?;
+    Ok(Figures::default().with("rate", count as f64 / elapsed.as_secs_f64()))
+}
+
+async fn drain(url: &str, subscriptions: Vec<Subscription>, count: usize) -> Result<Duration> {
+    let handled = Arc::new(AtomicUsize::new(0));
+    let store = PostgresStore::open(url).await?;
+    let started = Instant::now();
+    let mut builder = Relay::builder(store);
+    for subscription in subscriptions {
+        let seen = handled.clone();
+        builder = builder.handle(subscription, move |_event| {
+            seen.fetch_add(1, Ordering::Relaxed);
+            std::future::ready(Ok(()))
+        });
+    }
+    let relay = builder.start().await?;
+    relay.until_idle().await?;
+    let elapsed = started.elapsed();
+    relay.drain().await?;
+    let handled = handled.load(Ordering::Relaxed);
+    if handled != count {
+        return Err(format!("{handled} events were handled instead of {count}").into());
+    }
+    Ok(elapsed)
+}
+
+/// The dead rows of the log, and the share of HOT updates among those of the cursors.
+async fn health(client: &tokio_postgres::Client) -> Result<(f64, f64)> {
+    client.execute("select pg_stat_clear_snapshot()", &[]).await?;
+    let dead = "select coalesce(sum(s.n_dead_tup), 0)::float8 from pillarbox.leaf as l
+        join pg_stat_user_tables as s on s.schemaname = 'pillarbox' and s.relname = l.name";
+    let hot = "select coalesce(n_tup_hot_upd::float8 / nullif(n_tup_upd, 0), 1) from pg_stat_user_tables
+        where schemaname = 'pillarbox' and relname = 'cursor'";
+    Ok((client.query_one(dead, &[]).await?.get(0), client.query_one(hot, &[]).await?.get(0)))
+}
+
+/// JSON as its text, as a program that passes it on would take it.
+struct Text(String);
+
+impl<'a> FromSql<'a> for Text {
+    fn from_sql(ty: &Type, raw: &'a [u8]) -> std::result::Result<Self, Box<dyn std::error::Error + Sync + Send>> {
+        let raw = if *ty == Type::JSONB { &raw[1..] } else { raw };
+        Ok(Text(std::str::from_utf8(raw)?.to_owned()))
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        *ty == Type::JSON || *ty == Type::JSONB
+    }
+}
+
+/// The columns of an event as plain Rust values.
+#[allow(dead_code, reason = "the scan makes them, nobody reads them")]
+struct Plain {
+    position: i64,
+    id: Uuid,
+    topic: String,
+    key: Option<String>,
+    r#type: String,
+    payload: Option<Text>,
+    payload_bytes: Option<Vec<u8>>,
+    content_type: Option<String>,
+    headers: Text,
+    stream_version: Option<i64>,
+    deliver_at: Option<SystemTime>,
+    created_at: SystemTime,
+}
+
+/// A plain keyset-paged read of the same table that makes a Rust value of each row.
+pub(crate) async fn bare(url: &str, count: usize) -> Result<Figures> {
+    let client = connect(url).await?;
+    let sql = "select position, id, topic, key, type, payload, payload_bytes, content_type, headers, stream_version, \
+               deliver_at, created_at from pillarbox.event where position > $1 order by position limit $2";
+    let started = Instant::now();
+    let statement = client.prepare(sql).await?;
+    let (mut after, mut seen) = (0_i64, 0);
+    loop {
+        let rows = client.query(&statement, &[&after, &PAGE_SIZE]).await?;
+        let page: Vec<Plain> = rows.iter().map(plain).collect();
+        let Some(last) = page.last() else { break };
+        after = last.position;
+        seen += page.len();
+        black_box(page);
+    }
+    let elapsed = started.elapsed();
+    if seen != count {
+        return Err(format!("{seen} events were scanned instead of {count}").into());
+    }
+    Ok(Figures::default().with("rate", count as f64 / elapsed.as_secs_f64()).with("peak_mib", peak_mib()?))
+}
+
+fn plain(row: &tokio_postgres::Row) -> Plain {
+    Plain {
+        position: row.get(0),
+        id: row.get(1),
+        topic: row.get(2),
+        key: row.get(3),
+        r#type: row.get(4),
+        payload: row.get(5),
+        payload_bytes: row.get(6),
+        content_type: row.get(7),
+        headers: row.get(8),
+        stream_version: row.get(9),
+        deliver_at: row.get(10),
+        created_at: row.get(11),
+    }
+}

@@ -1,0 +1,207 @@
+//! Pillarbox on PostgreSQL beside the raw limits of the same server: `cargo xtask bench --postgres [--quick] [--json]`.
+//!
+//! A private server that really writes to disk; every measurement in a process of its own. Rounds are interleaved, a baseline
+//! beside each measurement, and ratios are taken within a round: the machine's mood cancels out.
+mod database;
+mod drain;
+mod idle;
+mod latency;
+#[path = "../bench/process.rs"]
+mod process;
+mod publish;
+#[path = "../bench/summary.rs"]
+mod summary;
+mod takeover;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use pillarbox_testkit::postgres::Server;
+
+use crate::process::measure;
+use crate::summary::{Goal, Row, Rows};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// How much is measured.
+struct Scale {
+    rounds: usize,
+    events: usize,
+    publish_seconds: usize,
+    samples: usize,
+    idle_seconds: usize,
+    kills: usize,
+}
+
+const FULL: Scale =
+    Scale { rounds: 5, events: 1_000_000, publish_seconds: 4, samples: 5_000, idle_seconds: 10, kills: 10 };
+const QUICK: Scale =
+    Scale { rounds: 2, events: 200_000, publish_seconds: 2, samples: 1_500, idle_seconds: 5, kills: 5 };
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let done = match arguments.first().map(String::as_str) {
+        Some(process::CHILD) => child(&arguments[1..]),
+        _ => parent(&arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// One measurement, in a process of its own.
+fn child(arguments: &[String]) -> Result<()> {
+    let [name, url, count] = arguments else { return Err("a measurement takes NAME URL COUNT".into()) };
+    let count = count.parse()?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    let figures = match name.as_str() {
+        "fill" => runtime.block_on(database::fill(url, count))?,
+        "scan" => runtime.block_on(drain::bare(url, count))?,
+        "drain" => runtime.block_on(drain::one(url, count))?,
+        "drain_ten" => runtime.block_on(drain::ten(url, count))?,
+        "publish_8" => runtime.block_on(publish::compare(url, 8, count))?,
+        "publish_32" => runtime.block_on(publish::compare(url, 32, count))?,
+        "latency" => runtime.block_on(latency::pillarbox(url, count))?,
+        "listener" => runtime.block_on(latency::listener(url, count))?,
+        "idle" => idle::pillarbox(&runtime, url, count as u64)?,
+        "takeover" => runtime.block_on(takeover::kills(url, count))?,
+        takeover::RELAY => return runtime.block_on(takeover::relay(url)),
+        publish::RELAY => return runtime.block_on(publish::relay(url)),
+        other => return Err(format!("there is no measurement '{other}'").into()),
+    };
+    println!("{figures}");
+    Ok(())
+}
+
+struct Bench {
+    scale: Scale,
+    only: Option<String>,
+    server: Server,
+}
+
+fn parent(arguments: &[String]) -> Result<()> {
+    let (mut quick, mut json, mut only) = (false, false, None);
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--quick" => quick = true,
+            "--json" => json = true,
+            "--only" => only = arguments.next().cloned(),
+            other => return Err(format!("'{other}' is not one of --quick, --json, --only NAME").into()),
+        }
+    }
+    let server = Server::builder()
+        .durable()
+        .setting("shared_buffers", "1GB")
+        .setting("max_wal_size", "4GB")
+        .setting("max_prepared_transactions", 0)
+        .start()?;
+    let bench = Bench { scale: if quick { QUICK } else { FULL }, only, server };
+    let rows = bench.run()?;
+    println!("{}", if json { rows.to_json() } else { rows.to_table() });
+    Ok(())
+}
+
+impl Bench {
+    fn run(&self) -> Result<Rows> {
+        let mut rows = Rows::default();
+        let log = self.server.create_database()?;
+        if self.wants("drain") {
+            eprintln!("filling a log with {} events", self.scale.events);
+            self.measure("fill", &log.url(), self.scale.events)?;
+        }
+        for round in 1..=self.scale.rounds {
+            eprintln!("round {round} of {}", self.scale.rounds);
+            if self.wants("drain") {
+                self.drain(&log.url(), &mut rows)?;
+            }
+            if self.wants("publish") {
+                self.publish(&mut rows)?;
+            }
+            if self.wants("latency") {
+                self.latency(&mut rows)?;
+            }
+            if self.wants("idle") {
+                self.idle(&mut rows)?;
+            }
+            if self.wants("takeover") {
+                self.takeover(&mut rows)?;
+            }
+        }
+        Ok(rows)
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| only == name)
+    }
+
+    fn measure(&self, name: &str, url: &str, count: usize) -> Result<process::Figures> {
+        measure(name, Path::new(url), count)
+    }
+
+    fn drain(&self, url: &str, rows: &mut Rows) -> Result<()> {
+        let events = self.scale.events;
+        let bare = self.measure("scan", url, events)?;
+        let ours = self.measure("drain", url, events)?;
+        let ten = self.measure("drain_ten", url, events)?;
+        let mut add = |name, unit, goal, value, bare| rows.add(Row { name, unit, goal }, value, bare);
+        add("drain", "events/s", Goal::RatioAtLeast(0.7), ours["rate"], Some(bare["rate"]));
+        add("drain, 10 subs, open hole", "events/s", Goal::RatioAtLeast(0.5), ten["rate"], Some(bare["rate"]));
+        add("drain, WAL", "B/event", Goal::Below(5.0), ours["wal"], None);
+        add("drain, peak memory", "MiB", Goal::Below(100.0), ours["peak_mib"], Some(bare["peak_mib"]));
+        add("log, dead rows", "rows", Goal::Below(0.5), ours["dead_rows"], None);
+        add("cursor, updates not HOT", "% of all", Goal::Below(5.0), ours["not_hot_percent"], None);
+        Ok(())
+    }
+
+    fn publish(&self, rows: &mut Rows) -> Result<()> {
+        for (name, insert, function, notify) in [
+            ("publish_8", "insert, 8 connections", "publish(), 8 connections", "over NOTIFY, 8 conn."),
+            ("publish_32", "insert, 32 connections", "publish(), 32 connections", "over NOTIFY, 32 conn."),
+        ] {
+            let database = self.server.create_database()?;
+            let found = self.measure(name, &database.url(), self.scale.publish_seconds)?;
+            let mut add = |name, goal, value, bare| rows.add(Row { name, unit: "events/s", goal }, value, Some(bare));
+            add(insert, Goal::RatioAtLeast(0.9), found["insert"], found["bare"]);
+            add(function, Goal::RatioAtLeast(0.85), found["function"], found["bare"]);
+            add(notify, Goal::RatioAtLeast(2.0), found["insert"], found["notify"]);
+        }
+        Ok(())
+    }
+
+    fn latency(&self, rows: &mut Rows) -> Result<()> {
+        let (theirs, ours) = (self.server.create_database()?, self.server.create_database()?);
+        let bare = self.measure("listener", &theirs.url(), self.scale.samples)?;
+        let ours = self.measure("latency", &ours.url(), self.scale.samples)?;
+        let mut add = |name, goal, at| rows.add(Row { name, unit: "µs", goal }, ours[at], Some(bare[at]));
+        add("500 events/s, p50", Goal::RatioAtMost(1.5), "p50");
+        add("500 events/s, p99", Goal::RatioAtMost(2.0), "p99");
+        Ok(())
+    }
+
+    fn idle(&self, rows: &mut Rows) -> Result<()> {
+        let database = self.server.create_database()?;
+        let server = idle::Processes::of(&self.server.data_dir())?;
+        let before = server.seconds()?;
+        let idle = self.measure("idle", &database.url(), self.scale.idle_seconds)?;
+        // The whole life of the relay, start and end included, since the server's share of it cannot be told apart.
+        let percent = (server.seconds()? - before) / idle["elapsed"] * 100.0;
+        let mut add = |name, value| rows.add(Row { name, unit: "% of a core", goal: Goal::Below(1.0) }, value, None);
+        add("idle relay", idle["percent"]);
+        add("idle server", percent);
+        Ok(())
+    }
+
+    fn takeover(&self, rows: &mut Rows) -> Result<()> {
+        let database = self.server.create_database()?;
+        let found = self.measure("takeover", &database.url(), self.scale.kills)?;
+        let mut add = |name, goal, at| rows.add(Row { name, unit: "ms", goal }, found[at], None);
+        add("take-over after SIGKILL, p50", Goal::Below(100.0), "p50");
+        add("take-over after SIGKILL, max", Goal::Below(1000.0), "max");
+        Ok(())
+    }
+}

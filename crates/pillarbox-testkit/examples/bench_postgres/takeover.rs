@@ -1,0 +1,135 @@
+use std::collections::HashMap;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pillarbox::{Event, Relay, Subscription};
+use pillarbox_postgres::PostgresStore;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+
+use crate::Result;
+use crate::database::{connect, migrated};
+use crate::process::{CHILD, Figures};
+
+/// The process that is killed.
+pub(crate) const RELAY: &str = "takeover_relay";
+
+/// Enough keys that each of the 8 lanes has several.
+const KEYS: usize = 64;
+/// Between two events.
+const PAUSE: Duration = Duration::from_millis(2);
+/// Nothing measured here takes that long.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A relay that prints the key of each event.
+pub(crate) async fn relay(url: &str) -> Result<()> {
+    let store = PostgresStore::open(url).await?;
+    let handler = |event: Arc<Event>| {
+        println!("{}", event.key.as_deref().unwrap_or(""));
+        std::future::ready(Ok(()))
+    };
+    let relay = Relay::builder(store).handle(Subscription::new("takeover"), handler).start().await?;
+    Err(relay.failed().await.into())
+}
+
+/// What came from a relay.
+struct Arrival {
+    relay: usize,
+    key: String,
+    at: Instant,
+}
+
+/// Kills one of two relays again and again; from the kill until the other has delivered an event of a key that was the killed one's.
+pub(crate) async fn kills(url: &str, count: usize) -> Result<Figures> {
+    let client = migrated(url).await?;
+    let (sender, mut arrivals) = mpsc::unbounded_channel();
+    let mut next = 0;
+    let mut start = || -> Result<(usize, Child)> {
+        next += 1;
+        Ok((next, spawn(url, next, sender.clone())?))
+    };
+    let mut relays = vec![start()?, start()?];
+    drop(client);
+    let publisher = tokio::spawn(publish(url.to_owned()));
+    let mut times = Vec::new();
+    for _ in 0..count {
+        let owners = both_deliver(&mut arrivals, &relays).await?;
+        let (number, mut victim) = relays.remove(0);
+        let killed = Instant::now();
+        victim.start_kill()?;
+        times.push(first_of_others(&mut arrivals, &owners, number).await?.duration_since(killed));
+        victim.wait().await?;
+        relays.push(start()?);
+    }
+    publisher.abort();
+    times.sort_unstable();
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    Ok(Figures::default()
+        .with("p50", ms(times[(times.len() - 1) / 2]))
+        .with("min", ms(times[0]))
+        .with("max", ms(times[times.len() - 1])))
+}
+
+fn spawn(url: &str, relay: usize, arrivals: mpsc::UnboundedSender<Arrival>) -> Result<Child> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .args([CHILD, RELAY, url, "0"])
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().ok_or("the relay has no output")?).lines();
+    tokio::spawn(async move {
+        while let Ok(Some(key)) = lines.next_line().await {
+            let _ = arrivals.send(Arrival { relay, key, at: Instant::now() });
+        }
+    });
+    Ok(child)
+}
+
+/// Publishes for ever, one event every [`PAUSE`].
+async fn publish(url: String) -> Result<()> {
+    let client = connect(&url).await?;
+    let statement = client.prepare("insert into pillarbox.event (topic, key, type) values ('t', $1, 'y')").await?;
+    let mut ticks = tokio::time::interval(PAUSE);
+    for number in 0.. {
+        ticks.tick().await;
+        client.execute(&statement, &[&format!("key-{}", number % KEYS)]).await?;
+    }
+    Ok(())
+}
+
+/// Waits until every key is delivered by one of the two, and each of them has its half; who delivers what.
+async fn both_deliver(
+    arrivals: &mut mpsc::UnboundedReceiver<Arrival>,
+    relays: &[(usize, Child)],
+) -> Result<HashMap<String, usize>> {
+    let mut owners: HashMap<String, usize> = HashMap::new();
+    let all = async {
+        while let Some(Arrival { relay, key, .. }) = arrivals.recv().await {
+            owners.insert(key, relay);
+            let share = |number: usize| owners.values().filter(|owner| **owner == number).count();
+            if owners.len() == KEYS && relays.iter().all(|(number, _)| share(*number) > KEYS / 4) {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, all).await.map_err(|_| "the two relays did not share the lanes")?;
+    Ok(owners)
+}
+
+async fn first_of_others(
+    arrivals: &mut mpsc::UnboundedReceiver<Arrival>,
+    owners: &HashMap<String, usize>,
+    killed: usize,
+) -> Result<Instant> {
+    let first = async {
+        loop {
+            let arrival = arrivals.recv().await?;
+            if arrival.relay != killed && owners.get(&arrival.key) == Some(&killed) {
+                return Some(arrival.at);
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, first).await.ok().flatten().ok_or_else(|| "nobody took the lanes over".into())
+}
