@@ -336,7 +336,7 @@ impl MemoryLog {
         self.inner().join(hello)
     }
 
-    /// See [`Store::observe`](pillarbox::Store::observe). A frozen instance does not beat.
+    /// See [`Store::observe`](pillarbox::Store::observe).
     pub fn observe(&self, instance: InstanceId, report: &Report) -> Result<Fleet> {
         self.inner().observe(instance, report)
     }
@@ -377,10 +377,15 @@ impl MemoryLog {
         Ok(())
     }
 
-    /// The instance's process is gone: its lock is free, its row and lanes stay until others take them.
+    /// The instance's process is gone, or its connection lost: its lock is free, its row and lanes stay until others take them.
     pub fn kill(&self, instance: InstanceId) {
         self.inner().kill(instance);
         self.ring_end();
+    }
+
+    /// Another instance has taken this one for dead, though it lives: its row goes, its lanes stay until others take them.
+    pub fn bury(&self, instance: InstanceId) {
+        self.inner().instances.remove(&instance);
     }
 
     /// The instance stops: its lock is held and it does not beat. Its [`MemoryStore`](crate::MemoryStore) answers no
@@ -401,7 +406,7 @@ impl MemoryLog {
         }
     }
 
-    /// Whether the instance's process is gone.
+    /// Whether the instance's process is gone, or its connection.
     pub fn is_killed(&self, instance: InstanceId) -> bool {
         self.inner().gone.contains(&instance)
     }
@@ -490,7 +495,7 @@ impl Inner {
         self.flush();
         let instance = InstanceId(self.instance_next);
         self.instance_next += 1;
-        let subscriptions: Vec<_> = hello.subscriptions.iter().map(|wish| self.subscribe(wish)).collect();
+        let subscriptions: Vec<_> = hello.subscriptions.iter().map(|wish| self.subscribe(wish, hello.rejoin)).collect();
         let row = Instance {
             beat: 1,
             started_at: self.now,
@@ -506,10 +511,12 @@ impl Inner {
         Ok(Joined { instance, log_id: self.options.log_id, subscriptions })
     }
 
-    fn subscribe(&mut self, wish: &Subscription) -> SubscriptionView {
+    fn subscribe(&mut self, wish: &Subscription, rejoin: bool) -> SubscriptionView {
         if let Some(row) = self.subscriptions.iter_mut().find(|row| row.name == wish.name) {
-            row.filter = wish.filter.clone();
-            row.on_dead = wish.on_dead;
+            if !rejoin || self.options.broken == Some(Broken::RejoinRedefines) {
+                row.filter = wish.filter.clone();
+                row.on_dead = wish.on_dead;
+            }
             return row.view();
         }
         let cursor = self.start(wish.start);
@@ -563,11 +570,9 @@ impl Inner {
     fn observe(&mut self, instance: InstanceId, report: &Report) -> Result<Fleet> {
         let now = self.now;
         let row = self.instances.get_mut(&instance).ok_or_else(|| buried(instance))?;
-        if !row.frozen {
-            row.beat += 1;
-            row.beat_at = now;
-            row.report = report.clone();
-        }
+        row.beat += 1;
+        row.beat_at = now;
+        row.report = report.clone();
         for (_, lane) in self.lanes().filter(|(_, lane)| lane.owner == Some(instance)) {
             self.check_anchor(&lane.cursor)?;
         }
@@ -598,6 +603,7 @@ impl Inner {
             owner: row.owner,
             epoch: row.epoch,
             revision: row.revision,
+            takeovers: row.takeovers,
         };
         Fleet {
             instances: self.instances.iter().map(instance).collect(),
@@ -618,10 +624,14 @@ impl Inner {
         }
         self.flush();
         let blind = self.options.broken == Some(Broken::TakeWithoutCompare);
+        let ruthless = self.options.broken == Some(Broken::TakeFromTheLiving);
+        let beats: BTreeMap<InstanceId, i64> = self.instances.iter().map(|(id, row)| (*id, row.beat)).collect();
         let mut victims = BTreeSet::new();
         let mut take = |take: &Take| {
             let lane = self.lane_mut(take.lane)?;
-            if lane.epoch != take.expected && !blind {
+            let beat = lane.owner.and_then(|owner| beats.get(&owner)).filter(|_| !ruthless);
+            let has_beaten = take.beat.is_some_and(|seen| beat.is_some_and(|beat| *beat != seen));
+            if (lane.epoch != take.expected && !blind) || has_beaten {
                 return None;
             }
             if take.cause != TakeCause::Free {
@@ -754,7 +764,7 @@ impl AboveFloor for Cursor {
 
 fn buried(instance: InstanceId) -> Error {
     Error::new(
-        ErrorKind::Fatal,
+        ErrorKind::Ended,
         format!(
             "instance {} was taken for dead and its lanes have other owners; join again under a new id",
             instance.0

@@ -47,7 +47,7 @@ async fn only_one_of_two_takes_a_lane_and_the_other_is_fenced() {
     let (a, b) = (database.store(), database.store());
     let (lane, epoch) = own(&a, "s").await;
     join(&b, [one_lane("s")]).await;
-    let stale = Take { lane, expected: epoch - 1, cause: TakeCause::Free };
+    let stale = Take { lane, expected: epoch - 1, cause: TakeCause::Free, beat: None };
     assert_eq!(b.take(&[stale]).await.unwrap(), [None]);
     assert!(settle(&a, write(lane, epoch, 1)).await);
 
@@ -98,9 +98,9 @@ async fn a_buried_instance_is_told() {
     let store = database.store();
     let (lane, epoch) = own(&store, "s").await;
     database.execute("delete from pillarbox_instance");
-    assert_eq!(store.observe(&Default::default()).await.unwrap_err().kind(), ErrorKind::Fatal);
-    let take = Take { lane, expected: epoch, cause: TakeCause::Free };
-    assert_eq!(store.take(&[take]).await.unwrap_err().kind(), ErrorKind::Fatal);
+    assert_eq!(store.observe(&Default::default()).await.unwrap_err().kind(), ErrorKind::Ended);
+    let take = Take { lane, expected: epoch, cause: TakeCause::Free, beat: None };
+    assert_eq!(store.take(&[take]).await.unwrap_err().kind(), ErrorKind::Ended);
 }
 
 #[tokio::test]
@@ -191,11 +191,11 @@ async fn a_lock_file_that_was_removed_is_no_proof_of_death() {
     assert_eq!(b.change(&delete, true).await.unwrap_err().kind(), ErrorKind::Invalid, "it is run");
 
     let error = a.observe(&Default::default()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Fatal);
+    assert_eq!(error.kind(), ErrorKind::Ended);
     assert!(error.to_string().contains("lock file was removed"), "{error}");
     std::fs::write(&file, "").unwrap();
     let error = a.observe(&Default::default()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Fatal, "another file under its name is not its lock: {error}");
+    assert_eq!(error.kind(), ErrorKind::Ended, "another file under its name is not its lock: {error}");
 
     std::fs::remove_file(&file).unwrap();
     let beat = |seconds: i64| {
