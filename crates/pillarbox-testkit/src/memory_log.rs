@@ -98,6 +98,8 @@ pub(crate) struct Inner {
     pub(crate) subscriptions: Vec<SubscriptionRow>,
     subscription_next: i64,
     settle_fails: bool,
+    joins_fail: Option<ErrorKind>,
+    joins: u64,
 }
 
 #[derive(Debug, Default)]
@@ -158,6 +160,8 @@ impl MemoryLog {
             subscriptions: Vec::new(),
             subscription_next: 1,
             settle_fails: false,
+            joins_fail: None,
+            joins: 0,
         };
         let bell = watch::Sender::new(Bell::default());
         MemoryLog { shared: Arc::new(Shared { inner: Mutex::new(inner), hook: Mutex::new(None), bell }) }
@@ -370,6 +374,16 @@ impl MemoryLog {
         self.inner().settle_fails = true;
     }
 
+    /// All joins fail so from now on, or do not any more.
+    pub fn fail_joins(&self, kind: Option<ErrorKind>) {
+        self.inner().joins_fail = kind;
+    }
+
+    /// How many joins were tried.
+    pub fn joins(&self) -> u64 {
+        self.inner().joins
+    }
+
     /// See [`Store::leave`](pillarbox::Store::leave).
     pub fn leave(&self, instance: InstanceId) -> Result<()> {
         self.inner().leave(instance);
@@ -491,6 +505,10 @@ impl Inner {
     }
 
     fn join(&mut self, hello: Hello) -> Result<Joined> {
+        self.joins += 1;
+        if let Some(kind) = self.joins_fail {
+            return Err(Error::new(kind, "joins were told to fail"));
+        }
         hello.subscriptions.iter().try_for_each(Subscription::validate)?;
         self.flush();
         let instance = InstanceId(self.instance_next);

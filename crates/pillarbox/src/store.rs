@@ -15,7 +15,7 @@ pub type Epoch = i64;
 ///
 /// A store value is one instance of a relay at a time. All calls may run at once; each is one transaction (or more
 /// where it says so) and either happens whole or not at all. After an error nothing may be assumed about
-/// it having happened, except that it happened whole or not at all. No call but `wait` waits without a bound.
+/// it having happened, except that it happened whole or not at all. No call waits without a bound.
 ///
 /// An instance ends when it cannot prove its life any more: its connection was lost, or another has buried it. From then
 /// on calls fail with `ErrorKind::Ended`, `observe` and `take` always, until the relay has given up all its work and

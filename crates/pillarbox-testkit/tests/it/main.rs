@@ -1,5 +1,7 @@
 //! The store suite on the log in memory, and on every broken variant of it.
 #![allow(clippy::unwrap_used, reason = "a test may panic, in its helpers too")]
+mod engine;
 mod memory;
+mod relay;
 mod simulation;
 mod suite;
