@@ -57,7 +57,8 @@ impl Writer {
         })
     }
 
-    /// Lock first, then the row: a row without a held lock is an instance that has ended.
+    /// Lock first, then the row: a row without a held lock is an instance that has ended. What this store was before ends with the
+    /// same transaction, since only its owner can know for sure that nothing is done in its name any more.
     pub(crate) fn join(&self, hello: &Hello) -> Db<Joined> {
         hello.subscriptions.iter().try_for_each(Subscription::validate)?;
         home::check(&self.durable, &self.path)?;
@@ -66,11 +67,13 @@ impl Writer {
             Ok(tx.query_row(sql, [], |row| row.get(0))?)
         })?);
         let lock = self.folder.hold(instance)?;
+        let before = self.members().as_ref().map(|member| member.id);
         let joined = write(&self.durable, |tx| {
+            before.map_or(Ok(()), |before| end(tx, before))?;
             let subscriptions = hello
                 .subscriptions
                 .iter()
-                .map(|subscription| define(tx, instance, subscription))
+                .map(|subscription| define(tx, instance, subscription, hello.rejoin))
                 .collect::<Db<Vec<_>>>()?;
             enter(tx, instance, hello, &subscriptions)?;
             let log_id = home::log_id(tx)?;
@@ -79,6 +82,7 @@ impl Writer {
         let (joined, revision) = joined.inspect_err(|_| self.folder.remove(instance))?;
         self.bell.raised(revision);
         *self.members() = Some(Membership { id: instance, lock });
+        before.into_iter().for_each(|before| self.folder.remove(before));
         Ok(joined)
     }
 
@@ -115,7 +119,7 @@ impl Writer {
             return Ok(());
         }
         Err(DbError::own(
-            ErrorKind::Fatal,
+            ErrorKind::Ended,
             format!(
                 "this instance's lock file was removed ({}): others cannot see that it lives; leave the folder of the \
                  locks alone while a relay runs, and join again under a new number",
@@ -159,7 +163,7 @@ impl Writer {
             let mut statement = tx.prepare_cached(include_str!("sql/take.sql"))?;
             let mut epochs = Vec::with_capacity(lanes.len());
             for take in lanes {
-                let values = params![take.lane.subscription.0, take.lane.lane, take.expected, me.0];
+                let values = params![take.lane.subscription.0, take.lane.lane, take.expected, me.0, take.beat];
                 epochs.push(statement.query_row(values, |row| row.get(0)).optional()?);
             }
             let taken = epochs.iter().any(Option::is_some);
@@ -173,8 +177,7 @@ impl Writer {
     pub(crate) fn leave(&self) -> Db<()> {
         let Some(me) = self.members().as_ref().map(|member| member.id) else { return Ok(()) };
         let revision = write(&self.durable, |tx| {
-            tx.execute("update pillarbox_cursor set owner = null where owner = ?1", [me.0])?;
-            tx.execute("delete from pillarbox_instance where id = ?1", [me.0])?;
+            end(tx, me)?;
             raise_revision(tx)
         })?;
         self.bell.raised(revision);
@@ -194,9 +197,16 @@ impl Writer {
     }
 }
 
+/// Gives all lanes of an instance back and removes its row. Its epochs are over too.
+fn end(tx: &Transaction<'_>, instance: InstanceId) -> Db<()> {
+    tx.execute("update pillarbox_cursor set owner = null, epoch = epoch + 1 where owner = ?1", [instance.0])?;
+    tx.execute("delete from pillarbox_instance where id = ?1", [instance.0])?;
+    Ok(())
+}
+
 fn buried(me: InstanceId) -> DbError {
     DbError::own(
-        ErrorKind::Fatal,
+        ErrorKind::Ended,
         format!("instance {} was buried by another that found its lock free; join again under a new number", me.0),
     )
 }
@@ -210,22 +220,14 @@ fn enter(tx: &Transaction<'_>, me: InstanceId, hello: &Hello, subscriptions: &[S
     Ok(())
 }
 
-/// Creates a subscription, or gives an existing one what the newest started instance says; lanes and mode stay.
-fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription) -> Db<SubscriptionView> {
-    let created = match find(tx, &subscription.name)? {
-        Some(view) => {
-            if view.lanes != subscription.lanes {
-                tracing::warn!(
-                    subscription = view.name,
-                    lanes = view.lanes,
-                    asked = subscription.lanes,
-                    "the database's number of lanes stays; change it with `pillarbox subscription relane`"
-                );
-            }
-            false
-        }
-        None => true,
-    };
+/// Creates a subscription, or gives an existing one what the newest started instance says; lanes and mode stay. One that joins
+/// again was not started anew.
+fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription, rejoin: bool) -> Db<SubscriptionView> {
+    let found = find(tx, &subscription.name)?;
+    let created = found.is_none();
+    if let Some(view) = found.filter(|_| rejoin) {
+        return Ok(view);
+    }
     let json = |value: serde_json::Result<String>| value.expect("plain data is JSON");
     let milliseconds = |time: std::time::Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
     tx.execute(
@@ -315,7 +317,7 @@ fn fleet(tx: &Transaction<'_>) -> Db<Fleet> {
     let instances = tx.prepare_cached(sql)?.query_map([], instance_view)?.collect::<Result<_, _>>()?;
     let sql = "select id, name, filter, lanes, paused from pillarbox_subscription order by id";
     let subscriptions = tx.prepare_cached(sql)?.query_map([], subscription_view)?.collect::<Result<_, _>>()?;
-    let sql = "select subscription, lane, owner, epoch, revision from pillarbox_cursor order by 1, 2";
+    let sql = "select subscription, lane, owner, epoch, revision, takeovers from pillarbox_cursor order by 1, 2";
     let lanes = tx.prepare_cached(sql)?.query_map([], lane_view)?.collect::<Result<_, _>>()?;
     Ok(Fleet { instances, subscriptions, lanes })
 }
@@ -333,6 +335,7 @@ fn lane_view(row: &Row<'_>) -> rusqlite::Result<LaneView> {
         owner: row.get::<_, Option<i64>>(2)?.map(InstanceId),
         epoch: row.get(3)?,
         revision: row.get(4)?,
+        takeovers: row.get(5)?,
     })
 }
 

@@ -18,6 +18,10 @@ pub enum Broken {
     FenceIgnored,
     /// A take does not look at the epoch.
     TakeWithoutCompare,
+    /// A take for want of a sign of life does not look whether there has been one since.
+    TakeFromTheLiving,
+    /// An instance that joins again brings its own definitions of the subscriptions back.
+    RejoinRedefines,
     /// A load shows the lane as it was when the fleet was last observed, before the take was committed.
     StaleLoad,
     /// A settlement that fails has written the cursor but not the deliveries.
@@ -38,7 +42,7 @@ pub enum Broken {
 
 impl Broken {
     /// All of them.
-    pub const ALL: [Broken; 16] = [
+    pub const ALL: [Broken; 18] = [
         Broken::WritersBeforeHorizon,
         Broken::RowsBeforeHorizon,
         Broken::WriterGoneBeforeVisible,
@@ -47,6 +51,8 @@ impl Broken {
         Broken::NoBarrier,
         Broken::FenceIgnored,
         Broken::TakeWithoutCompare,
+        Broken::TakeFromTheLiving,
+        Broken::RejoinRedefines,
         Broken::StaleLoad,
         Broken::SettleNotAtomic,
         Broken::ChangeResurrects,

@@ -26,4 +26,4 @@ pub use memory_fixture::MemoryFixture;
 pub use memory_log::{MemoryLog, MemoryOptions, Tx};
 pub use memory_poll::PollSteps;
 pub use memory_store::MemoryStore;
-pub use simulation::{Plan, Run, simulate};
+pub use simulation::{BrokenShell, Plan, Run, simulate};

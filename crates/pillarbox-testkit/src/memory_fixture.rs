@@ -1,4 +1,4 @@
-use pillarbox::{NewEvent, Position, Result};
+use pillarbox::{InstanceId, NewEvent, Position, Result};
 
 use crate::store_suite::{DuringPoll, Fixture, FixtureFeatures};
 use crate::{Broken, MemoryLog, MemoryOptions, MemoryStore, Tx};
@@ -21,7 +21,7 @@ impl Fixture for MemoryFixture {
     type Operator = MemoryStore;
 
     fn features(&self) -> FixtureFeatures {
-        FixtureFeatures { concurrent_writers: true, during_poll: true, power_loss: true, fail_settle: true }
+        FixtureFeatures { concurrent_writers: true, during_poll: true, power_loss: true, fail_settle: true, bury: true }
     }
 
     async fn open(&self) -> Result<MemoryStore> {
@@ -40,6 +40,10 @@ impl Fixture for MemoryFixture {
         if let Some(instance) = store.instance() {
             self.log.kill(instance);
         }
+    }
+
+    async fn bury(&self, instance: InstanceId) {
+        self.log.bury(instance);
     }
 
     async fn begin(&self) -> u64 {

@@ -98,6 +98,8 @@ pub(crate) struct Inner {
     pub(crate) subscriptions: Vec<SubscriptionRow>,
     subscription_next: i64,
     settle_fails: bool,
+    joins_fail: Option<ErrorKind>,
+    joins: u64,
 }
 
 #[derive(Debug, Default)]
@@ -158,6 +160,8 @@ impl MemoryLog {
             subscriptions: Vec::new(),
             subscription_next: 1,
             settle_fails: false,
+            joins_fail: None,
+            joins: 0,
         };
         let bell = watch::Sender::new(Bell::default());
         MemoryLog { shared: Arc::new(Shared { inner: Mutex::new(inner), hook: Mutex::new(None), bell }) }
@@ -336,7 +340,7 @@ impl MemoryLog {
         self.inner().join(hello)
     }
 
-    /// See [`Store::observe`](pillarbox::Store::observe). A frozen instance does not beat.
+    /// See [`Store::observe`](pillarbox::Store::observe).
     pub fn observe(&self, instance: InstanceId, report: &Report) -> Result<Fleet> {
         self.inner().observe(instance, report)
     }
@@ -370,6 +374,16 @@ impl MemoryLog {
         self.inner().settle_fails = true;
     }
 
+    /// All joins fail so from now on, or do not any more.
+    pub fn fail_joins(&self, kind: Option<ErrorKind>) {
+        self.inner().joins_fail = kind;
+    }
+
+    /// How many joins were tried.
+    pub fn joins(&self) -> u64 {
+        self.inner().joins
+    }
+
     /// See [`Store::leave`](pillarbox::Store::leave).
     pub fn leave(&self, instance: InstanceId) -> Result<()> {
         self.inner().leave(instance);
@@ -377,10 +391,15 @@ impl MemoryLog {
         Ok(())
     }
 
-    /// The instance's process is gone: its lock is free, its row and lanes stay until others take them.
+    /// The instance's process is gone, or its connection lost: its lock is free, its row and lanes stay until others take them.
     pub fn kill(&self, instance: InstanceId) {
         self.inner().kill(instance);
         self.ring_end();
+    }
+
+    /// Another instance has taken this one for dead, though it lives: its row goes, its lanes stay until others take them.
+    pub fn bury(&self, instance: InstanceId) {
+        self.inner().instances.remove(&instance);
     }
 
     /// The instance stops: its lock is held and it does not beat. Its [`MemoryStore`](crate::MemoryStore) answers no
@@ -401,7 +420,7 @@ impl MemoryLog {
         }
     }
 
-    /// Whether the instance's process is gone.
+    /// Whether the instance's process is gone, or its connection.
     pub fn is_killed(&self, instance: InstanceId) -> bool {
         self.inner().gone.contains(&instance)
     }
@@ -486,11 +505,15 @@ impl Inner {
     }
 
     fn join(&mut self, hello: Hello) -> Result<Joined> {
+        self.joins += 1;
+        if let Some(kind) = self.joins_fail {
+            return Err(Error::new(kind, "joins were told to fail"));
+        }
         hello.subscriptions.iter().try_for_each(Subscription::validate)?;
         self.flush();
         let instance = InstanceId(self.instance_next);
         self.instance_next += 1;
-        let subscriptions: Vec<_> = hello.subscriptions.iter().map(|wish| self.subscribe(wish)).collect();
+        let subscriptions: Vec<_> = hello.subscriptions.iter().map(|wish| self.subscribe(wish, hello.rejoin)).collect();
         let row = Instance {
             beat: 1,
             started_at: self.now,
@@ -506,10 +529,12 @@ impl Inner {
         Ok(Joined { instance, log_id: self.options.log_id, subscriptions })
     }
 
-    fn subscribe(&mut self, wish: &Subscription) -> SubscriptionView {
+    fn subscribe(&mut self, wish: &Subscription, rejoin: bool) -> SubscriptionView {
         if let Some(row) = self.subscriptions.iter_mut().find(|row| row.name == wish.name) {
-            row.filter = wish.filter.clone();
-            row.on_dead = wish.on_dead;
+            if !rejoin || self.options.broken == Some(Broken::RejoinRedefines) {
+                row.filter = wish.filter.clone();
+                row.on_dead = wish.on_dead;
+            }
             return row.view();
         }
         let cursor = self.start(wish.start);
@@ -563,11 +588,9 @@ impl Inner {
     fn observe(&mut self, instance: InstanceId, report: &Report) -> Result<Fleet> {
         let now = self.now;
         let row = self.instances.get_mut(&instance).ok_or_else(|| buried(instance))?;
-        if !row.frozen {
-            row.beat += 1;
-            row.beat_at = now;
-            row.report = report.clone();
-        }
+        row.beat += 1;
+        row.beat_at = now;
+        row.report = report.clone();
         for (_, lane) in self.lanes().filter(|(_, lane)| lane.owner == Some(instance)) {
             self.check_anchor(&lane.cursor)?;
         }
@@ -598,6 +621,7 @@ impl Inner {
             owner: row.owner,
             epoch: row.epoch,
             revision: row.revision,
+            takeovers: row.takeovers,
         };
         Fleet {
             instances: self.instances.iter().map(instance).collect(),
@@ -618,10 +642,14 @@ impl Inner {
         }
         self.flush();
         let blind = self.options.broken == Some(Broken::TakeWithoutCompare);
+        let ruthless = self.options.broken == Some(Broken::TakeFromTheLiving);
+        let beats: BTreeMap<InstanceId, i64> = self.instances.iter().map(|(id, row)| (*id, row.beat)).collect();
         let mut victims = BTreeSet::new();
         let mut take = |take: &Take| {
             let lane = self.lane_mut(take.lane)?;
-            if lane.epoch != take.expected && !blind {
+            let beat = lane.owner.and_then(|owner| beats.get(&owner)).filter(|_| !ruthless);
+            let has_beaten = take.beat.is_some_and(|seen| beat.is_some_and(|beat| *beat != seen));
+            if (lane.epoch != take.expected && !blind) || has_beaten {
                 return None;
             }
             if take.cause != TakeCause::Free {
@@ -754,7 +782,7 @@ impl AboveFloor for Cursor {
 
 fn buried(instance: InstanceId) -> Error {
     Error::new(
-        ErrorKind::Fatal,
+        ErrorKind::Ended,
         format!(
             "instance {} was taken for dead and its lanes have other owners; join again under a new id",
             instance.0

@@ -57,14 +57,12 @@ impl PollSteps {
             return Err(unavailable("the database went down in the middle of the poll"));
         }
         match self.steps[self.done] {
-            Step::Horizon => {
-                self.page.horizon = inner.next - 1;
-                self.page.log_start = inner.log_start;
-            }
+            Step::Horizon => self.page.horizon = inner.next - 1,
             Step::Writers => self.page.writers = Some(inner.writers()),
             Step::Rows => {
                 let scan = |scan: &ScanRequest| inner.scan(scan, &self.request.wanted);
                 self.page.scans = self.request.scans.iter().map(scan).collect();
+                self.page.log_start = inner.log_start;
             }
             Step::Barrier if inner.options.broken == Some(Broken::NoBarrier) => {}
             Step::Barrier => inner.flush(),

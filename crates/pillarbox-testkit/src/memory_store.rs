@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pillarbox::{
@@ -9,11 +9,11 @@ use pillarbox::{
 
 use crate::{Broken, MemoryLog};
 
-/// One instance on a [`MemoryLog`]. Several of them on one log are a fleet.
+/// One instance at a time on a [`MemoryLog`]. Several of them on one log are a fleet.
 #[derive(Debug)]
 pub struct MemoryStore {
     log: MemoryLog,
-    instance: OnceLock<InstanceId>,
+    instance: Mutex<Option<InstanceId>>,
     /// The commits that had been made when the last poll began.
     commits_seen: AtomicU64,
     /// The ends that a wait has told of.
@@ -26,7 +26,7 @@ impl MemoryStore {
         let ends = log.bell().borrow().ends;
         MemoryStore {
             log: log.clone(),
-            instance: OnceLock::new(),
+            instance: Mutex::new(None),
             commits_seen: AtomicU64::new(0),
             ends_seen: AtomicU64::new(ends),
         }
@@ -39,7 +39,7 @@ impl MemoryStore {
 
     /// The instance that it is, once it has joined.
     pub fn instance(&self) -> Option<InstanceId> {
-        self.instance.get().copied()
+        *self.instance.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Pends while the instance is frozen, as a stopped process would.
@@ -47,13 +47,18 @@ impl MemoryStore {
         let instance =
             self.instance().ok_or_else(|| Error::new(ErrorKind::Invalid, "join before you use the store"))?;
         let mut bell = self.log.bell();
-        while self.log.is_frozen(instance) {
+        while self.log.is_frozen(instance) && !self.log.is_killed(instance) {
             bell.changed().await.map_err(|gone| Error::with_source(ErrorKind::Fatal, "the log is gone", gone))?;
         }
-        if self.log.is_killed(instance) {
-            return Err(Error::new(ErrorKind::Fatal, "this instance was killed; open a new store and join again"));
-        }
+        self.check(instance)?;
         Ok(instance)
+    }
+
+    fn check(&self, instance: InstanceId) -> Result<()> {
+        if self.log.is_killed(instance) {
+            return Err(Error::new(ErrorKind::Ended, "this instance was killed; join again under a new number"));
+        }
+        Ok(())
     }
 }
 
@@ -65,10 +70,8 @@ impl Store for MemoryStore {
 
     async fn join(&self, hello: Hello) -> Result<Joined> {
         let joined = self.log.join(hello)?;
-        if self.instance.set(joined.instance).is_err() {
-            self.log.leave(joined.instance)?;
-            return Err(Error::new(ErrorKind::Invalid, "this store has joined already; open another one"));
-        }
+        let before = self.instance.lock().unwrap_or_else(PoisonError::into_inner).replace(joined.instance);
+        before.map_or(Ok(()), |before| self.log.leave(before))?;
         Ok(joined)
     }
 
@@ -106,6 +109,7 @@ impl Store for MemoryStore {
     }
 
     async fn wait(&self, timeout: Duration) -> Result<Wake> {
+        self.instance().map_or(Ok(()), |instance| self.check(instance))?;
         let mut bell = self.log.bell();
         if self.log.options().broken == Some(Broken::WaitForgetsThePast) {
             self.commits_seen.store(bell.borrow().commits, Ordering::Relaxed);

@@ -1,19 +1,25 @@
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+mod fault;
+mod node;
+mod sink;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input, Mutant};
+use pillarbox::engine::{Engine, Input, Mutant};
 use pillarbox::{
-    Attempt, BatchId, Change, Event, Failure, Hello, InstanceId, NewEvent, Now, OnDead, Outcome, Position, Result,
-    RetryPolicy, Selection, SinkFeatures, Start, State, StoreFeatures, Subscription, Timestamp,
+    Attempt, BatchId, Change, Event, InstanceId, LaneRef, NewEvent, OnDead, Position, RetryPolicy, SinkFeatures, State,
+    StoreFeatures, Subscription, SubscriptionId, Timestamp,
 };
 use uuid::Uuid;
 
+use self::node::News;
 use crate::{Broken, MemoryLog, MemoryOptions, PollSteps, Tx};
 
 /// The whole engine on a virtual clock, over the in-memory store, with everything that can go wrong drawn from a seed: late
-/// commits, aborts, crashes at every step, calls that fail before or after they happened, frozen instances that lose their
-/// lease and come back, power losses of the database, failing and dead sinks, clock jumps, and operators that interfere.
+/// commits, aborts, crashes at every step, calls that fail before or after they happened or hang, instances that are frozen or cut off
+/// for longer than their lease and come back, lost connections, power losses of the database, failing and dead sinks, clock jumps,
+/// and operators that interfere.
 ///
 /// One seed is one run, bit for bit: [`Run::trace`] is the hash of all that happened.
 pub fn simulate(seed: u64, plan: Plan) -> Run {
@@ -29,10 +35,21 @@ pub struct Plan {
     pub mutant: Option<Mutant>,
     /// A broken store.
     pub broken: Option<Broken>,
+    /// A broken shell around the engine.
+    pub shell: Option<BrokenShell>,
     /// No faults and no operators: then nothing may arrive twice.
     pub calm: bool,
     /// Print everything that happens.
     pub print: bool,
+}
+
+/// Deliberately broken variants of what a relay does when it has ended as an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BrokenShell {
+    /// The engine goes on with what it knew, under the new number.
+    KeepsEngine,
+    /// The calls to sinks go on.
+    KeepsCalls,
 }
 
 /// What a simulation found.
@@ -48,8 +65,14 @@ pub struct Run {
     pub arrived: usize,
     /// Further arrivals.
     pub duplicates: usize,
-    /// Instances killed or frozen.
+    /// Instances killed, frozen or cut off.
     pub faults: usize,
+    /// Instances that ended and joined again.
+    pub rejoins: usize,
+    /// How often an instance gave up what was at its sinks since its lease might be over.
+    pub aborts: usize,
+    /// Lanes taken since their owner's lease was over.
+    pub leases: usize,
     /// The most events that were at sinks at the same time.
     pub parallel: usize,
 }
@@ -95,9 +118,9 @@ enum Step {
     Insert(Tx),
     End(Tx),
     Tick(Ticket),
-    Execute(Ticket, Box<Request>),
+    Execute(Ticket, InstanceId, Box<Request>),
     Poll(Ticket, Box<PollSteps>),
-    Answer(Ticket, Box<Input>),
+    Answer(Ticket, Box<News>),
     Arrive(Ticket, (usize, BatchId), Vec<Attempt>),
     Ring(Ticket),
     Fault,
@@ -131,12 +154,31 @@ struct Node {
     instance: Option<InstanceId>,
     started: u64,
     frozen: bool,
+    draining: bool,
+    /// Its connection is lost, and it has not noticed yet.
+    ended: bool,
+    /// It ended as an instance and is about to join again.
+    rejoin: bool,
+    /// What a broken shell has kept of the life before.
+    kept: Option<Engine>,
+    /// It cannot reach the database before this time.
+    cut_until: u64,
     /// When the engine wants to be stepped next.
     tick: u64,
     /// What reached the node while it was frozen.
-    held: Vec<Input>,
-    /// Keys at the sink, by subscription, to see that no two batches hold one.
-    at_sink: HashMap<(usize, BatchId), Vec<Option<Box<str>>>>,
+    held: Vec<News>,
+    /// What is at the sinks, by life and batch, to see that no two batches hold a key.
+    at_sink: BTreeMap<(u64, (usize, BatchId)), Vec<Held>>,
+    /// Batches that were given up.
+    aborted: HashSet<(usize, BatchId)>,
+}
+
+/// An event at a sink.
+#[derive(Debug)]
+struct Held {
+    key: Option<Box<str>>,
+    lane: LaneRef,
+    epoch: i64,
 }
 
 struct World {
@@ -150,6 +192,10 @@ struct World {
     queue: BTreeMap<(u64, u64), Step>,
     nodes: Vec<Node>,
     open: HashSet<Tx>,
+    /// The numbers of the subscriptions.
+    ids: Vec<SubscriptionId>,
+    /// Lanes that were taken since their owner's lease was over, with the epoch that ended so.
+    seized: HashSet<(LaneRef, i64)>,
     trace: u64,
     run: Run,
     /// Committed events by id, with the order in which they became visible.
@@ -193,8 +239,9 @@ fn subscriptions() -> Vec<(Subscription, SinkFeatures)> {
 impl World {
     fn new(seed: u64, plan: Plan) -> Self {
         let mut random = Random(seed);
-        let options =
-            MemoryOptions { lock_proves_life: random.chance(30), broken: plan.broken, ..MemoryOptions::default() };
+        let lock_proves_life = random.chance(30);
+        let lock_visible = lock_proves_life || random.chance(70);
+        let options = MemoryOptions { lock_proves_life, lock_visible, broken: plan.broken, ..MemoryOptions::default() };
         let features = StoreFeatures {
             lock_proves_life: options.lock_proves_life,
             settle_interval: Duration::from_millis(random.below(20)),
@@ -210,6 +257,8 @@ impl World {
             queue: BTreeMap::new(),
             nodes: (0..NODES).map(|_| Node::default()).collect(),
             open: HashSet::new(),
+            ids: Vec::new(),
+            seized: HashSet::new(),
             trace: 0xcbf2_9ce4_8422_2325,
             run: Run::default(),
             visible: HashMap::new(),
@@ -288,9 +337,9 @@ impl World {
             Step::Tick(ticket) if self.nodes[ticket.node].tick == self.now => self.input(ticket, Input::Tick),
             Step::Tick(_) => {}
             Step::Ring(ticket) => self.input(ticket, Input::Rang),
-            Step::Execute(ticket, request) => self.execute(ticket, *request),
+            Step::Execute(ticket, instance, request) => self.execute(ticket, instance, *request),
             Step::Poll(ticket, steps) => self.poll_step(ticket, *steps),
-            Step::Answer(ticket, input) => self.input(ticket, *input),
+            Step::Answer(ticket, news) => self.news(ticket, *news),
             Step::Arrive(ticket, batch, events) => self.arrive(ticket, batch, &events),
             Step::Fault => self.fault(),
             Step::Operate => self.operate(),
@@ -363,399 +412,6 @@ impl World {
         }
     }
 
-    // --- nodes ---
-
-    fn restart(&mut self, node: usize) {
-        if self.nodes[node].engine.is_some() {
-            return;
-        }
-        let specs = subscriptions();
-        let hello = Hello { subscriptions: specs.iter().map(|spec| spec.0.clone()).collect(), ..Hello::default() };
-        let joined = self.log.join(hello).expect("the log takes every instance");
-        let config = EngineConfig {
-            lease_ttl: Duration::from_millis(600),
-            beat_interval: Duration::from_millis(100),
-            poll_interval: Duration::from_millis(500),
-            page_size: self.random.between(1, 12) as usize,
-            in_flight_max: self.random.between(8, 40) as usize,
-            hole_scans_max: self.random.between(1, 8) as usize,
-            ranges_max: self.random.between(20, 200) as usize,
-            floor_interval: Duration::from_millis(300),
-            seed: self.random.next(),
-            mutant: self.plan.mutant,
-            ..EngineConfig::default()
-        };
-        let engine = Engine::new(config, &joined, self.features, specs);
-        let life = self.nodes[node].life + 1;
-        self.note(&format!("restart {node} as {:?}", joined.instance));
-        self.nodes[node] =
-            Node { life, engine: Some(engine), instance: Some(joined.instance), started: self.now, ..Node::default() };
-        self.input(Ticket { node, life }, Input::Tick);
-    }
-
-    fn clock(&self, node: usize) -> Now {
-        Now { mono: Duration::from_micros(self.now - self.nodes[node].started), wall: self.wall() }
-    }
-
-    fn alive(&self, ticket: Ticket) -> bool {
-        self.nodes[ticket.node].life == ticket.life && self.nodes[ticket.node].engine.is_some()
-    }
-
-    fn input(&mut self, ticket: Ticket, input: Input) {
-        if !self.alive(ticket) {
-            return;
-        }
-        if self.nodes[ticket.node].frozen {
-            return self.nodes[ticket.node].held.push(input);
-        }
-        match &input {
-            Input::Delivered { batch, .. } => drop(self.nodes[ticket.node].at_sink.remove(batch)),
-            Input::HandedBack { batch, kept } => {
-                self.nodes[ticket.node].at_sink.entry(*batch).and_modify(|keys| keys.truncate(*kept));
-            }
-            _ => {}
-        }
-        let now = self.clock(ticket.node);
-        let engine = self.nodes[ticket.node].engine.as_mut().expect("alive");
-        let actions = engine.step(now, input);
-        let deadline = engine.deadline(now);
-        for action in actions {
-            self.act(ticket, action);
-        }
-        let tick = self.nodes[ticket.node].started + deadline.as_micros() as u64 + 1;
-        if self.nodes[ticket.node].tick != tick {
-            self.nodes[ticket.node].tick = tick;
-            self.at(tick, Step::Tick(ticket));
-        }
-    }
-
-    fn act(&mut self, ticket: Ticket, action: Action) {
-        self.note(&format!("{} {action:?}", ticket.node));
-        let request = match action {
-            Action::Observe(report) => Request::Observe(report),
-            Action::Take(lanes) => Request::Take(lanes),
-            Action::Load(lanes) => Request::Load(lanes),
-            Action::Fetch(positions) => Request::Fetch(positions),
-            Action::Settle(settlement) => Request::Settle(settlement),
-            Action::Poll(request) => {
-                let steps = self.log.poll_steps(&request);
-                return self.after(0, 2_000, Step::Poll(ticket, Box::new(steps)));
-            }
-            Action::Deliver { batch, events } => return self.deliver(ticket, batch, events),
-            Action::Leave => {
-                let node = &mut self.nodes[ticket.node];
-                node.engine = None;
-                return self.log.leave(node.instance.expect("a node that runs has joined")).expect("leaving works");
-            }
-        };
-        self.after(0, 4_000, Step::Execute(ticket, Box::new(request)));
-    }
-
-    /// Calls may fail before they happen or after; the caller cannot tell.
-    fn execute(&mut self, ticket: Ticket, request: Request) {
-        let sent_by_dead = !self.alive(ticket);
-        if sent_by_dead && self.random.chance(50) {
-            return;
-        }
-        let Some(instance) = self.nodes[ticket.node].instance.filter(|_| !sent_by_dead) else { return };
-        let call = match &request {
-            Request::Observe(_) => Call::Observe,
-            Request::Take(_) => Call::Take,
-            Request::Load(_) => Call::Load,
-            Request::Fetch(_) => Call::Fetch,
-            Request::Settle(_) => Call::Settle,
-        };
-        let fails = !self.plan.calm && !self.healed && self.random.chance(4);
-        if fails && self.random.chance(50) {
-            return self.answer(ticket, Input::CallFailed(call));
-        }
-        let answer: Result<Input> = match request {
-            Request::Observe(report) => self.log.observe(instance, &report).map(Input::Observed),
-            Request::Take(lanes) => self.log.take(instance, &lanes).map(Input::Taken),
-            Request::Load(lanes) => self.log.load(instance, &lanes).map(Input::Loaded),
-            Request::Fetch(positions) => self.log.fetch(&positions).map(Input::Fetched),
-            Request::Settle(settlement) => {
-                let answer = self.log.settle(instance, &settlement).map(Input::Settled);
-                self.check_floors();
-                answer
-            }
-        };
-        match answer {
-            Ok(input) => self.answer(ticket, if fails { Input::CallFailed(call) } else { input }),
-            // Buried by another instance: the process ends and comes back under a new number.
-            Err(_) => self.kill(ticket.node),
-        }
-    }
-
-    fn answer(&mut self, ticket: Ticket, input: Input) {
-        self.after(0, 2_000, Step::Answer(ticket, Box::new(input)));
-    }
-
-    fn poll_step(&mut self, ticket: Ticket, mut steps: PollSteps) {
-        if !self.alive(ticket) {
-            return;
-        }
-        match steps.step(&self.log) {
-            Ok(None) => self.after(0, 2_000, Step::Poll(ticket, Box::new(steps))),
-            Ok(Some(page)) => self.answer(ticket, Input::Polled(page)),
-            Err(_) => self.answer(ticket, Input::CallFailed(Call::Poll)),
-        }
-    }
-
-    // --- sinks ---
-
-    fn deliver(&mut self, ticket: Ticket, batch: (usize, BatchId), events: Vec<Attempt>) {
-        let keys: Vec<Option<Box<str>>> = events.iter().map(|attempt| attempt.event.key.clone()).collect();
-        let ordered = subscriptions()[batch.0].1.ordered_batch;
-        let distinct: BTreeSet<_> = keys.iter().flatten().collect();
-        let twice = !ordered && distinct.len() < keys.iter().flatten().count();
-        let others = self.nodes[ticket.node].at_sink.iter().filter(|(other, _)| other.0 == batch.0);
-        let held = others.flat_map(|(_, keys)| keys.iter().flatten()).any(|key| distinct.contains(key));
-        if twice || held {
-            self.violation(format!("node {} has a key at the sink twice: {keys:?}", ticket.node));
-        }
-        self.nodes[ticket.node].at_sink.insert(batch, keys);
-        let parallel = self.nodes.iter().flat_map(|node| node.at_sink.values()).map(Vec::len).sum();
-        self.run.parallel = self.run.parallel.max(parallel);
-        let slow = if self.random.chance(5) { 400_000 } else { 10_000 };
-        let mut events = events;
-        // A worker that is held up by an event gives the rest of its batch back before that one arrives.
-        if events.len() > 1 && self.random.chance(20) {
-            let kept = self.random.between(1, events.len() as u64 - 1) as usize;
-            events.truncate(kept);
-            self.answer(ticket, Input::HandedBack { batch, kept });
-            return self.after(4_000, 4_000 + slow, Step::Arrive(ticket, batch, events));
-        }
-        self.after(0, slow, Step::Arrive(ticket, batch, events));
-    }
-
-    fn arrive(&mut self, ticket: Ticket, batch: (usize, BatchId), events: &[Attempt]) {
-        // A call that was sent may arrive, wholly or in part, though its sender is gone.
-        let whole = self.alive(ticket);
-        let count = if whole { events.len() } else { self.random.below(events.len() as u64 + 1) as usize };
-        let mut failed: HashSet<Box<str>> = HashSet::new();
-        let mut outcomes = Vec::new();
-        for attempt in &events[..count] {
-            let event = &attempt.event;
-            if event.key.as_ref().is_some_and(|key| failed.contains(key)) {
-                outcomes.push(Outcome::NotTried);
-                continue;
-            }
-            let outcome = self.outcome(batch.0, event);
-            match &outcome {
-                Outcome::Failed(failure) => {
-                    failed.extend(event.key.clone());
-                    if batch.0 == 1 && failure.fault != pillarbox::Fault::Sink {
-                        *self.refused.entry(event.id).or_default() += if failure.permanent { 3 } else { 1 };
-                    }
-                }
-                Outcome::Delivered => self.arrived(batch.0, event),
-                Outcome::NotTried => failed.extend(event.key.clone()),
-            }
-            outcomes.push(outcome);
-        }
-        self.note(&format!("arrive {ticket:?} {batch:?} {outcomes:?}"));
-        self.answer(ticket, Input::Delivered { batch, outcomes });
-    }
-
-    fn outcome(&mut self, sub: usize, event: &Event) -> Outcome {
-        if self.sink_down[sub] {
-            return Outcome::Failed(Failure::sink("down"));
-        }
-        let tries = self.attempts.entry((sub, event.id)).or_default();
-        *tries += 1;
-        let draw = Random(event.position as u64 * 7 + sub as u64).next() % 100;
-        match draw {
-            0..8 if u64::from(*tries) <= draw => Outcome::Failed(Failure::event("refused")),
-            8..11 if *tries == 1 => Outcome::Failed(Failure::unclear("timeout", "no answer")),
-            11 if *tries == 1 => Outcome::Failed(Failure::permanent("malformed")),
-            12..14 if *tries == 1 => Outcome::NotTried,
-            _ => Outcome::Delivered,
-        }
-    }
-
-    fn arrived(&mut self, sub: usize, event: &Arc<Event>) {
-        if !self.arrived[sub].insert(event.id) {
-            self.run.duplicates += 1;
-            if self.plan.calm {
-                self.violation(format!("{} came twice without any fault", event.position));
-            }
-            return;
-        }
-        let Some((order, _)) = self.visible.get(&event.id).cloned() else { return };
-        let Some(key) = event.key.clone().filter(|_| event.deliver_at.is_none()) else { return };
-        let wants = subscriptions().remove(sub).0.filter;
-        let earlier: Vec<(Uuid, Position)> = self.by_key[&key]
-            .iter()
-            .filter_map(|id| self.visible.get(id))
-            .filter(|(shown, other)| other.position < event.position && *shown < order && other.deliver_at.is_none())
-            .filter(|(_, other)| wants.wants(other) && !self.arrived[sub].contains(&other.id))
-            .map(|(_, other)| (other.id, other.position))
-            .collect();
-        for (id, position) in earlier {
-            if !self.given_up(sub, id) {
-                self.violation(format!(
-                    "subscription {sub}: {} of key {key} came before {position}, which was visible earlier",
-                    event.position
-                ));
-            }
-        }
-    }
-
-    /// Whether an event may have been let go for a subscription: skipped by an operator, or dead where dead events hold
-    /// nobody back.
-    fn given_up(&self, sub: usize, id: Uuid) -> bool {
-        if sub == 1 && self.refused.get(&id).is_some_and(|refusals| *refusals >= 3) {
-            return true;
-        }
-        if self.skipped.contains(&(sub, id)) {
-            return true;
-        }
-        let Some(record) = self.log.show_event(id) else { return true };
-        let Some(fate) = record.subscriptions.into_iter().find(|fate| fate.subscription == ["all", "some"][sub]) else {
-            return false;
-        };
-        // An attempt that a crash ended is counted in the row and not by the sink; its last failure may not be written yet.
-        let dead = |row: &pillarbox::DeliveryRecord| {
-            row.state == State::Dead || (row.attempts >= 2 && self.refused.contains_key(&id))
-        };
-        sub == 1 && fate.delivery.as_ref().is_some_and(dead)
-    }
-
-    /// A floor never goes back, but by an operator's rewind.
-    fn check_floors(&mut self) {
-        for book in self.log.books().lanes {
-            let floor = self.floors.entry((book.subscription.clone(), book.lane)).or_insert(book.floor);
-            let before = *floor;
-            *floor = book.floor;
-            if book.floor < before && !self.rewound {
-                self.violation(format!(
-                    "the floor of {}/{} went back from {before} to {}",
-                    book.subscription, book.lane, book.floor
-                ));
-            }
-        }
-        self.rewound = false;
-    }
-
-    // --- what goes wrong ---
-
-    fn fault(&mut self) {
-        if self.now >= FAULTS_UNTIL {
-            return;
-        }
-        self.after(50_000, 700_000, Step::Fault);
-        let node = self.random.below(NODES as u64) as usize;
-        match self.random.below(10) {
-            0..3 => self.kill(node),
-            3 => self.drain(node),
-            4..7 => self.freeze(node),
-            7 => {
-                let sub = self.random.below(2) as usize;
-                self.sink_down[sub] = !self.sink_down[sub];
-            }
-            8 => self.wall_offset += [-3_600_000, 3_600_000, -500, 500][self.random.below(4) as usize],
-            _ if self.random.chance(30) => self.power_loss(),
-            _ => {
-                let ticket = Ticket { node, life: self.nodes[node].life };
-                self.input(ticket, Input::Reconnected);
-            }
-        }
-    }
-
-    fn kill(&mut self, node: usize) {
-        let Some(instance) = self.nodes[node].instance.filter(|_| self.nodes[node].engine.is_some()) else { return };
-        self.run.faults += 1;
-        self.note(&format!("kill {node}"));
-        self.nodes[node].engine = None;
-        self.nodes[node].frozen = false;
-        self.nodes[node].at_sink.clear();
-        self.log.kill(instance);
-        self.after(1_000, 1_500_000, Step::Restart(node));
-        self.ring();
-    }
-
-    /// A clean stop: what is at the sink is finished, the lanes are given back.
-    fn drain(&mut self, node: usize) {
-        self.note(&format!("drain {node}"));
-        self.input(Ticket { node, life: self.nodes[node].life }, Input::Drain);
-        self.after(1_000_000, 3_000_000, Step::Restart(node));
-    }
-
-    fn freeze(&mut self, node: usize) {
-        let Some(instance) = self.nodes[node].instance.filter(|_| self.nodes[node].engine.is_some()) else { return };
-        if self.nodes[node].frozen {
-            return;
-        }
-        self.run.faults += 1;
-        self.note(&format!("freeze {node}"));
-        self.nodes[node].frozen = true;
-        self.log.freeze(instance);
-        let ticket = Ticket { node, life: self.nodes[node].life };
-        self.after(10_000, 2_500_000, Step::Thaw(ticket));
-    }
-
-    fn thaw(&mut self, ticket: Ticket) {
-        if !self.alive(ticket) || !self.nodes[ticket.node].frozen {
-            return;
-        }
-        self.note(&format!("thaw {}", ticket.node));
-        self.nodes[ticket.node].frozen = false;
-        self.log.thaw(self.nodes[ticket.node].instance.expect("a node that runs has joined"));
-        for input in std::mem::take(&mut self.nodes[ticket.node].held) {
-            self.input(ticket, input);
-        }
-    }
-
-    fn power_loss(&mut self) {
-        self.note("power loss");
-        for node in 0..NODES {
-            self.kill(node);
-        }
-        self.open.clear();
-        self.log.power_loss();
-        let left: HashSet<Uuid> = self.log.visible().iter().map(|event| event.id).collect();
-        self.visible.retain(|id, _| left.contains(id));
-        self.by_key.values_mut().for_each(|ids| ids.retain(|id| left.contains(id)));
-    }
-
-    fn operate(&mut self) {
-        if self.now >= FAULTS_UNTIL {
-            return;
-        }
-        self.after(100_000, 1_500_000, Step::Operate);
-        let subscription = ["all", "some"][self.random.below(2) as usize].to_owned();
-        let change = match self.random.below(6) {
-            0 => Change::Pause(subscription),
-            1 => Change::Resume(subscription),
-            2 | 3 => Change::Requeue { subscription, which: Selection::All, limit: self.random.between(1, 5) as usize },
-            4 => {
-                self.rewound = true;
-                let to = self.random.below(self.log.horizon().max(1) as u64) as Position;
-                Change::Rewind { subscription, to: Start::Position(to), key: None }
-            }
-            _ => {
-                let dead = self.log.visible().into_iter().find(|event| {
-                    let record = self.log.show_event(event.id).expect("just seen");
-                    record.subscriptions.iter().any(|fate| {
-                        fate.subscription == subscription
-                            && fate.delivery.as_ref().is_some_and(|row| row.state == State::Dead)
-                    })
-                });
-                let Some(event) = dead else { return };
-                self.skipped.insert((usize::from(subscription == "some"), event.id));
-                Change::Skip { subscription, event: event.id, reason: "simulated".into() }
-            }
-        };
-        self.note(&format!("{change:?}"));
-        // A change may be refused before the first instance has made the subscriptions.
-        let _ = self.log.change(&change, false);
-        if matches!(change, Change::Rewind { .. }) {
-            self.check_floors();
-        }
-        self.ring();
-    }
-
     // --- the end ---
 
     /// No more faults; everything that was committed has to arrive now.
@@ -767,6 +423,7 @@ impl World {
         self.wall_offset = 1_000 * 3_600_000;
         for node in 0..NODES {
             let ticket = Ticket { node, life: self.nodes[node].life };
+            self.nodes[node].cut_until = 0;
             self.thaw(ticket);
             self.at(self.now, Step::Restart(node));
         }

@@ -3,7 +3,7 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
-use pillarbox::{BoxFuture, NewEvent, Operator, Position, Result, Store};
+use pillarbox::{BoxFuture, InstanceId, NewEvent, Operator, Position, Result, Store};
 
 mod cases;
 
@@ -30,6 +30,11 @@ pub trait Fixture: Send + Sync + 'static {
 
     /// Ends the store as a killed process would: nothing is written, the lock is freed.
     fn kill(&self, store: Self::Store) -> impl Future<Output = ()> + Send;
+
+    /// Removes the row of an instance that lives, as another does that has taken it for dead. Nothing else changes.
+    fn bury(&self, _instance: InstanceId) -> impl Future<Output = ()> + Send {
+        async { unreachable!("a fixture without bury is not asked") }
+    }
 
     /// Begins a publisher's transaction and gives it a number.
     fn begin(&self) -> impl Future<Output = u64> + Send {
@@ -78,6 +83,8 @@ pub struct FixtureFeatures {
     pub power_loss: bool,
     /// [`Fixture::fail_next_settle`] works.
     pub fail_settle: bool,
+    /// [`Fixture::bury`] works.
+    pub bury: bool,
 }
 
 /// What happens in the middle of a poll.
@@ -177,5 +184,6 @@ impl FixtureFeatures {
             && (!self.during_poll || has.during_poll)
             && (!self.power_loss || has.power_loss)
             && (!self.fail_settle || has.fail_settle)
+            && (!self.bury || has.bury)
     }
 }

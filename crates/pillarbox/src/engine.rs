@@ -9,9 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::subscriber::Subscriber;
-use crate::breaker::Breaker;
-use crate::dispatcher::{BatchId, Dispatcher};
-use crate::flood_guard::FloodGuard;
+use crate::dispatcher::BatchId;
 use crate::grace::Grace;
 use crate::lane::Lane;
 use crate::ownership::Ownership;
@@ -33,7 +31,8 @@ pub struct Now {
 /// The limits and intervals of an engine. Each is documented with its default.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    /// How long an owner may be silent before its lanes are taken, where no lock proves its life. Default: 10 s.
+    /// How long an owner may be silent before its lanes are taken, where no lock proves its life; it stops by itself a fifth of
+    /// that time earlier. Default: 10 s.
     pub lease_ttl: Duration,
     /// How often this instance beats and looks at the fleet. Default: 1 s, at most a third of the lease.
     pub beat_interval: Duration,
@@ -99,6 +98,10 @@ pub enum Mutant {
     JoinWithoutRereading,
     /// The floor is written as the highest position delivered.
     AbsoluteCursor,
+    /// An instance that cannot beat any more goes on delivering until somebody tells it.
+    NoOwnDeadline,
+    /// It sends nothing more, but lets what is at the sinks go on.
+    CallsOutliveDeadline,
 }
 
 /// What happened.
@@ -123,6 +126,11 @@ pub enum Input {
         /// One an event.
         outcomes: Vec<Outcome>,
     },
+    /// A batch was given up after [`Action::Abort`]; nobody knows what became of it. Its call is over for good.
+    Aborted {
+        /// Which one.
+        batch: (usize, BatchId),
+    },
     /// A worker is held up by the last of the first `kept` events of its batch and gives the rest back.
     HandedBack {
         /// Which batch.
@@ -134,8 +142,6 @@ pub enum Input {
     Rang,
     /// A call to the store failed; nothing is known about it having happened.
     CallFailed(Call),
-    /// The connection to the database was lost and made again.
-    Reconnected,
     /// Finish what is at the sink, settle, give everything back.
     Drain,
     /// Time went on.
@@ -176,6 +182,9 @@ pub enum Action {
         /// The events.
         events: Vec<Attempt>,
     },
+    /// Give up every batch that is at a sink: this instance cannot be sure any more that its lanes are its own. Each is answered
+    /// with [`Input::Aborted`] once its call is over, unless it was answered already.
+    Abort,
     /// The drain is over: leave.
     Leave,
 }
@@ -207,6 +216,8 @@ pub struct Engine {
     config: EngineConfig,
     me: InstanceId,
     settle_interval: Duration,
+    /// No lease can overrule this instance as long as it lives.
+    lock_proves_life: bool,
     ownership: Ownership,
     subscribers: Vec<Subscriber>,
     grace: Grace,
@@ -235,6 +246,10 @@ pub struct Engine {
     dead: RangeSet,
     dead_settling: RangeSet,
     last_observe: Option<Duration>,
+    /// When the last look at the fleet began that came back: others count this instance's lease from then on or later.
+    confirmed: Option<Duration>,
+    /// The lease may be over: nothing is sent until a look at the fleet has come back.
+    expired: bool,
     last_poll: Option<Duration>,
     last_settle: Option<Duration>,
     hole_polls: u32,
@@ -273,6 +288,8 @@ struct Claim {
 
 /// The shortest and the longest wait after a failed call.
 const CALL_BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
+/// One part in this many of a lease is left to others' clocks and to the calls that have to be given up.
+const LEASE_MARGIN: u32 = 5;
 /// Delayed rows made due in one step, and deliveries fetched at once.
 const PROMOTE_MAX: usize = 1_000;
 
@@ -284,39 +301,23 @@ impl Engine {
         features: StoreFeatures,
         subscriptions: Vec<(Subscription, SinkFeatures)>,
     ) -> Self {
-        let subscribers = subscriptions
-            .into_iter()
-            .zip(&joined.subscriptions)
-            .map(|((spec, sink), view)| Subscriber {
-                name: spec.name.as_str().into(),
-                id: view.id,
-                filter: view.filter.clone(),
-                lane_count: view.lanes,
-                paused: view.paused,
-                lanes: (0..view.lanes).map(|_| None).collect(),
-                dispatcher: Dispatcher::new(spec.workers, spec.batch_size, sink.ordered_batch, sink.one_by_one),
-                spec,
-                breaker: Breaker::default(),
-                flood_guard: FloodGuard::default(),
-                window: 0,
-                bytes: 0,
-                delivered: 0,
-                delivered_at: None,
-                stopped: None,
-                first_lane: 0,
-                announced: Vec::new(),
-                due_behind: HashMap::new(),
-            })
-            .collect();
+        let mut figures = Figures::default();
+        let subscriber = |((spec, sink), view)| {
+            let mut sub = Subscriber::new(spec, sink, view);
+            figures.warnings.extend(sub.difference(view));
+            sub
+        };
+        let subscribers = subscriptions.into_iter().zip(&joined.subscriptions).map(subscriber).collect();
         Engine {
             me: joined.instance,
             settle_interval: features.settle_interval,
+            lock_proves_life: features.lock_proves_life,
             ownership: Ownership::new(joined.instance, config.lease_ttl, features),
             subscribers,
             grace: Grace::default(),
             horizon: 0,
             actions: Vec::new(),
-            figures: Figures::default(),
+            figures,
             random: config.seed | 1,
             draining: false,
             left: false,
@@ -335,6 +336,8 @@ impl Engine {
             dead: RangeSet::new(),
             dead_settling: RangeSet::new(),
             last_observe: None,
+            confirmed: None,
+            expired: false,
             last_poll: None,
             last_settle: None,
             hole_polls: 0,
@@ -354,18 +357,13 @@ impl Engine {
             Input::Fetched(events) => self.fetched(now, events),
             Input::Settled(written) => self.settled(now, written),
             Input::Delivered { batch, outcomes } => self.delivered(now, batch, outcomes),
+            Input::Aborted { batch } => self.aborted(now, batch),
             Input::HandedBack { batch, kept } => self.handed_back(batch, kept),
             Input::Rang => {
                 self.rang_at.get_or_insert(now.mono);
                 self.observe_now = true;
             }
             Input::CallFailed(call) => self.call_failed(now, call),
-            Input::Reconnected => {
-                self.grace.reset();
-                self.ownership.reconnected();
-                self.observe_now = true;
-                self.rang_at.get_or_insert(now.mono);
-            }
             Input::Drain => self.drain(),
             Input::Tick => {}
         }
@@ -380,6 +378,7 @@ impl Engine {
         let mut sooner =
             |at: Option<Duration>| deadline = at.filter(|&at| at > now.mono).map_or(deadline, |at| at.min(deadline));
         sooner(self.last_observe.map(|last| last + self.observe_wait()));
+        sooner(self.good_until());
         sooner(self.last_poll.map(|last| last + self.poll_wait()));
         sooner(self.rang_at.map(|at| at + self.config.debounce));
         if self.has_writes() {
@@ -394,6 +393,14 @@ impl Engine {
         deadline
     }
 
+    /// Until when no other instance can have taken a lane of this one for want of a sign of life; None: for ever, or nothing is its own
+    /// yet. No call to a sink may outlive it.
+    pub fn good_until(&self) -> Option<Duration> {
+        let endless = self.lock_proves_life || self.config.mutant == Some(Mutant::NoOwnDeadline);
+        let lease = self.config.lease_ttl;
+        self.confirmed.filter(|_| !endless).map(|begun| begun + (lease - lease / LEASE_MARGIN))
+    }
+
     /// Nothing is under way and nothing can be delivered now: what is left waits for its time, for an operator or for another instance.
     pub fn is_idle(&self, now: Now) -> bool {
         let calls = [
@@ -405,7 +412,12 @@ impl Engine {
             self.observing,
         ];
         let wanted = [self.observe_now, self.rang_at.is_some(), !self.to_take.is_empty(), !self.to_load.is_empty()];
-        if calls.contains(&true) || wanted.contains(&true) || !self.seen_fleet || self.last_poll.is_none() {
+        if calls.contains(&true)
+            || wanted.contains(&true)
+            || !self.seen_fleet
+            || self.last_poll.is_none()
+            || self.expired
+        {
             return false;
         }
         !self.has_writes() && self.subscribers.iter().all(|sub| sub.is_idle(now, self.horizon))
@@ -451,6 +463,7 @@ impl Engine {
         if self.left {
             return;
         }
+        self.expire(now);
         self.quiesce();
         self.update_stopped();
         for index in 0..self.subscribers.len() {
@@ -466,6 +479,26 @@ impl Engine {
         if self.draining && empty && !calls && self.to_load.is_empty() {
             self.left = true;
             self.actions.push(Action::Leave);
+        }
+    }
+
+    /// Stops sending when the lease may be over, and goes on when it is known not to be.
+    fn expire(&mut self, now: Now) {
+        let over = self.good_until().is_some_and(|end| now.mono >= end);
+        if over == self.expired {
+            return;
+        }
+        self.expired = over;
+        let at_sink = self.subscribers.iter().any(|sub| sub.dispatcher.in_flight() > 0);
+        if over && at_sink && self.config.mutant != Some(Mutant::CallsOutliveDeadline) {
+            self.actions.push(Action::Abort);
+        }
+        if over {
+            self.figures.warnings.push(format!(
+                "the database has not answered for most of lease_ttl = {:?}, and others may take this relay for dead: nothing is \
+                 delivered until it answers",
+                self.config.lease_ttl
+            ));
         }
     }
 

@@ -43,11 +43,6 @@ impl Grace {
         let low = (scan.after + 1).max(log_start);
         scan.visible.missing(low, scan.covered_to.min(self.proven))
     }
-
-    /// Forgets everything; after a reconnect nothing of what was seen need hold.
-    pub(crate) fn reset(&mut self) {
-        *self = Grace::default();
-    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,8 @@ pub const FAILURES: &str = "pillarbox_failures_total";
 pub const DIED: &str = "pillarbox_died_total";
 /// Counter, by `cause`: lanes taken from another instance.
 pub const TAKEOVERS: &str = "pillarbox_takeovers_total";
+/// Counter: how often this relay has ended as an instance and joined again under a new number.
+pub const REJOINS: &str = "pillarbox_rejoins_total";
 /// Counter, by `subscription`: positions that retention removed before they were delivered. Should be 0.
 pub const PRUNED_UNDELIVERED: &str = "pillarbox_pruned_undelivered_total";
 /// Counter, by `call`: failed calls to the database.

@@ -1,7 +1,15 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use crate::{Epoch, Fleet, InstanceId, InstanceView, LaneRef, Lock, StoreFeatures, SubscriptionId, Take, TakeCause};
+use crate::{
+    Epoch, Fleet, InstanceId, InstanceView, LaneRef, LaneView, Lock, StoreFeatures, SubscriptionId, Take, TakeCause,
+};
+
+/// A lane seized this often without progress is careful.
+pub(crate) const CAREFUL_AFTER: u32 = 2;
+/// How long a careful lane is left alone after its owner's death, at first and at most; it doubles with each seizure. An event that
+/// kills whoever works on it must not take a whole fleet down in one breath.
+const SEIZE_WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// Decides which lanes this instance takes and which it gives back. Every instance decides alike from the same view; where
 /// views differ for a moment, the epoch lets only one of them win.
@@ -12,6 +20,8 @@ pub(crate) struct Ownership {
     features: StoreFeatures,
     /// The last beat seen of each instance, and when it was first seen on this instance's own clock.
     beats: HashMap<InstanceId, (i64, Duration)>,
+    /// When each owner that is dead was first seen to be.
+    dead_since: HashMap<InstanceId, Duration>,
 }
 
 /// What to do about lanes.
@@ -26,12 +36,7 @@ pub(crate) struct Plan {
 impl Ownership {
     /// For this instance.
     pub(crate) fn new(me: InstanceId, lease_ttl: Duration, features: StoreFeatures) -> Self {
-        Ownership { me, lease_ttl, features, beats: HashMap::new() }
-    }
-
-    /// After a reconnect no beat counts as seen: nobody is seized within one lease of it.
-    pub(crate) fn reconnected(&mut self) {
-        self.beats.clear();
+        Ownership { me, lease_ttl, features, beats: HashMap::new(), dead_since: HashMap::new() }
     }
 
     /// Plans from what can be seen. `mine` are the lanes in memory with their epochs.
@@ -45,6 +50,7 @@ impl Ownership {
         self.note_beats(fleet, now);
         let deaths: HashMap<InstanceId, Option<TakeCause>> =
             fleet.instances.iter().map(|instance| (instance.id, self.death(instance, now))).collect();
+        self.note_deaths(fleet, &deaths, now);
         let mut plan = Plan::default();
         for subscription in fleet.subscriptions.iter().filter(|subscription| running.contains(&subscription.id)) {
             let mut able: Vec<InstanceId> = fleet
@@ -66,22 +72,45 @@ impl Ownership {
                         plan.release.push(view.lane);
                     } else if !held && view.owner == Some(self.me) {
                         // Its own by name only, since an operator raised the epoch: only who holds a lane can give it back.
-                        plan.take.push(Take { lane: view.lane, expected: view.epoch, cause: TakeCause::Free });
+                        plan.take.push(self.take(view, TakeCause::Free));
                     }
                     continue;
                 }
-                let cause = match view.owner {
-                    None => Some(TakeCause::Free),
-                    Some(owner) if owner == self.me => (!held).then_some(TakeCause::Free),
-                    // An owner without a row has left or was buried.
-                    Some(owner) => deaths.get(&owner).copied().unwrap_or(Some(TakeCause::Lock)),
-                };
-                if let Some(cause) = cause {
-                    plan.take.push(Take { lane: view.lane, expected: view.epoch, cause });
-                }
+                plan.take.extend(self.cause(view, held, &deaths, now).map(|cause| self.take(view, cause)));
             }
         }
         plan
+    }
+
+    /// Why this instance may take a lane that it should have; None: not yet, or it is its own already.
+    fn cause(
+        &self,
+        view: &LaneView,
+        held: bool,
+        deaths: &HashMap<InstanceId, Option<TakeCause>>,
+        now: Duration,
+    ) -> Option<TakeCause> {
+        let owner = match view.owner {
+            None => return Some(TakeCause::Free),
+            Some(owner) if owner == self.me => return (!held).then_some(TakeCause::Free),
+            Some(owner) => owner,
+        };
+        // An owner without a row has left or was buried.
+        let cause = deaths.get(&owner).copied().unwrap_or(Some(TakeCause::Lock))?;
+        let since = self.dead_since.get(&owner).copied().unwrap_or(now);
+        (now >= since + seize_wait(view.takeovers)).then_some(cause)
+    }
+
+    fn take(&self, view: &LaneView, cause: TakeCause) -> Take {
+        let seen = view.owner.and_then(|owner| self.beats.get(&owner)).map(|seen| seen.0);
+        Take { lane: view.lane, expected: view.epoch, cause, beat: seen.filter(|_| cause == TakeCause::Lease) }
+    }
+
+    fn note_deaths(&mut self, fleet: &Fleet, deaths: &HashMap<InstanceId, Option<TakeCause>>, now: Duration) {
+        let owners = fleet.lanes.iter().filter_map(|view| view.owner).filter(|owner| *owner != self.me);
+        let dead: HashSet<InstanceId> = owners.filter(|owner| deaths.get(owner).is_none_or(Option::is_some)).collect();
+        self.dead_since.retain(|id, _| dead.contains(id));
+        dead.into_iter().for_each(|id| _ = self.dead_since.entry(id).or_insert(now));
     }
 
     fn note_beats(&mut self, fleet: &Fleet, now: Duration) {
@@ -111,6 +140,12 @@ impl Ownership {
     }
 }
 
+/// How long a lane is left alone after its owner's death.
+fn seize_wait(takeovers: u32) -> Duration {
+    let Some(doublings) = takeovers.checked_sub(CAREFUL_AFTER) else { return Duration::ZERO };
+    SEIZE_WAIT.0.saturating_mul(1 << doublings.min(16)).min(SEIZE_WAIT.1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +170,7 @@ mod tests {
             owner: owner.map(InstanceId),
             epoch: 5,
             revision: 0,
+            takeovers: 0,
         });
         Fleet {
             instances: instances.iter().map(view).collect(),
@@ -188,16 +224,42 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_owner_is_seized_after_the_lease_and_not_within_one_of_a_reconnect() {
+    fn a_silent_owner_is_seized_after_the_lease_unless_it_beats_meanwhile() {
         let mut ownership = ownership(false);
         let view = fleet(&[(1, 1, Lock::Held), (2, 9, Lock::Held)], &[Some(2), Some(2)]);
-        let mut at =
-            |seconds| taken(&ownership.plan(&view, &HashMap::new(), &[SUBSCRIPTION], Duration::from_secs(seconds)));
-        assert_eq!(at(0), []);
-        assert_eq!(at(9), []);
-        assert_eq!(at(10), [(0, TakeCause::Lease), (1, TakeCause::Lease)]);
-        ownership.reconnected();
-        assert!(ownership.plan(&view, &HashMap::new(), &[SUBSCRIPTION], Duration::from_secs(11)).take.is_empty());
+        let mut at = |view: &Fleet, seconds| {
+            ownership.plan(view, &HashMap::new(), &[SUBSCRIPTION], Duration::from_secs(seconds))
+        };
+        assert_eq!(taken(&at(&view, 0)), []);
+        assert_eq!(taken(&at(&view, 9)), []);
+        let plan = at(&view, 10);
+        assert_eq!(taken(&plan), [(0, TakeCause::Lease), (1, TakeCause::Lease)]);
+        assert!(plan.take.iter().all(|take| take.beat == Some(9)), "the store is told which beat stood still");
+        let beaten = fleet(&[(1, 1, Lock::Held), (2, 10, Lock::Held)], &[Some(2), Some(2)]);
+        assert_eq!(taken(&at(&beaten, 11)), []);
+        assert_eq!(taken(&at(&beaten, 20)), []);
+        assert_eq!(taken(&at(&beaten, 21)).len(), 2);
+    }
+
+    #[test]
+    fn a_careful_lane_is_left_alone_for_longer_with_each_seizure() {
+        for (takeovers, wait) in [(0, 0), (1, 0), (2, 1), (3, 2), (4, 4), (7, 32), (8, 60), (u32::MAX, 60)] {
+            let mut ownership = ownership(true);
+            let mut view = fleet(&[(1, 1, Lock::Held), (2, 9, Lock::Free)], &[Some(2), Some(3)]);
+            view.lanes.iter_mut().for_each(|lane| lane.takeovers = takeovers);
+            let mut at = |view: &Fleet, milliseconds| {
+                let plan = ownership.plan(view, &HashMap::new(), &[SUBSCRIPTION], Duration::from_millis(milliseconds));
+                taken(&plan).len()
+            };
+            let first = 500;
+            assert_eq!(at(&view, first), if wait == 0 { 2 } else { 0 }, "{takeovers}");
+            if wait > 0 {
+                assert_eq!(at(&view, first + wait * 1000 - 1), 0, "{takeovers}");
+            }
+            assert_eq!(at(&view, first + wait * 1000), 2, "{takeovers}: dead, or without a row");
+            view.lanes.iter_mut().for_each(|lane| lane.owner = None);
+            assert_eq!(at(&view, first), 2, "nobody died here");
+        }
     }
 
     #[test]

@@ -112,6 +112,9 @@ impl RangeSet {
 
     /// The positions of `low..=high` that are in the set.
     pub fn within(&self, low: Position, high: Position) -> RangeSet {
+        if low > high {
+            return RangeSet::new();
+        }
         let start = self.ranges.partition_point(|range| range.1 < low);
         let cut = |range: &(Position, Position)| (range.0.max(low), range.1.min(high));
         let ranges = self.ranges[start..].iter().take_while(|range| range.0 <= high).map(cut).collect();

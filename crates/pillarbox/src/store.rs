@@ -13,25 +13,34 @@ pub type Epoch = i64;
 
 /// What a relay needs of a database. One implementation a database; all pass the conformance suite.
 ///
-/// A store value is one instance of a relay. All calls may run at once; each is one transaction (or more
+/// A store value is one instance of a relay at a time. All calls may run at once; each is one transaction (or more
 /// where it says so) and either happens whole or not at all. After an error nothing may be assumed about
-/// it having happened, except that it happened whole or not at all.
+/// it having happened, except that it happened whole or not at all. No call waits without a bound.
+///
+/// An instance ends when it cannot prove its life any more: its connection was lost, or another has buried it. From then
+/// on calls fail with `ErrorKind::Ended`, `observe` and `take` always, until the relay has given up all its work and
+/// joined again.
 pub trait Store: Send + Sync + 'static {
     /// What this store can do.
     fn features(&self) -> StoreFeatures;
 
     /// Makes this process an instance: takes its liveness lock first, then writes its row, then creates or
-    /// updates the subscriptions (the database's `lanes`, `mode` and `start` win over what is given). Refuses with a
-    /// reason when the schema or the log is not fit to be worked on.
+    /// updates the subscriptions (the database's `lanes`, `mode` and `start` win over what is given; after
+    /// [`Hello::rejoin`] everything of the database does). Refuses with a reason when the schema or the log is not fit to be
+    /// worked on.
+    ///
+    /// May be called again. The instance that this store was before is then over: its lock is free, and its lanes have no
+    /// owner or one that everybody can see to be dead.
     fn join(&self, hello: Hello) -> impl Future<Output = Result<Joined>> + Send;
 
-    /// Beats once (the only sign of life that a lease looks at), stores the report, and returns what can be
-    /// seen of the fleet. Fails with `ErrorKind::Fatal` if this instance has been buried by another, and with
+    /// Beats once (the only sign of life that a lease looks at), stores the report, and then looks: what it returns of
+    /// the fleet is not older than the beat. Fails with `ErrorKind::Ended` if this instance has been buried by another, and with
     /// `ErrorKind::Foreign` if the anchor of a lane of its own is not in the log any more: it was replaced underneath.
     fn observe(&self, report: &Report) -> impl Future<Output = Result<Fleet>> + Send;
 
     /// Makes this instance the owner of each lane whose epoch is still the expected one, raising the epoch, and
-    /// commits before it returns. None: somebody was faster. Taking from a named owner counts in `takeovers`.
+    /// commits before it returns. None: somebody was faster, or the owner has beaten since [`Take::beat`]. Taking from a
+    /// named owner counts in `takeovers`.
     fn take(&self, lanes: &[Take]) -> impl Future<Output = Result<Vec<Option<Epoch>>>> + Send;
 
     /// Loads lanes at the given epochs, after the take was committed; None where the epoch has moved on.
@@ -61,7 +70,7 @@ pub trait Store: Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreFeatures {
     /// A held liveness lock proves life, and no lease overrules it (a local file lock does; a session lock over a network
-    /// does not).
+    /// does not). Where it does not, an instance that could not beat for most of its lease stops by itself.
     pub lock_proves_life: bool,
     /// At least this long between two settles, unless much has to be written.
     pub settle_interval: Duration,
@@ -95,6 +104,9 @@ pub struct Hello {
     pub version: String,
     /// What it can run.
     pub subscriptions: Vec<Subscription>,
+    /// It ran before and has ended without having been started anew: what the database says of a subscription stays, or an
+    /// old configuration would become the newest.
+    pub rejoin: bool,
 }
 
 /// The answer to [`Store::join`].
@@ -173,6 +185,8 @@ pub struct LaneView {
     pub epoch: Epoch,
     /// Raised when an operator changed the lane's deliveries; the owner loads them again.
     pub revision: i64,
+    /// How often the lane was seized since its floor last moved.
+    pub takeovers: u32,
 }
 
 /// A lane to be taken.
@@ -184,6 +198,8 @@ pub struct Take {
     pub expected: Epoch,
     /// Why it may be taken.
     pub cause: TakeCause,
+    /// With [`TakeCause::Lease`], the beat at which the owner was seen to stand still: one that has beaten since keeps the lane.
+    pub beat: Option<i64>,
 }
 
 /// Why a lane may be taken.
@@ -308,7 +324,8 @@ pub struct Page {
     pub writers: Option<Vec<Writer>>,
     /// Names the session with the database that saw the writers: what two polls saw may only be compared within one.
     pub session: u64,
-    /// The lowest position that retention has left; nothing below it is ever dead.
+    /// The lowest position that retention has left whole, read with the scans or after them. Nothing below it is ever dead:
+    /// what a scan does not show there was removed, what it shows there was kept.
     pub log_start: Position,
     /// One answer a scan.
     pub scans: Vec<Scan>,

@@ -1,6 +1,6 @@
 use std::process::Command;
 
-use pillarbox::{Delivery, ErrorKind, LaneWrite, NewEvent, Position, Result, Settlement, State, Store};
+use pillarbox::{Delivery, ErrorKind, InstanceId, LaneWrite, NewEvent, Position, Result, Settlement, State, Store};
 use pillarbox_sqlite::SqliteStore;
 use pillarbox_testkit::store_suite::{Fixture, FixtureFeatures, check_all};
 
@@ -16,7 +16,7 @@ impl Fixture for SqliteFixture {
     /// one snapshot that nothing can happen in the middle of (`during_poll`). The power cannot be made to fail under a file
     /// (`power_loss`): that what is returned was synced first is shown in `reading`.
     fn features(&self) -> FixtureFeatures {
-        FixtureFeatures { fail_settle: true, ..FixtureFeatures::default() }
+        FixtureFeatures { fail_settle: true, bury: true, ..FixtureFeatures::default() }
     }
 
     async fn open(&self) -> Result<SqliteStore> {
@@ -41,6 +41,10 @@ impl Fixture for SqliteFixture {
 
     async fn kill(&self, store: SqliteStore) {
         drop(store);
+    }
+
+    async fn bury(&self, instance: InstanceId) {
+        self.0.execute(&format!("delete from pillarbox_instance where id = {}", instance.0));
     }
 
     /// Its last statements fail, after the cursor and the other deliveries were written.

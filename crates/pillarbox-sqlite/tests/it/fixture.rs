@@ -71,7 +71,7 @@ pub(crate) fn one_lane(name: &str) -> Subscription {
 
 pub(crate) fn hello(subscriptions: impl IntoIterator<Item = Subscription>) -> Hello {
     let subscriptions = subscriptions.into_iter().collect();
-    Hello { host: "here".into(), pid: std::process::id(), version: "0".into(), subscriptions }
+    Hello { host: "here".into(), pid: std::process::id(), version: "0".into(), subscriptions, rejoin: false }
 }
 
 pub(crate) async fn join(store: &SqliteStore, subscriptions: impl IntoIterator<Item = Subscription>) -> Joined {
@@ -93,7 +93,7 @@ pub(crate) fn lane(subscription: SubscriptionId) -> LaneRef {
 pub(crate) async fn take(store: &SqliteStore, lane: LaneRef, cause: TakeCause) -> Option<Epoch> {
     let fleet = store.observe(&Default::default()).await.unwrap();
     let expected = fleet.lanes.iter().find(|view| view.lane == lane).unwrap().epoch;
-    store.take(&[Take { lane, expected, cause }]).await.unwrap()[0]
+    store.take(&[Take { lane, expected, cause, beat: None }]).await.unwrap()[0]
 }
 
 pub(crate) fn write(lane: LaneRef, epoch: Epoch, floor: Position) -> LaneWrite {

@@ -1,6 +1,11 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox::engine::EngineConfig;
+use pillarbox::testing::Capture;
 use pillarbox::{
-    AttemptError, Cursor, ERRORS_KEPT_MAX, ErrorKind, Lock, Operator, RangeSet, Settlement, Start, State, Store,
-    Subscription, Take, TakeCause, Timestamp,
+    AttemptError, Cursor, ERRORS_KEPT_MAX, ErrorKind, Lock, Operator, RangeSet, Relay, RelayConfig, Settlement, Start,
+    State, Store, Subscription, Take, TakeCause, Timestamp,
 };
 
 use crate::fixture::{Database, delivery, hello, join, lane, one_lane, own, settle, tail, take, write};
@@ -47,7 +52,7 @@ async fn only_one_of_two_takes_a_lane_and_the_other_is_fenced() {
     let (a, b) = (database.store(), database.store());
     let (lane, epoch) = own(&a, "s").await;
     join(&b, [one_lane("s")]).await;
-    let stale = Take { lane, expected: epoch - 1, cause: TakeCause::Free };
+    let stale = Take { lane, expected: epoch - 1, cause: TakeCause::Free, beat: None };
     assert_eq!(b.take(&[stale]).await.unwrap(), [None]);
     assert!(settle(&a, write(lane, epoch, 1)).await);
 
@@ -98,9 +103,9 @@ async fn a_buried_instance_is_told() {
     let store = database.store();
     let (lane, epoch) = own(&store, "s").await;
     database.execute("delete from pillarbox_instance");
-    assert_eq!(store.observe(&Default::default()).await.unwrap_err().kind(), ErrorKind::Fatal);
-    let take = Take { lane, expected: epoch, cause: TakeCause::Free };
-    assert_eq!(store.take(&[take]).await.unwrap_err().kind(), ErrorKind::Fatal);
+    assert_eq!(store.observe(&Default::default()).await.unwrap_err().kind(), ErrorKind::Ended);
+    let take = Take { lane, expected: epoch, cause: TakeCause::Free, beat: None };
+    assert_eq!(store.take(&[take]).await.unwrap_err().kind(), ErrorKind::Ended);
 }
 
 #[tokio::test]
@@ -191,11 +196,11 @@ async fn a_lock_file_that_was_removed_is_no_proof_of_death() {
     assert_eq!(b.change(&delete, true).await.unwrap_err().kind(), ErrorKind::Invalid, "it is run");
 
     let error = a.observe(&Default::default()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Fatal);
+    assert_eq!(error.kind(), ErrorKind::Ended);
     assert!(error.to_string().contains("lock file was removed"), "{error}");
     std::fs::write(&file, "").unwrap();
     let error = a.observe(&Default::default()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Fatal, "another file under its name is not its lock: {error}");
+    assert_eq!(error.kind(), ErrorKind::Ended, "another file under its name is not its lock: {error}");
 
     std::fs::remove_file(&file).unwrap();
     let beat = |seconds: i64| {
@@ -228,4 +233,42 @@ async fn the_write_ahead_log_is_not_left_behind_by_a_clean_end() {
     }
     drop(store);
     assert!(!wal.exists(), "a connection was still open when the drop returned");
+}
+
+#[tokio::test]
+async fn a_relay_that_was_buried_or_lost_its_lock_file_comes_back_as_another_instance() {
+    let database = Database::new();
+    let capture = Capture::new();
+    let engine = EngineConfig { beat_interval: Duration::from_millis(10), ..EngineConfig::default() };
+    let relay = Relay::builder(database.store())
+        .config(RelayConfig { engine, ..RelayConfig::default() })
+        .subscribe(one_lane("s"), Arc::new(capture.clone()))
+        .start()
+        .await
+        .unwrap();
+    let locks = database.path.with_file_name("app.db-pillarbox");
+    for (round, bury) in [true, false, true].into_iter().enumerate() {
+        database.publish_keys(&["k"; 3]);
+        relay.until_idle().await.unwrap();
+        let before = relay.instance();
+        if bury {
+            database.execute("delete from pillarbox_instance");
+        } else {
+            std::fs::remove_file(locks.join(format!("{}.lock", before.0))).unwrap();
+        }
+        database.publish_keys(&["k"; 2]);
+        capture.wait_for(5 * (round + 1)).await;
+        while relay.instance() == before || !relay.ready() {
+            tokio::task::yield_now().await;
+        }
+        relay.until_idle().await.unwrap();
+    }
+    let arrived: Vec<i64> = capture.events().iter().map(|event| event.position).collect();
+    let mut in_order = arrived.clone();
+    in_order.sort_unstable();
+    in_order.dedup();
+    assert_eq!(in_order, (1..=15).collect::<Vec<_>>(), "{arrived:?}");
+    relay.drain().await.unwrap();
+    assert_eq!(std::fs::read_dir(&locks).unwrap().count(), 0, "a lock file was left behind");
+    assert_eq!(database.number("select count(*) from pillarbox_instance"), 0);
 }

@@ -2,8 +2,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::{
-    AttemptError, Change, Cursor, Delivery, ERRORS_KEPT_MAX, Epoch, ErrorKind, Event, Filter, Fleet, Hello, Joined,
-    KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, NewEvent, Operator, Page, PollRequest, Position,
+    AttemptError, Change, Cursor, Delivery, ERRORS_KEPT_MAX, Epoch, ErrorKind, Event, Filter, Fleet, Hello, InstanceId,
+    Joined, KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, NewEvent, Operator, Page, PollRequest, Position,
     PrunePolicy, RangeSet, Report, Scan, ScanRequest, Selection, Settlement, Start, State, Store, Subscription, Take,
     TakeCause, Timestamp, Wake, Writer, lane_of,
 };
@@ -27,12 +27,18 @@ macro_rules! cases {
     };
 }
 
-const NOTHING: FixtureFeatures =
-    FixtureFeatures { concurrent_writers: false, during_poll: false, power_loss: false, fail_settle: false };
+const NOTHING: FixtureFeatures = FixtureFeatures {
+    concurrent_writers: false,
+    during_poll: false,
+    power_loss: false,
+    fail_settle: false,
+    bury: false,
+};
 const WRITERS: FixtureFeatures = FixtureFeatures { concurrent_writers: true, ..NOTHING };
 const DURING_POLL: FixtureFeatures = FixtureFeatures { during_poll: true, ..WRITERS };
 const POWER_LOSS: FixtureFeatures = FixtureFeatures { power_loss: true, ..NOTHING };
 const FAIL_SETTLE: FixtureFeatures = FixtureFeatures { fail_settle: true, ..NOTHING };
+const BURY: FixtureFeatures = FixtureFeatures { bury: true, ..NOTHING };
 
 cases! {
     NOTHING:
@@ -60,13 +66,16 @@ cases! {
         beats_and_held_locks_are_seen,
         a_killed_instance_holds_no_lock,
         leaving_frees_the_lanes,
+        an_owner_that_has_beaten_since_keeps_its_lane,
         takeovers_are_counted_until_the_floor_rises,
         deliveries_outlive_their_owner_in_order_of_arrival,
         requeue_and_skip_raise_the_revision,
         an_attempt_in_flight_does_not_overwrite_a_requeue,
         a_pause_is_seen,
         a_rewind_raises_epochs_and_forgets_what_lies_above,
-        joining_again_keeps_the_lanes_and_takes_the_newest_filter,
+        another_join_keeps_the_lanes_and_takes_the_newest_filter,
+        joining_again_is_a_new_instance_and_the_end_of_the_old_one,
+        joining_again_brings_no_old_definition_back,
         starting_now_leaves_out_what_is_there,
         starting_at_a_position_leaves_out_what_is_below,
         what_lies_before_the_start_is_in_the_books_until_a_rewind,
@@ -88,6 +97,8 @@ cases! {
         what_was_polled_survives_a_power_loss;
     FAIL_SETTLE:
         a_settlement_that_fails_is_whole_or_nothing;
+    BURY:
+        a_buried_instance_is_told_that_it_has_ended;
 }
 
 /// A store that has joined.
@@ -97,6 +108,12 @@ struct Member<S> {
 }
 
 impl<S: Store> Member<S> {
+    async fn beat_of(&self, instance: InstanceId) -> Tried<i64> {
+        let fleet = self.fleet().await?;
+        let found = fleet.instances.iter().find(|view| view.id == instance).map(|view| view.beat);
+        found.ok_or_else(|| format!("{instance:?} is not in the fleet").into())
+    }
+
     async fn fleet(&self) -> pillarbox::Result<Fleet> {
         self.store.observe(&Report::default()).await
     }
@@ -118,7 +135,7 @@ impl<S: Store> Member<S> {
     /// Takes a lane for this cause at the epoch that it has.
     async fn take(&self, lane: LaneRef, cause: TakeCause) -> Tried<Epoch> {
         let expected = self.lane(lane).await?.epoch;
-        let taken = self.store.take(&[Take { lane, expected, cause }]).await?;
+        let taken = self.store.take(&[Take { lane, expected, cause, beat: None }]).await?;
         taken.first().copied().flatten().ok_or_else(|| format!("{lane:?} could not be taken").into())
     }
 
@@ -147,9 +164,12 @@ async fn join<F: Fixture>(fixture: &F) -> pillarbox::Result<Member<F::Store>> {
 
 async fn join_with<F: Fixture>(fixture: &F, wish: Subscription) -> pillarbox::Result<Member<F::Store>> {
     let store = fixture.open().await?;
-    let hello = Hello { host: "suite".into(), pid: 1, version: "0".into(), subscriptions: vec![wish] };
-    let joined = store.join(hello).await?;
+    let joined = store.join(hello(wish)).await?;
     Ok(Member { store, joined })
+}
+
+fn hello(wish: Subscription) -> Hello {
+    Hello { host: "suite".into(), pid: 1, version: "0".into(), subscriptions: vec![wish], rejoin: false }
 }
 
 /// Joins and takes the first lane.
@@ -352,7 +372,7 @@ async fn only_one_take_wins<F: Fixture>(fixture: &F) -> Outcome {
     let (first, second) = (join(fixture).await?, join(fixture).await?);
     let lane = first.first_lane();
     let expected = first.lane(lane).await?.epoch;
-    let take = [Take { lane, expected, cause: TakeCause::Free }];
+    let take = [Take { lane, expected, cause: TakeCause::Free, beat: None }];
     let (one, other) = tokio::join!(first.store.take(&take), second.store.take(&take));
     let (one, other) = (one?, other?);
     ensure!(one.len() == 1 && other.len() == 1, "not one answer each: {one:?}, {other:?}");
@@ -385,7 +405,7 @@ async fn a_load_shows_what_was_settled_before_the_take<F: Fixture>(fixture: &F) 
     let seen = second.lane(lane).await?;
     let settled = LaneWrite { put: vec![delivery(at[1], 0)], ..write(lane, epoch, at[1]) };
     ensure!(first.settle(settled).await?, "the owner could not settle");
-    let taken = second.store.take(&[Take { lane, expected: seen.epoch, cause: TakeCause::Lease }]).await?;
+    let taken = second.store.take(&[Take { lane, expected: seen.epoch, cause: TakeCause::Lease, beat: None }]).await?;
     let Some(raised) = taken[0] else { return Err("the lane could not be taken".into()) };
     let state = second.load(lane, raised).await?;
     ensure!(state.cursor.floor == at[1], "the floor is {}, settled was {}", state.cursor.floor, at[1]);
@@ -601,6 +621,22 @@ async fn leaving_frees_the_lanes<F: Fixture>(fixture: &F) -> Outcome {
     Ok(())
 }
 
+async fn an_owner_that_has_beaten_since_keeps_its_lane<F: Fixture>(fixture: &F) -> Outcome {
+    let (first, lane, epoch) = owner(fixture).await?;
+    let second = join(fixture).await?;
+    let seen = second.beat_of(first.joined.instance).await?;
+    first.fleet().await?;
+    let seize = |beat| [Take { lane, expected: epoch, cause: TakeCause::Lease, beat: Some(beat) }];
+    let taken = second.store.take(&seize(seen)).await?;
+    ensure!(taken == [None], "an owner that has beaten since was seized: {taken:?}");
+    let view = second.lane(lane).await?;
+    ensure!(view.owner == Some(first.joined.instance) && view.epoch == epoch, "and it lost the lane: {view:?}");
+    let seen = second.beat_of(first.joined.instance).await?;
+    let taken = second.store.take(&seize(seen)).await?;
+    ensure!(taken[0].is_some(), "an owner that has not beaten since was not seized");
+    Ok(())
+}
+
 async fn takeovers_are_counted_until_the_floor_rises<F: Fixture>(fixture: &F) -> Outcome {
     let (first, lane, _) = owner(fixture).await?;
     let second = join(fixture).await?;
@@ -609,6 +645,7 @@ async fn takeovers_are_counted_until_the_floor_rises<F: Fixture>(fixture: &F) ->
     let third = join(fixture).await?;
     let epoch = third.take(lane, TakeCause::Lease).await?;
     ensure!(third.load(lane, epoch).await?.takeovers == 2, "two seizures were not counted as two");
+    ensure!(third.lane(lane).await?.takeovers == 2, "the fleet does not see two seizures as two");
     ensure!(third.settle(write(lane, epoch, 0)).await?, "could not settle");
     ensure!(third.load(lane, epoch).await?.takeovers == 2, "the count fell though the floor did not rise");
     ensure!(third.settle(write(lane, epoch, at[0])).await?, "could not settle");
@@ -735,7 +772,7 @@ async fn a_rewind_raises_epochs_and_forgets_what_lies_above<F: Fixture>(fixture:
     Ok(())
 }
 
-async fn joining_again_keeps_the_lanes_and_takes_the_newest_filter<F: Fixture>(fixture: &F) -> Outcome {
+async fn another_join_keeps_the_lanes_and_takes_the_newest_filter<F: Fixture>(fixture: &F) -> Outcome {
     let first = join(fixture).await?;
     ensure!(first.joined.subscriptions[0].created, "the first join did not create the subscription");
     let wish = Subscription { lanes: 5, filter: topics("a"), ..subscription() };
@@ -748,6 +785,56 @@ async fn joining_again_keeps_the_lanes_and_takes_the_newest_filter<F: Fixture>(f
     ensure!(fleet.lanes.len() == 2, "there are {} lanes", fleet.lanes.len());
     let seen = fleet.subscriptions.iter().find(|view| view.name == "s").map(|view| &view.filter);
     ensure!(seen == Some(&topics("a")), "the first instance sees the filter {seen:?}");
+    Ok(())
+}
+
+async fn joining_again_is_a_new_instance_and_the_end_of_the_old_one<F: Fixture>(fixture: &F) -> Outcome {
+    let (mut first, lane, _) = owner(fixture).await?;
+    let second = join(fixture).await?;
+    let old = first.joined.instance;
+    first.joined = first.store.join(Hello { rejoin: true, ..hello(subscription()) }).await?;
+    ensure!(first.joined.instance != old, "it joined again under the number that it had");
+    let fleet = second.fleet().await?;
+    let new = fleet.instances.iter().find(|view| view.id == first.joined.instance);
+    ensure!(new.is_some_and(|view| view.lock != Lock::Free), "the new instance does not live: {new:?}");
+    let owner = fleet.lanes.iter().find(|view| view.lane == lane).and_then(|view| view.owner);
+    let living = |view: &&pillarbox::InstanceView| Some(view.id) == owner && view.lock != Lock::Free;
+    let alive = fleet.instances.iter().find(living);
+    ensure!(alive.is_none(), "the lane belongs to an instance that seems to live: {alive:?}");
+    let epoch = first.take(lane, TakeCause::Lock).await?;
+    ensure!(first.settle(write(lane, epoch, 0)).await?, "could not settle as the new instance");
+    first.store.leave().await?;
+    ensure!(second.lane(lane).await?.owner.is_none(), "the new instance left and still owns a lane");
+    Ok(())
+}
+
+async fn joining_again_brings_no_old_definition_back<F: Fixture>(fixture: &F) -> Outcome {
+    let old = Subscription { filter: topics("old"), ..subscription() };
+    let first = join_with(fixture, old.clone()).await?;
+    let newer = join_with(fixture, Subscription { filter: topics("new"), ..subscription() }).await?;
+    let again = first.store.join(Hello { rejoin: true, ..hello(old) }).await?;
+    let view = &again.subscriptions[0];
+    ensure!(view.filter == topics("new") && !view.created, "whoever joins again is told {view:?}");
+    let fleet = newer.fleet().await?;
+    let seen = fleet.subscriptions.iter().find(|view| view.name == "s").map(|view| &view.filter);
+    ensure!(seen == Some(&topics("new")), "the newest started instance's filter became {seen:?}");
+    let other = Subscription { name: "t".into(), ..subscription() };
+    let created = first.store.join(Hello { rejoin: true, ..hello(other) }).await?;
+    ensure!(created.subscriptions[0].created, "what is not there was not made");
+    Ok(())
+}
+
+async fn a_buried_instance_is_told_that_it_has_ended<F: Fixture>(fixture: &F) -> Outcome {
+    let (mut member, lane, epoch) = owner(fixture).await?;
+    fixture.bury(member.joined.instance).await;
+    let kind = member.fleet().await.err().map(|error| error.kind());
+    ensure!(kind == Some(ErrorKind::Ended), "a buried instance looked at the fleet: {kind:?}");
+    let take = [Take { lane, expected: epoch, cause: TakeCause::Free, beat: None }];
+    let kind = member.store.take(&take).await.err().map(|error| error.kind());
+    ensure!(kind == Some(ErrorKind::Ended), "a buried instance took a lane: {kind:?}");
+    member.joined = member.store.join(Hello { rejoin: true, ..hello(subscription()) }).await?;
+    let epoch = member.take(lane, TakeCause::Lock).await?;
+    ensure!(member.settle(write(lane, epoch, 0)).await?, "could not settle after joining again");
     Ok(())
 }
 

@@ -1,7 +1,9 @@
 //! The store suite on the log in memory, and on every broken variant of it; the PostgreSQL servers and the proxy.
 #![allow(clippy::unwrap_used, reason = "a test may panic, in its helpers too")]
+mod engine;
 mod memory;
 mod postgres;
 mod proxy;
+mod relay;
 mod simulation;
 mod suite;

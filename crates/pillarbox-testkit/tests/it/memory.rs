@@ -66,7 +66,9 @@ fn an_audit_notices_a_cursor_moved_by_hand_and_nothing_before() {
     let joined = log.join(Hello { subscriptions: vec![subscription], ..Hello::default() }).unwrap();
     let lane = LaneRef { subscription: joined.subscriptions[0].id, lane: 0 };
     let at = log.publish((0..9).map(|number| NewEvent::new("a", "t").key("k").json(&number)));
-    let epoch = log.take(joined.instance, &[Take { lane, expected: 0, cause: TakeCause::Free }]).unwrap()[0].unwrap();
+    let epoch = log.take(joined.instance, &[Take { lane, expected: 0, cause: TakeCause::Free, beat: None }]).unwrap()
+        [0]
+    .unwrap();
     let cursor = Cursor { floor: at[3], settled: [at[5]..=at[6]].into_iter().collect(), anchor: None };
     let (put, change, finish) = (Vec::new(), Vec::new(), Vec::new());
     let write = LaneWrite { lane, epoch, revision: 0, cursor, put, change, finish, release: false };
@@ -93,7 +95,9 @@ fn rewinding_a_key_makes_its_settled_events_deliveries_in_log_order() {
     let joined = log.join(Hello { subscriptions: vec![subscription], ..Hello::default() }).unwrap();
     let lane = LaneRef { subscription: joined.subscriptions[0].id, lane: 0 };
     let at = log.publish(["k", "other", "k", "k"].map(|key| NewEvent::new("a", "t").key(key)));
-    let epoch = log.take(joined.instance, &[Take { lane, expected: 0, cause: TakeCause::Free }]).unwrap()[0].unwrap();
+    let epoch = log.take(joined.instance, &[Take { lane, expected: 0, cause: TakeCause::Free, beat: None }]).unwrap()
+        [0]
+    .unwrap();
     let cursor = Cursor { floor: at[2], ..Cursor::default() };
     let (put, change, finish) = (Vec::new(), Vec::new(), Vec::new());
     let write = LaneWrite { lane, epoch, revision: 0, cursor, put, change, finish, release: false };

@@ -1,7 +1,7 @@
 use std::ops::Range;
 
 use pillarbox::engine::Mutant;
-use pillarbox_testkit::{Broken, Plan, Run, simulate};
+use pillarbox_testkit::{Broken, BrokenShell, Plan, Run, simulate};
 
 /// The seeds that every run goes through; `cargo xtask simulate FROM COUNT` runs others.
 const SEEDS: Range<u64> = 0..2_000;
@@ -37,7 +37,10 @@ fn the_simulation_does_what_it_says() {
     assert!(sum(|run| run.committed) > 10_000, "events are published");
     assert!(sum(|run| run.arrived) > 10_000, "and arrive");
     assert!(sum(|run| run.duplicates) > 100, "crashes make some come twice");
-    assert!(sum(|run| run.faults) > 300, "instances die and freeze");
+    assert!(sum(|run| run.faults) > 300, "instances die, freeze and are cut off");
+    assert!(sum(|run| run.rejoins) > 50, "some end and join again");
+    assert!(sum(|run| run.leases) > 50, "some lose lanes because they are silent");
+    assert!(sum(|run| run.aborts) > 10, "some notice by themselves that they are");
     assert!(runs.iter().any(|run| run.parallel > 8), "events are at sinks at the same time");
     assert!(runs.iter().step_by(10).all(|run| run.duplicates == 0), "nothing comes twice in calm runs");
 }
@@ -61,6 +64,10 @@ fn check_found(name: &str, broken: Plan) {
 
 fn check_mutant(mutant: Mutant) {
     check_found(&format!("{mutant:?}"), Plan { mutant: Some(mutant), ..Plan::default() });
+}
+
+fn check_shell(shell: BrokenShell) {
+    check_found(&format!("{shell:?}"), Plan { shell: Some(shell), ..Plan::default() });
 }
 
 fn check_broken(broken: Broken) {
@@ -90,6 +97,26 @@ fn finds_a_join_at_the_tail_without_rereading_holes() {
 #[test]
 fn finds_absolute_cursor_writes() {
     check_mutant(Mutant::AbsoluteCursor);
+}
+
+#[test]
+fn finds_a_missing_deadline_of_ones_own() {
+    check_mutant(Mutant::NoOwnDeadline);
+}
+
+#[test]
+fn finds_calls_that_outlive_the_deadline() {
+    check_mutant(Mutant::CallsOutliveDeadline);
+}
+
+#[test]
+fn finds_a_shell_that_joins_again_with_its_old_engine() {
+    check_shell(BrokenShell::KeepsEngine);
+}
+
+#[test]
+fn finds_a_shell_that_joins_again_with_its_calls_under_way() {
+    check_shell(BrokenShell::KeepsCalls);
 }
 
 #[test]

@@ -12,9 +12,7 @@ use crate::{
 
 impl Engine {
     pub(super) fn delivered(&mut self, now: Now, (index, batch): (usize, BatchId), outcomes: Vec<Outcome>) {
-        let items = self.subscribers[index].dispatcher.finish(batch);
-        let freed: usize = items.iter().map(|item| item.event.size()).sum();
-        self.subscribers[index].bytes -= freed;
+        let items = self.finish_batch(index, batch);
         let mut back = Vec::new();
         let mut outcomes = outcomes.into_iter();
         let (mut delivered, mut tried) = (0, false);
@@ -44,9 +42,32 @@ impl Engine {
             // Calling again at once would be a busy loop, and a flood of duplicates if it did send something.
             sub.breaker.failure(now, "the sink answered for no event of a batch", None);
         }
+        self.batch_over(now, index, &items, back);
+    }
+
+    /// A batch was given up. Whatever of it has reached the sink, all of it comes again before anything else of its keys: what
+    /// arrived first of a key was in order, and so is what comes now.
+    pub(super) fn aborted(&mut self, now: Now, (index, batch): (usize, BatchId)) {
+        let items = self.finish_batch(index, batch);
+        self.batch_over(now, index, &items, items.clone());
+    }
+
+    fn finish_batch(&mut self, index: usize, batch: BatchId) -> Vec<Item> {
+        let sub = &mut self.subscribers[index];
+        let items = sub.dispatcher.finish(batch);
+        sub.bytes -= items.iter().map(|item| item.event.size()).sum::<usize>();
+        items
+    }
+
+    /// Frees the keys of a batch that is over; `back` of it comes again.
+    fn batch_over(&mut self, now: Now, index: usize, items: &[Item], back: Vec<Item>) {
+        if items.is_empty() {
+            return;
+        }
+        let sub = &mut self.subscribers[index];
         sub.breaker.probe_over(now);
         let back = sub.take_back(now, back);
-        for item in &items {
+        for item in items {
             sub.release_key(now, item);
         }
         sub.dispatcher.push_front(back);
@@ -161,7 +182,7 @@ impl Engine {
 
     pub(super) fn dispatch(&mut self, now: Now, index: usize) {
         let sub = &mut self.subscribers[index];
-        if sub.paused {
+        if sub.paused || self.expired {
             return;
         }
         while sub.dispatcher.has_idle_worker() && sub.dispatcher.has_ready() {

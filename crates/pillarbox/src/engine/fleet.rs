@@ -3,17 +3,17 @@ use std::time::Duration;
 
 use super::{Action, Call, Engine, Mutant};
 use crate::lane::{Lane, Phase};
+use crate::ownership::CAREFUL_AFTER;
 use crate::{Epoch, Failure, Fleet, InstanceId, LaneRef, LaneState, Now, SubscriptionId, Take, TakeCause};
 
 /// After a ring the fleet is looked at too, but not more often than this.
 const OBSERVE_MIN: Duration = Duration::from_millis(50);
-/// A lane seized this often without progress is careful.
-const CAREFUL_AFTER: u32 = 2;
 
 impl Engine {
     pub(super) fn observed(&mut self, now: Now, fleet: Fleet) {
         self.observing = false;
         self.seen_fleet = true;
+        self.confirmed = self.last_observe;
         self.call_succeeded(Call::Observe);
         self.adopt_subscriptions(&fleet);
         let views: HashMap<LaneRef, (Option<InstanceId>, Epoch, i64)> =
@@ -59,10 +59,8 @@ impl Engine {
     pub(super) fn adopt_subscriptions(&mut self, fleet: &Fleet) {
         for sub in &mut self.subscribers {
             let Some(view) = fleet.subscriptions.iter().find(|view| view.id == sub.id) else { continue };
+            self.figures.warnings.extend(sub.difference(view));
             if view.filter != sub.filter {
-                self.figures
-                    .warnings
-                    .push(format!("subscription '{}': a newer instance changed its filter; using that one", sub.name));
                 sub.filter = view.filter.clone();
                 self.stuck = false;
                 // A poll under way was asked with the old filter.

@@ -86,8 +86,9 @@ impl Engine {
             let Some(lane) = lane.as_mut().filter(|lane| takes_part(lane)) else { continue };
             if higher {
                 let top = stop.max(lane.top);
-                pruned += (log_start.min(top + 1) - (lane.top + 1)).max(0);
-                let missing = scan.visible.missing((lane.top + 1).max(log_start), top);
+                let mut missing = scan.visible.missing(lane.top + 1, top);
+                pruned += missing.within(0, log_start - 1).count();
+                missing.remove_range(0, log_start - 1);
                 lane.top = top;
                 lane.holes.union(&missing);
             }
@@ -97,8 +98,11 @@ impl Engine {
                 lane.holes.subtract(&shown);
                 lane.holes.subtract(dead);
                 if lane.holes.first().is_some_and(|first| first < log_start) {
-                    pruned += lane.holes.within(0, log_start - 1).count() as i64;
-                    lane.holes.remove_range(0, log_start - 1);
+                    // Retention has removed it, unless it was kept for somebody: only what was looked for says which.
+                    let mut gone = lane.holes.within(scan.after + 1, scan.covered_to.min(lane.top).min(log_start - 1));
+                    gone.subtract(&scan.visible);
+                    pruned += gone.count();
+                    lane.holes.subtract(&gone);
                 }
             }
             if self.config.mutant == Some(Mutant::CursorAtHighestVisible) {
@@ -110,7 +114,7 @@ impl Engine {
             self.figures.warnings.push(format!(
                 "subscription '{name}': retention removed {pruned} positions before this subscription had passed them"
             ));
-            *self.figures.pruned.entry(name).or_default() += pruned as u64;
+            *self.figures.pruned.entry(name).or_default() += pruned;
         }
         true
     }

@@ -7,7 +7,8 @@ use crate::dispatcher::{Dispatcher, Item};
 use crate::flood_guard::FloodGuard;
 use crate::lane::{ChainKey, Lane, Phase};
 use crate::{
-    Delivery, Epoch, Event, Filter, KeyHash, Now, Position, RangeSet, Subscription, SubscriptionId, Timestamp,
+    Delivery, Epoch, Event, Filter, KeyHash, Now, Position, RangeSet, SinkFeatures, Subscription, SubscriptionId,
+    SubscriptionView, Timestamp,
 };
 
 /// One subscription of the engine.
@@ -35,9 +36,57 @@ pub(super) struct Subscriber {
     pub(super) announced: Vec<Item>,
     /// Delayed deliveries that are due while an event of their key is at the sink: they take their place when that is over.
     pub(super) due_behind: HashMap<KeyHash, Vec<(u32, Delivery)>>,
+    /// The filter and the number of lanes that people know of: those of the configuration, or what they were last told.
+    told: (Filter, u32),
 }
 
 impl Subscriber {
+    pub(super) fn new(spec: Subscription, sink: SinkFeatures, view: &SubscriptionView) -> Self {
+        Subscriber {
+            name: spec.name.as_str().into(),
+            id: view.id,
+            filter: view.filter.clone(),
+            lane_count: view.lanes,
+            paused: view.paused,
+            lanes: (0..view.lanes).map(|_| None).collect(),
+            dispatcher: Dispatcher::new(spec.workers, spec.batch_size, sink.ordered_batch, sink.one_by_one),
+            breaker: Breaker::default(),
+            flood_guard: FloodGuard::default(),
+            window: 0,
+            bytes: 0,
+            delivered: 0,
+            delivered_at: None,
+            stopped: None,
+            first_lane: 0,
+            announced: Vec::new(),
+            due_behind: HashMap::new(),
+            told: (spec.filter.clone(), spec.lanes),
+            spec,
+        }
+    }
+
+    /// What people are to be told, once, where the database says something else of the subscription than this relay's configuration.
+    pub(super) fn difference(&mut self, view: &SubscriptionView) -> Vec<String> {
+        let mut differences = Vec::new();
+        let (told_filter, told_lanes) = std::mem::replace(&mut self.told, (view.filter.clone(), view.lanes));
+        if view.filter != told_filter && view.filter != self.spec.filter {
+            let Filter { topics, types } = &view.filter;
+            differences.push(format!(
+                "subscription '{}': a relay that was started later wants other events (topics {topics:?}, types {types:?}); this relay \
+                 delivers those, and not what its own configuration says",
+                self.name
+            ));
+        }
+        if view.lanes != told_lanes && view.lanes != self.spec.lanes {
+            differences.push(format!(
+                "subscription '{}' has {} lanes in the database and {} in this relay's configuration; the database's number counts, \
+                 change it with `pillarbox subscription relane`",
+                self.name, view.lanes, self.spec.lanes
+            ));
+        }
+        differences
+    }
+
     pub(super) fn lanes(&self) -> impl Iterator<Item = &Lane> {
         self.lanes.iter().flatten()
     }

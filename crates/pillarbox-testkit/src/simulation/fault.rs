@@ -1,0 +1,142 @@
+use std::collections::HashSet;
+
+use pillarbox::engine::Input;
+use pillarbox::{Change, Position, Selection, Start, State};
+use uuid::Uuid;
+
+use super::{FAULTS_UNTIL, NODES, Step, Ticket, World};
+
+impl World {
+    pub(super) fn fault(&mut self) {
+        if self.now >= FAULTS_UNTIL {
+            return;
+        }
+        self.after(50_000, 700_000, Step::Fault);
+        let node = self.random.below(NODES as u64) as usize;
+        match self.random.below(12) {
+            0..2 => self.kill(node),
+            2..4 => self.lose(node),
+            4 => self.drain(node),
+            5..8 => self.freeze(node),
+            8 => {
+                let sub = self.random.below(2) as usize;
+                self.sink_down[sub] = !self.sink_down[sub];
+            }
+            9 => self.wall_offset += [-3_600_000, 3_600_000, -500, 500][self.random.below(4) as usize],
+            _ if self.random.chance(30) => self.power_loss(),
+            _ => self.cut(node),
+        }
+    }
+
+    pub(super) fn kill(&mut self, node: usize) {
+        let Some(instance) = self.nodes[node].instance.filter(|_| self.nodes[node].engine.is_some()) else { return };
+        self.run.faults += 1;
+        self.note(&format!("kill {node}"));
+        self.nodes[node].engine = None;
+        self.nodes[node].frozen = false;
+        self.nodes[node].at_sink.clear();
+        self.log.kill(instance);
+        self.after(1_000, 1_500_000, Step::Restart(node));
+        self.ring();
+    }
+
+    /// The connection of a node is lost for good; it notices when it next calls.
+    fn lose(&mut self, node: usize) {
+        let Some(instance) = self.nodes[node].instance.filter(|_| self.nodes[node].engine.is_some()) else { return };
+        self.run.faults += 1;
+        self.note(&format!("lose {node}"));
+        self.nodes[node].ended = true;
+        self.log.kill(instance);
+        self.ring();
+    }
+
+    /// A node cannot reach the database for a while, and everything else goes on.
+    fn cut(&mut self, node: usize) {
+        self.run.faults += 1;
+        self.nodes[node].cut_until = self.now + self.random.between(10_000, 2_000_000);
+        self.note(&format!("cut {node} until {}", self.nodes[node].cut_until));
+    }
+
+    /// A clean stop: what is at the sink is finished, the lanes are given back.
+    fn drain(&mut self, node: usize) {
+        self.note(&format!("drain {node}"));
+        self.nodes[node].draining = true;
+        self.input(Ticket { node, life: self.nodes[node].life }, Input::Drain);
+        self.after(1_000_000, 3_000_000, Step::Restart(node));
+    }
+
+    fn freeze(&mut self, node: usize) {
+        let Some(instance) = self.nodes[node].instance.filter(|_| self.nodes[node].engine.is_some()) else { return };
+        if self.nodes[node].frozen {
+            return;
+        }
+        self.run.faults += 1;
+        self.note(&format!("freeze {node}"));
+        self.nodes[node].frozen = true;
+        self.log.freeze(instance);
+        let ticket = Ticket { node, life: self.nodes[node].life };
+        self.after(10_000, 2_500_000, Step::Thaw(ticket));
+    }
+
+    pub(super) fn thaw(&mut self, ticket: Ticket) {
+        if !self.alive(ticket) || !self.nodes[ticket.node].frozen {
+            return;
+        }
+        self.note(&format!("thaw {}", ticket.node));
+        self.nodes[ticket.node].frozen = false;
+        self.log.thaw(self.nodes[ticket.node].instance.expect("a node that runs has joined"));
+        for news in std::mem::take(&mut self.nodes[ticket.node].held) {
+            self.news(ticket, news);
+        }
+    }
+
+    fn power_loss(&mut self) {
+        self.note("power loss");
+        let database_only = self.random.chance(50);
+        for node in 0..NODES {
+            if database_only { self.lose(node) } else { self.kill(node) }
+        }
+        self.open.clear();
+        self.log.power_loss();
+        let left: HashSet<Uuid> = self.log.visible().iter().map(|event| event.id).collect();
+        self.visible.retain(|id, _| left.contains(id));
+        self.by_key.values_mut().for_each(|ids| ids.retain(|id| left.contains(id)));
+    }
+
+    pub(super) fn operate(&mut self) {
+        if self.now >= FAULTS_UNTIL {
+            return;
+        }
+        self.after(100_000, 1_500_000, Step::Operate);
+        let subscription = ["all", "some"][self.random.below(2) as usize].to_owned();
+        let change = match self.random.below(6) {
+            0 => Change::Pause(subscription),
+            1 => Change::Resume(subscription),
+            2 | 3 => Change::Requeue { subscription, which: Selection::All, limit: self.random.between(1, 5) as usize },
+            4 => {
+                self.rewound = true;
+                let to = self.random.below(self.log.horizon().max(1) as u64) as Position;
+                Change::Rewind { subscription, to: Start::Position(to), key: None }
+            }
+            _ => {
+                let dead = self.log.visible().into_iter().find(|event| {
+                    let record = self.log.show_event(event.id).expect("just seen");
+                    record.subscriptions.iter().any(|fate| {
+                        fate.subscription == subscription
+                            && fate.delivery.as_ref().is_some_and(|row| row.state == State::Dead)
+                    })
+                });
+                let Some(event) = dead else { return };
+                self.skipped.insert((usize::from(subscription == "some"), event.id));
+                Change::Skip { subscription, event: event.id, reason: "simulated".into() }
+            }
+        };
+        self.note(&format!("{change:?}"));
+        // A change may be refused before the first instance has made the subscriptions.
+        let _ = self.log.change(&change, false);
+        if matches!(change, Change::Rewind { .. }) {
+            self.check_floors();
+        }
+        self.ring();
+    }
+}

@@ -1,0 +1,176 @@
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+use pillarbox::engine::Input;
+use pillarbox::{Attempt, BatchId, Event, Failure, LaneRef, Outcome, Position, State, lane_of};
+use uuid::Uuid;
+
+use super::node::News;
+use super::{Held, Random, Step, Ticket, World, subscriptions};
+
+impl World {
+    pub(super) fn deliver(&mut self, ticket: Ticket, batch: (usize, BatchId), events: Vec<Attempt>) {
+        let held: Vec<Held> = events.iter().map(|attempt| self.held(batch.0, attempt)).collect();
+        let ordered = subscriptions()[batch.0].1.ordered_batch;
+        let keys: BTreeSet<_> = held.iter().filter_map(|held| held.key.as_ref()).collect();
+        let twice = !ordered && keys.len() < held.iter().filter(|held| held.key.is_some()).count();
+        let others = self.nodes[ticket.node].at_sink.iter().filter(|(other, _)| other.1.0 == batch.0);
+        let mut others = others.flat_map(|(_, held)| held).filter_map(|held| held.key.as_ref());
+        if twice || others.any(|key| keys.contains(key)) {
+            self.violation(format!("node {} has a key at the sink twice: {held:?}", ticket.node));
+        }
+        if held.iter().any(|held| self.seized.contains(&(held.lane, held.epoch))) {
+            self.violation(format!("node {} sends what its lease does not cover any more: {held:?}", ticket.node));
+        }
+        self.nodes[ticket.node].at_sink.insert((ticket.life, batch), held);
+        let parallel = self.nodes.iter().flat_map(|node| node.at_sink.values()).map(Vec::len).sum();
+        self.run.parallel = self.run.parallel.max(parallel);
+        let slow = match self.random.below(100) {
+            0..2 => 1_500_000,
+            2..6 => 400_000,
+            _ => 10_000,
+        };
+        let mut events = events;
+        // A worker that is held up by an event gives the rest of its batch back before that one arrives.
+        if events.len() > 1 && self.random.chance(20) {
+            let kept = self.random.between(1, events.len() as u64 - 1) as usize;
+            events.truncate(kept);
+            self.answer(ticket, News::Input(Input::HandedBack { batch, kept }));
+            return self.after(4_000, 4_000 + slow, Step::Arrive(ticket, batch, events));
+        }
+        self.after(0, slow, Step::Arrive(ticket, batch, events));
+    }
+
+    fn held(&self, sub: usize, attempt: &Attempt) -> Held {
+        let event = &attempt.event;
+        let lane = lane_of(event.key_hash(), event.position, subscriptions()[sub].0.lanes);
+        let lane = LaneRef { subscription: self.ids[sub], lane };
+        Held { key: event.key.clone(), lane, epoch: attempt.epoch }
+    }
+
+    /// What is at the sinks is given up; nobody knows what of it arrives.
+    pub(super) fn abort(&mut self, ticket: Ticket) {
+        self.run.aborts += 1;
+        let at_sink = self.nodes[ticket.node].at_sink.keys();
+        let batches: Vec<_> = at_sink.filter(|(life, _)| *life == ticket.life).map(|(_, batch)| *batch).collect();
+        for batch in batches {
+            self.nodes[ticket.node].aborted.insert(batch);
+            self.answer(ticket, News::Input(Input::Aborted { batch }));
+        }
+    }
+
+    pub(super) fn arrive(&mut self, ticket: Ticket, batch: (usize, BatchId), events: &[Attempt]) {
+        // A call that was sent may arrive, wholly or in part, though its sender is gone or has given it up.
+        let given_up = self.alive(ticket) && self.nodes[ticket.node].aborted.remove(&batch);
+        let whole = self.alive(ticket) && !given_up;
+        let count = if whole { events.len() } else { self.random.below(events.len() as u64 + 1) as usize };
+        let mut failed: HashSet<Box<str>> = HashSet::new();
+        let mut outcomes = Vec::new();
+        for attempt in &events[..count] {
+            let event = &attempt.event;
+            if event.key.as_ref().is_some_and(|key| failed.contains(key)) {
+                outcomes.push(Outcome::NotTried);
+                continue;
+            }
+            let outcome = self.outcome(batch.0, event);
+            match &outcome {
+                Outcome::Failed(failure) => {
+                    failed.extend(event.key.clone());
+                    if batch.0 == 1 && failure.fault != pillarbox::Fault::Sink {
+                        *self.refused.entry(event.id).or_default() += if failure.permanent { 3 } else { 1 };
+                    }
+                }
+                Outcome::Delivered => self.arrived(batch.0, event),
+                Outcome::NotTried => failed.extend(event.key.clone()),
+            }
+            outcomes.push(outcome);
+        }
+        self.note(&format!("arrive {ticket:?} {batch:?} {outcomes:?}"));
+        if !given_up {
+            if !whole {
+                self.nodes[ticket.node].at_sink.remove(&(ticket.life, batch));
+            }
+            self.answer(ticket, News::Input(Input::Delivered { batch, outcomes }));
+        }
+    }
+
+    fn outcome(&mut self, sub: usize, event: &Event) -> Outcome {
+        if self.sink_down[sub] {
+            return Outcome::Failed(Failure::sink("down"));
+        }
+        let tries = self.attempts.entry((sub, event.id)).or_default();
+        *tries += 1;
+        let draw = Random(event.position as u64 * 7 + sub as u64).next() % 100;
+        match draw {
+            0..8 if u64::from(*tries) <= draw => Outcome::Failed(Failure::event("refused")),
+            8..11 if *tries == 1 => Outcome::Failed(Failure::unclear("timeout", "no answer")),
+            11 if *tries == 1 => Outcome::Failed(Failure::permanent("malformed")),
+            12..14 if *tries == 1 => Outcome::NotTried,
+            _ => Outcome::Delivered,
+        }
+    }
+
+    fn arrived(&mut self, sub: usize, event: &Arc<Event>) {
+        if !self.arrived[sub].insert(event.id) {
+            self.run.duplicates += 1;
+            if self.plan.calm {
+                self.violation(format!("{} came twice without any fault", event.position));
+            }
+            return;
+        }
+        let Some((order, _)) = self.visible.get(&event.id).cloned() else { return };
+        let Some(key) = event.key.clone().filter(|_| event.deliver_at.is_none()) else { return };
+        let wants = subscriptions().remove(sub).0.filter;
+        let earlier: Vec<(Uuid, Position)> = self.by_key[&key]
+            .iter()
+            .filter_map(|id| self.visible.get(id))
+            .filter(|(shown, other)| other.position < event.position && *shown < order && other.deliver_at.is_none())
+            .filter(|(_, other)| wants.wants(other) && !self.arrived[sub].contains(&other.id))
+            .map(|(_, other)| (other.id, other.position))
+            .collect();
+        for (id, position) in earlier {
+            if !self.given_up(sub, id) {
+                self.violation(format!(
+                    "subscription {sub}: {} of key {key} came before {position}, which was visible earlier",
+                    event.position
+                ));
+            }
+        }
+    }
+
+    /// Whether an event may have been let go for a subscription: skipped by an operator, or dead where dead events hold
+    /// nobody back.
+    fn given_up(&self, sub: usize, id: Uuid) -> bool {
+        if sub == 1 && self.refused.get(&id).is_some_and(|refusals| *refusals >= 3) {
+            return true;
+        }
+        if self.skipped.contains(&(sub, id)) {
+            return true;
+        }
+        let Some(record) = self.log.show_event(id) else { return true };
+        let Some(fate) = record.subscriptions.into_iter().find(|fate| fate.subscription == ["all", "some"][sub]) else {
+            return false;
+        };
+        // An attempt that a crash ended is counted in the row and not by the sink; its last failure may not be written yet.
+        let dead = |row: &pillarbox::DeliveryRecord| {
+            row.state == State::Dead || (row.attempts >= 2 && self.refused.contains_key(&id))
+        };
+        sub == 1 && fate.delivery.as_ref().is_some_and(dead)
+    }
+
+    /// A floor never goes back, but by an operator's rewind.
+    pub(super) fn check_floors(&mut self) {
+        for book in self.log.books().lanes {
+            let floor = self.floors.entry((book.subscription.clone(), book.lane)).or_insert(book.floor);
+            let before = *floor;
+            *floor = book.floor;
+            if book.floor < before && !self.rewound {
+                self.violation(format!(
+                    "the floor of {}/{} went back from {before} to {}",
+                    book.subscription, book.lane, book.floor
+                ));
+            }
+        }
+        self.rewound = false;
+    }
+}

@@ -1,0 +1,442 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::task::{Doorbell, Lease, Running, deliver_to_sink, handle_one_by_one, listen, retain};
+use super::{Command, End, Face, Target};
+use crate::engine::{Action, Call, Engine, EngineConfig, Figures, Input};
+use crate::{
+    Advice, Attempt, Batch, BatchId, Error, Failpoint, Hello, Joined, Now, Operator, PrunePolicy, Result, Store,
+    Subscription, Timestamp, metric,
+};
+
+/// How long a stop waits for the database to be told.
+pub(super) const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The shortest and the longest wait before joining again, after an attempt that failed or an instance that did not live for long.
+const REJOIN_BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
+
+/// Carries out what the engine decides, in as many lives as an instance as it takes.
+pub(super) struct Shell<S> {
+    store: Arc<S>,
+    config: EngineConfig,
+    hello: Hello,
+    targets: Vec<(Subscription, Target)>,
+    /// Of the subscriptions, as batches carry them.
+    names: Vec<Arc<str>>,
+    started: Instant,
+    face: Arc<Mutex<Face>>,
+    idle: Vec<oneshot::Sender<()>>,
+    draining: bool,
+    life: Life,
+    /// What goes on whichever instance this is.
+    background: JoinSet<()>,
+}
+
+/// One life as an instance. Nothing of it reaches the next one: not the engine, no call, no answer.
+struct Life {
+    engine: Engine,
+    began: Instant,
+    inputs: mpsc::UnboundedReceiver<Answer>,
+    answers: mpsc::UnboundedSender<Answer>,
+    calls: JoinSet<()>,
+    deliveries: JoinSet<()>,
+    doorbell: watch::Sender<Doorbell>,
+    rings: u64,
+    /// See [`Engine::good_until`]: in microseconds since the relay started.
+    good_until: Arc<AtomicU64>,
+}
+
+/// What comes back from a task.
+pub(super) enum Answer {
+    Input(Input),
+    Failed(Call, Error),
+    /// The doorbell found out that the instance has ended.
+    Ended(Error),
+    Left(Result<()>),
+}
+
+/// What became of an attempt to join again.
+enum Attempted {
+    Join(Result<Joined>),
+    Drain,
+    Stop,
+}
+
+impl Life {
+    fn new(config: &EngineConfig, joined: &Joined, store: &impl Store, targets: &[(Subscription, Target)]) -> Self {
+        let features = targets.iter().map(|(subscription, target)| (subscription.clone(), target.features())).collect();
+        let (answers, inputs) = mpsc::unbounded_channel();
+        Life {
+            engine: Engine::new(config.clone(), joined, store.features(), features),
+            began: Instant::now(),
+            inputs,
+            answers,
+            calls: JoinSet::new(),
+            deliveries: JoinSet::new(),
+            doorbell: watch::channel(Doorbell::default()).0,
+            rings: 0,
+            good_until: Arc::new(AtomicU64::new(u64::MAX)),
+        }
+    }
+
+    /// Gives up all calls, and waits until they are over.
+    async fn end(&mut self) {
+        self.deliveries.shutdown().await;
+        self.calls.shutdown().await;
+    }
+}
+
+impl<S: Store + Operator> Shell<S> {
+    pub(super) fn new(
+        store: S,
+        config: EngineConfig,
+        hello: Hello,
+        targets: Vec<(Subscription, Target)>,
+        joined: &Joined,
+    ) -> Self {
+        let life = Life::new(&config, joined, &store, &targets);
+        let face = Face { instance: joined.instance, joined: true, report: life.engine.report() };
+        Shell {
+            store: Arc::new(store),
+            config,
+            hello: Hello { rejoin: true, ..hello },
+            names: targets.iter().map(|target| target.0.name.as_str().into()).collect(),
+            targets,
+            started: Instant::now(),
+            face: Arc::new(Mutex::new(face)),
+            idle: Vec::new(),
+            draining: false,
+            life,
+            background: JoinSet::new(),
+        }
+    }
+
+    /// What others may see of the relay.
+    pub(super) fn face(&self) -> Arc<Mutex<Face>> {
+        self.face.clone()
+    }
+
+    fn show(&self) -> MutexGuard<'_, Face> {
+        self.face.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Now {
+        Now { mono: self.started.elapsed(), wall: Timestamp::now() }
+    }
+
+    pub(super) async fn run(
+        mut self,
+        mut commands: mpsc::UnboundedReceiver<Command>,
+        retention: Option<PrunePolicy>,
+    ) -> End {
+        if let Some(policy) = retention {
+            self.background.spawn(retain(self.store.clone(), policy));
+        }
+        let mut failures = 0;
+        loop {
+            let ended = match self.live(&mut commands).await {
+                Ok(end) => return end,
+                Err(ended) => ended,
+            };
+            if self.life.began.elapsed() >= REJOIN_BACKOFF.1 {
+                failures = 0;
+            }
+            if let Some(end) = self.rejoin(&mut commands, ended, &mut failures).await {
+                return end;
+            }
+        }
+    }
+
+    /// One life as an instance: until the relay is over, or with an error the instance.
+    async fn live(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) -> Result<End> {
+        let (doorbell, answers) = (self.life.doorbell.subscribe(), self.life.answers.clone());
+        self.life.calls.spawn(listen(self.store.clone(), doorbell, answers, self.config.poll_interval));
+        let mut input = Input::Tick;
+        loop {
+            self.life.rings += u64::from(matches!(input, Input::Rang));
+            let now = self.now();
+            let actions = self.life.engine.step(now, input);
+            actions.into_iter().for_each(|action| self.act(action));
+            self.publish(now);
+            let deadline = self.started + self.life.engine.deadline(now);
+            input = tokio::select! {
+                biased;
+                answer = self.life.inputs.recv() => match answer.expect("the shell keeps a sender") {
+                    Answer::Input(input) => input,
+                    Answer::Failed(call, error) => match self.failed(call, error) {
+                        Ok(input) => input,
+                        Err(error) => return over(error),
+                    },
+                    Answer::Ended(error) => return over(error),
+                    Answer::Left(result) => return Ok(self.left(result).await),
+                },
+                command = commands.recv() => match command {
+                    Some(Command::Drain) => {
+                        self.draining = true;
+                        Input::Drain
+                    }
+                    Some(Command::Idle(sender)) => {
+                        self.idle.push(sender);
+                        Input::Rang
+                    }
+                    Some(Command::Stop) | None => return Ok(self.stop().await),
+                },
+                () = tokio::time::sleep_until(deadline) => Input::Tick,
+            };
+            while self.life.calls.try_join_next().is_some() {}
+            while self.life.deliveries.try_join_next().is_some() {}
+        }
+    }
+
+    /// Gives up everything that was done as the instance that has ended, then joins again. Some: the relay is over.
+    async fn rejoin(
+        &mut self,
+        commands: &mut mpsc::UnboundedReceiver<Command>,
+        ended: Error,
+        failures: &mut u32,
+    ) -> Option<End> {
+        let instance = self.life.engine.instance().0;
+        tracing::warn!(instance, error = %ended, source = cause(&ended), "ended as an instance; joining again");
+        self.show().joined = false;
+        self.life.end().await;
+        if self.draining {
+            // There is nothing to be given back: all that it owned is others' to take.
+            return Some(self.left(Ok(())).await);
+        }
+        loop {
+            let attempt = self.join(commands, rejoin_wait(*failures)).await;
+            *failures = failures.saturating_add(1);
+            match attempt {
+                Attempted::Drain => {
+                    self.leave().await;
+                    return Some(self.left(Ok(())).await);
+                }
+                Attempted::Stop => return Some(self.stop().await),
+                Attempted::Join(Ok(joined)) => {
+                    self.begin(&joined);
+                    return None;
+                }
+                Attempted::Join(Err(error)) if may_join_later(&error) => {
+                    tracing::warn!(%error, source = cause(&error), "could not join again; trying on");
+                }
+                Attempted::Join(Err(error)) => return Some(End::Failed(Arc::new(error))),
+            }
+        }
+    }
+
+    /// Tries to join after a wait, unless the relay is to end. Whatever is left of the attempt is gone when this returns.
+    async fn join(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>, wait: Duration) -> Attempted {
+        let (store, hello) = (self.store.clone(), self.hello.clone());
+        let attempt = async move {
+            tokio::time::sleep(wait).await;
+            store.join(hello).await
+        };
+        let mut attempt = std::pin::pin!(attempt);
+        loop {
+            tokio::select! {
+                biased;
+                command = commands.recv() => match command {
+                    Some(Command::Idle(sender)) => self.idle.push(sender),
+                    Some(Command::Drain) => return Attempted::Drain,
+                    Some(Command::Stop) | None => return Attempted::Stop,
+                },
+                joined = &mut attempt => return Attempted::Join(joined),
+            }
+        }
+    }
+
+    /// Begins a new life as an instance.
+    fn begin(&mut self, joined: &Joined) {
+        tracing::info!(instance = joined.instance.0, "joined again");
+        metrics::counter!(metric::REJOINS).increment(1);
+        self.life = Life::new(&self.config, joined, &*self.store, &self.targets);
+        *self.show() = Face { instance: joined.instance, joined: true, report: self.life.engine.report() };
+    }
+
+    fn act(&mut self, action: Action) {
+        let store = self.store.clone();
+        match action {
+            Action::Observe(report) => self.call(Call::Observe, async move {
+                let fleet = store.observe(&report).await?;
+                Failpoint::Observed.hit();
+                Ok(Input::Observed(fleet))
+            }),
+            Action::Take(lanes) => self.call(Call::Take, async move {
+                Failpoint::Take.hit();
+                let epochs = store.take(&lanes).await?;
+                Failpoint::Taken.hit();
+                Ok(Input::Taken(epochs))
+            }),
+            Action::Load(lanes) => self.call(Call::Load, async move {
+                let states = store.load(&lanes).await?;
+                Failpoint::Loaded.hit();
+                Ok(Input::Loaded(states))
+            }),
+            Action::Poll(request) => self.call(Call::Poll, async move {
+                let page = store.poll(&request).await?;
+                Failpoint::Polled.hit();
+                Ok(Input::Polled(page))
+            }),
+            Action::Fetch(positions) => self.call(Call::Fetch, async move {
+                let events = store.fetch(&positions).await?;
+                Failpoint::Fetched.hit();
+                Ok(Input::Fetched(events))
+            }),
+            Action::Settle(settlement) => self.call(Call::Settle, async move {
+                Failpoint::Settle.hit();
+                let written = store.settle(&settlement).await?;
+                Failpoint::Settled.hit();
+                Ok(Input::Settled(written))
+            }),
+            Action::Deliver { batch, events } => self.deliver(batch, events),
+            // Each answers for itself once it is over.
+            Action::Abort => self.life.deliveries.abort_all(),
+            Action::Leave => {
+                let answers = self.life.answers.clone();
+                self.life.calls.spawn(async move {
+                    Failpoint::Leave.hit();
+                    let _ = answers.send(Answer::Left(store.leave().await));
+                });
+            }
+        }
+    }
+
+    fn call(&mut self, call: Call, future: impl Future<Output = Result<Input>> + Send + 'static) {
+        let answers = self.life.answers.clone();
+        self.life.calls.spawn(async move {
+            let answer = future.await.map_or_else(|error| Answer::Failed(call, error), Answer::Input);
+            // The shell may have ended meanwhile.
+            let _ = answers.send(answer);
+        });
+    }
+
+    fn deliver(&mut self, batch: (usize, BatchId), events: Vec<Attempt>) {
+        let (subscription, target) = &self.targets[batch.0];
+        let (timeout, target, name) = (subscription.processing_timeout, target.clone(), self.names[batch.0].clone());
+        let lease = Lease { started: self.started, good_until: self.life.good_until.clone() };
+        let running = Running::new(batch, self.life.answers.clone());
+        self.life.deliveries.spawn(async move {
+            Failpoint::Deliver.hit();
+            let outcomes = match target {
+                Target::Sink(sink) => deliver_to_sink(&*sink, Batch { subscription: name, events }, timeout).await,
+                Target::Handler(handler) => handle_one_by_one(&*handler, events, timeout, &lease, &running).await,
+            };
+            Failpoint::Delivered.hit();
+            running.over(outcomes);
+        });
+    }
+
+    /// Tells everybody what the last step has changed.
+    fn publish(&mut self, now: Now) {
+        publish_figures(self.life.engine.take_figures());
+        let engine = &self.life.engine;
+        let good_until = engine.good_until().map_or(u64::MAX, |end| end.as_micros() as u64);
+        self.life.good_until.store(good_until, Ordering::Relaxed);
+        self.show().report = engine.report();
+        if !self.idle.is_empty() && engine.is_idle(now) {
+            self.idle.drain(..).for_each(|sender| {
+                // Nobody may be waiting any more.
+                let _ = sender.send(());
+            });
+        }
+        let state = Doorbell { rings: self.life.rings, polls: engine.polls(), asleep: engine.is_asleep() };
+        self.life.doorbell.send_if_modified(|old| std::mem::replace(old, state) != state);
+    }
+
+    /// A call that may go through later is the engine's to repeat; anything else ends the instance or the relay.
+    fn failed(&mut self, call: Call, error: Error) -> Result<Input> {
+        metrics::counter!(metric::STORE_ERRORS, "call" => format!("{call:?}").to_lowercase()).increment(1);
+        if error.kind().advice() != Advice::Retry {
+            return Err(error);
+        }
+        tracing::warn!(?call, %error, source = cause(&error), "the database did not take a call; trying again");
+        Ok(Input::CallFailed(call))
+    }
+
+    async fn left(&mut self, result: Result<()>) -> End {
+        self.life.end().await;
+        self.background.shutdown().await;
+        for (_, target) in &self.targets {
+            if let Target::Sink(sink) = target {
+                sink.close().await;
+            }
+        }
+        match result {
+            // An instance that has ended has nothing left to give back.
+            Err(error) if error.kind().advice() != Advice::Rejoin => End::Failed(Arc::new(error)),
+            _ => End::Drained,
+        }
+    }
+
+    async fn stop(&mut self) -> End {
+        self.life.end().await;
+        self.background.shutdown().await;
+        self.leave().await;
+        End::Stopped
+    }
+
+    /// Tells the database that this instance is over, if that is still to be told and can be.
+    async fn leave(&self) {
+        let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.store.leave()).await;
+    }
+}
+
+/// What an error that no call can be repeated after is the end of: of the instance (an error), or of the relay.
+fn over(error: Error) -> Result<End> {
+    if error.kind().advice() == Advice::Rejoin { Err(error) } else { Ok(End::Failed(Arc::new(error))) }
+}
+
+/// Whether the same join may go through later.
+fn may_join_later(error: &Error) -> bool {
+    matches!(error.kind().advice(), Advice::Retry | Advice::Rejoin)
+}
+
+fn cause(error: &Error) -> Option<String> {
+    std::error::Error::source(error).map(ToString::to_string)
+}
+
+fn rejoin_wait(failures: u32) -> Duration {
+    match failures {
+        0 => Duration::ZERO,
+        _ => REJOIN_BACKOFF.0.saturating_mul(1 << (failures - 1).min(16)).min(REJOIN_BACKOFF.1),
+    }
+}
+
+fn publish_figures(figures: Figures) {
+    let Figures { delivered, failed, dead, takeovers, pruned, warnings } = figures;
+    for (subscription, count) in delivered {
+        metrics::counter!(metric::DELIVERED, "subscription" => subscription.to_string()).increment(count);
+    }
+    for ((subscription, kind), count) in failed {
+        metrics::counter!(metric::FAILURES, "subscription" => subscription.to_string(), "kind" => kind)
+            .increment(count);
+    }
+    for (subscription, count) in dead {
+        tracing::warn!(%subscription, count, "events are dead; see them by `pillarbox list --state dead`");
+        metrics::counter!(metric::DIED, "subscription" => subscription.to_string()).increment(count);
+    }
+    for (cause, count) in takeovers {
+        tracing::info!(cause, count, "took lanes over");
+        metrics::counter!(metric::TAKEOVERS, "cause" => cause).increment(count);
+    }
+    for (subscription, count) in pruned {
+        metrics::counter!(metric::PRUNED_UNDELIVERED, "subscription" => subscription.to_string()).increment(count);
+    }
+    warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joining_again_is_tried_at_once_and_then_ever_less_often() {
+        let waits: Vec<u128> = (0..5).map(|failures| rejoin_wait(failures).as_millis()).collect();
+        assert_eq!(waits, [0, 20, 40, 80, 160]);
+        assert_eq!((rejoin_wait(9), rejoin_wait(u32::MAX)), (REJOIN_BACKOFF.1, REJOIN_BACKOFF.1));
+    }
+}

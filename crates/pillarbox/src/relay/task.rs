@@ -1,0 +1,189 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::RETENTION_INTERVAL;
+use super::shell::Answer;
+use crate::engine::Input;
+use crate::handler::{AnyHandler, CatchUnwind, call};
+use crate::{
+    Advice, Attempt, Batch, BatchId, Failpoint, Failure, Operator, Outcome, PrunePolicy, Pruned, Sink, Store, Wake,
+};
+
+/// A worker that is held up by one event of its batch for longer than this gives the rest back to others.
+const HAND_BACK_AFTER: Duration = Duration::from_millis(20);
+/// The shortest time between two rings of the doorbell that lead to no poll.
+const RING_MIN: Duration = Duration::from_millis(5);
+
+/// What the listener at the doorbell knows of the engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Doorbell {
+    /// Rings that the engine has taken in.
+    pub(super) rings: u64,
+    /// Polls that it has begun.
+    pub(super) polls: u64,
+    pub(super) asleep: bool,
+}
+
+/// A batch that is at a sink. Dropped before it is over, it tells the engine that it was given up: only then is its call over
+/// for good.
+pub(super) struct Running {
+    batch: (usize, BatchId),
+    answers: Option<mpsc::UnboundedSender<Answer>>,
+}
+
+impl Running {
+    pub(super) fn new(batch: (usize, BatchId), answers: mpsc::UnboundedSender<Answer>) -> Self {
+        Running { batch, answers: Some(answers) }
+    }
+
+    pub(super) fn over(mut self, outcomes: Vec<Outcome>) {
+        self.send(Input::Delivered { batch: self.batch, outcomes });
+        self.answers = None;
+    }
+
+    fn send(&self, input: Input) {
+        if let Some(answers) = &self.answers {
+            // The shell may have ended meanwhile.
+            let _ = answers.send(Answer::Input(input));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.send(Input::Aborted { batch: self.batch });
+    }
+}
+
+/// How long this instance may call its lanes its own without being told again.
+pub(super) struct Lease {
+    pub(super) started: Instant,
+    /// In microseconds since then.
+    pub(super) good_until: Arc<AtomicU64>,
+}
+
+impl Lease {
+    fn is_over(&self) -> bool {
+        self.started.elapsed().as_micros() as u64 >= self.good_until.load(Ordering::Relaxed)
+    }
+}
+
+/// Rings the engine whenever the store says that something may have happened while the engine sleeps.
+pub(super) async fn listen<S: Store>(
+    store: Arc<S>,
+    mut doorbell: watch::Receiver<Doorbell>,
+    answers: mpsc::UnboundedSender<Answer>,
+    watchdog: Duration,
+) {
+    let mut rings = 0;
+    loop {
+        // Not before the engine has taken the last ring in, or this one would be for the same thing.
+        if doorbell.wait_for(|state| state.rings >= rings && state.asleep).await.is_err() {
+            return;
+        }
+        Failpoint::Wait.hit();
+        match store.wait(watchdog).await {
+            Ok(Wake::Rang) => {
+                let before = *doorbell.borrow();
+                rings = before.rings + 1;
+                if answers.send(Answer::Input(Input::Rang)).is_err() {
+                    return;
+                }
+                let Ok(after) = doorbell.wait_for(|state| state.rings >= rings).await.map(|state| *state) else {
+                    return;
+                };
+                // A ring that the engine has no use for now, for example while all is paused, must not become a busy loop.
+                if after.polls == before.polls {
+                    tokio::time::sleep(RING_MIN).await;
+                }
+            }
+            Ok(Wake::Timeout) => {}
+            Err(error) if error.kind().advice() == Advice::Rejoin => {
+                let _ = answers.send(Answer::Ended(error));
+                return;
+            }
+            // The watchdog goes on polling; so a bell that is out of order costs latency only.
+            Err(error) => {
+                tracing::warn!(%error, "the doorbell is out of order; polling instead");
+                tokio::time::sleep(watchdog.min(Duration::from_secs(1))).await;
+            }
+        }
+    }
+}
+
+/// Removes what retention allows, slice by slice, for as long as the relay runs.
+pub(super) async fn retain<S: Operator>(store: Arc<S>, policy: PrunePolicy) {
+    loop {
+        let mut events = 0;
+        let mut more = true;
+        while more {
+            let slice = store.prune(&policy).await.unwrap_or_else(|error| {
+                tracing::warn!(%error, "retention failed; it is tried again");
+                Pruned::default()
+            });
+            events += slice.events;
+            more = slice.more;
+            // Publishers and settlements get their turn between two slices.
+            tokio::task::yield_now().await;
+        }
+        if events > 0 {
+            tracing::info!(events, "retention removed events");
+        }
+        tokio::time::sleep(RETENTION_INTERVAL).await;
+    }
+}
+
+pub(super) async fn deliver_to_sink(sink: &dyn Sink, batch: Batch, timeout: Duration) -> Vec<Outcome> {
+    let count = batch.events.len();
+    let all = |failure: Failure| vec![Outcome::Failed(failure); count];
+    let guarded = CatchUnwind(Box::pin(async move { sink.deliver(batch).await }));
+    match tokio::time::timeout(timeout, guarded).await {
+        Ok(Ok(outcomes)) => outcomes,
+        Ok(Err(panic)) => all(Failure::unclear("panic", format!("the sink panicked: {panic}"))),
+        Err(_) => all(Failure::unclear("timeout", format!("the sink did not answer within {timeout:?}"))),
+    }
+}
+
+/// Calls a handler for one event after the other. A key stops at its first failure. Held up by one event, the rest goes back to other workers.
+pub(super) async fn handle_one_by_one(
+    handler: &dyn AnyHandler,
+    events: Vec<Attempt>,
+    timeout: Duration,
+    lease: &Lease,
+    running: &Running,
+) -> Vec<Outcome> {
+    let count = events.len();
+    let mut outcomes: Vec<Outcome> = Vec::with_capacity(count);
+    let mut failed: Vec<Box<str>> = Vec::new();
+    for (index, attempt) in events.into_iter().enumerate() {
+        let key = attempt.event.key.clone();
+        if !failed.is_empty() && key.as_ref().is_some_and(|key| failed.contains(key)) {
+            outcomes.push(Outcome::NotTried);
+            continue;
+        }
+        if index > 0 && lease.is_over() {
+            // A process that stood still for long: the engine has not noticed yet, and the rest may be another's now.
+            return outcomes;
+        }
+        let mut calling = std::pin::pin!(call(handler, attempt.event, timeout));
+        let held_up = index + 1 < count;
+        let outcome = match tokio::time::timeout(HAND_BACK_AFTER, &mut calling).await {
+            Ok(outcome) => outcome,
+            Err(_) if held_up => {
+                running.send(Input::HandedBack { batch: running.batch, kept: index + 1 });
+                outcomes.push(calling.await);
+                return outcomes;
+            }
+            Err(_) => calling.await,
+        };
+        if matches!(outcome, Outcome::Failed(_)) {
+            failed.extend(key);
+        }
+        outcomes.push(outcome);
+    }
+    outcomes
+}
