@@ -32,6 +32,7 @@ mod reader;
 mod settle;
 mod store;
 pub mod testing;
+mod witness;
 mod worker;
 
 pub use doorbell::DOORBELL_INTERVAL;
