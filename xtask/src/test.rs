@@ -13,6 +13,9 @@ const WORKSPACE: [&str; 3] = ["--workspace", "--features", "pillarbox-cli/failpo
 /// The test of every store that compares the committed schema with what the migrations make.
 const SCHEMA_TEST: &str = "schema::the_committed_schema_is_what_the_migrations_make";
 
+/// What is said where the tool is missing.
+const NO_CARGO_DENY: &str = "not run: cargo install --locked cargo-deny";
+
 /// The whole check; with more versions of PostgreSQL than the one that is installed, if asked for.
 pub(crate) fn whole(versions: &[Version]) -> Result<()> {
     let mut parts = Parts::default();
@@ -36,6 +39,7 @@ pub(crate) fn whole(versions: &[Version]) -> Result<()> {
     parts.run("metrics documented", metrics::check);
     parts.run("dependencies", lock_file::check);
     parts.run_or_skip("cargo deny", cargo_deny);
+    parts.run_or_skip("cargo deny advisories", cargo_deny_advisories);
     parts.finish()
 }
 
@@ -95,9 +99,25 @@ fn expect_passed(printed: &str) -> Result<()> {
     Ok(())
 }
 
+/// What needs nothing but the tool and Cargo.lock.
 fn cargo_deny() -> Result<Outcome> {
-    if !tool::answers(command("cargo-deny", &["--version"])) {
-        return Ok(Outcome::Skipped("not run: cargo install --locked cargo-deny".into()));
+    if !has_cargo_deny() {
+        return Ok(Outcome::Skipped(NO_CARGO_DENY.into()));
     }
-    run(command("cargo-deny", &["check"])).map(|()| Outcome::Ok)
+    run(command("cargo-deny", &["check", "licenses", "bans", "sources"])).map(|()| Outcome::Ok)
+}
+
+/// A part of its own: its database lies elsewhere, and a check without it must not look like one with it.
+fn cargo_deny_advisories() -> Result<Outcome> {
+    if !has_cargo_deny() {
+        return Ok(Outcome::Skipped(NO_CARGO_DENY.into()));
+    }
+    if run(command("cargo-deny", &["fetch", "db"])).is_err() {
+        return Ok(Outcome::Skipped("the advisory database could not be fetched".into()));
+    }
+    run(command("cargo-deny", &["check", "--disable-fetch", "advisories"])).map(|()| Outcome::Ok)
+}
+
+fn has_cargo_deny() -> bool {
+    tool::answers(command("cargo-deny", &["--version"]))
 }

@@ -81,7 +81,7 @@ impl Doorbell {
             let until = due.map_or(deadline, |due| due.min(deadline));
             tokio::select! {
                 () = woken => {}
-                () = tokio::time::sleep_until(until.into()) => {}
+                () = pause(until.saturating_duration_since(now)) => {}
             }
         }
     }
@@ -258,6 +258,18 @@ impl State {
         }
         self.silent = silent;
     }
+}
+
+/// The shortest time that the runtime's own timers can tell.
+const TIMER_MIN: Duration = Duration::from_millis(1);
+
+/// Sleeps, also for less than the runtime's timers can tell.
+async fn pause(time: Duration) {
+    if time >= TIMER_MIN {
+        return tokio::time::sleep(time).await;
+    }
+    // It cannot fail but by the end of the runtime.
+    let _ = tokio::task::spawn_blocking(move || std::thread::sleep(time)).await;
 }
 
 /// Tells every relay of this log, when the transaction commits; `what` is `fleet` if lanes, instances or subscriptions changed,

@@ -47,6 +47,8 @@ pub(crate) struct Bell {
     asked: AtomicU64,
     looked: AtomicU64,
     alert: AtomicBool,
+    /// Publishers of this process say when they have committed, as far as is known.
+    announced: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -112,6 +114,7 @@ impl Bell {
             asked: AtomicU64::new(0),
             looked: AtomicU64::new(0),
             alert: AtomicBool::new(false),
+            announced: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         })
     }
@@ -125,6 +128,20 @@ impl Bell {
     /// write-ahead log with it.
     pub(crate) fn is_synced(&self, position: Position, id: Uuid) -> bool {
         self.state().synced.contains(&(position, id))
+    }
+
+    /// A transaction of this process has committed, and everything up to here with it.
+    pub(crate) fn committed(&self, horizon: Position) {
+        {
+            let mut state = self.state();
+            if horizon <= state.horizon {
+                return;
+            }
+            state.horizon = horizon;
+        }
+        self.rang.notify_waiters();
+        self.alert.store(false, Ordering::SeqCst);
+        self.announced.store(true, Ordering::Relaxed);
     }
 
     /// An observation has seen this revision and this neighbour.
@@ -239,9 +256,16 @@ struct Listener {
     probed_at: Option<Instant>,
 }
 
+/// A publisher in this process has begun.
+struct Alerted {
+    at: Instant,
+    /// The horizon at that time: a higher one is the commit that was waited for.
+    horizon: Position,
+}
+
 impl Listener {
     fn run(mut self) {
-        let mut alerted_at = None;
+        let mut alerted: Option<Alerted> = None;
         let mut answered = 0;
         while !self.bell.stop.load(Ordering::SeqCst) {
             if self.bell.waiters.load(Ordering::SeqCst) == 0 {
@@ -249,13 +273,17 @@ impl Listener {
                 continue;
             }
             if self.bell.alert.swap(false, Ordering::SeqCst) {
-                alerted_at = Some(Instant::now());
+                alerted = Some(Alerted { at: Instant::now(), horizon: self.bell.state().horizon });
             }
             let asked = self.bell.asked.load(Ordering::SeqCst);
             match self.look() {
                 // What was expected has come; the publisher's next event expects anew.
-                Ok(true) => alerted_at = None,
-                Ok(false) => {}
+                Ok(true) => {
+                    if alerted.take().is_some() {
+                        self.bell.announced.store(false, Ordering::Relaxed);
+                    }
+                }
+                Ok(false) => alerted = alerted.filter(|alerted| self.bell.state().horizon <= alerted.horizon),
                 // The relay's own polls run into the same failure and report it.
                 Err(error) => tracing::debug!(error = ?error, "the doorbell could not look at the database"),
             }
@@ -264,7 +292,7 @@ impl Listener {
                 answered = asked;
                 self.bell.rang.notify_waiters();
             }
-            pause(alerted_at.map(|at| at.elapsed()));
+            pause(alerted.as_ref().map(|alerted| alerted.at.elapsed()), self.bell.announced.load(Ordering::Relaxed));
         }
     }
 
@@ -298,9 +326,11 @@ impl Listener {
     }
 }
 
-/// Waits until the next look; `alerted` is how long ago a publisher in this process began.
-fn pause(alerted: Option<Duration>) {
+/// Waits until the next look; `alerted` is how long ago a publisher in this process began, `announced` whether such a one
+/// will say when it has committed.
+fn pause(alerted: Option<Duration>, announced: bool) {
     match alerted {
+        Some(since) if announced && since < COARSE_FOR => thread::park_timeout(COARSE_PAUSE),
         // Not without any pause: looking takes locks that the commit takes too.
         Some(since) if since < SPIN_FOR => {
             let until = Instant::now() + SPIN_PAUSE;
@@ -343,13 +373,7 @@ fn unregister(path: &str, bell: &Arc<Bell>) {
 /// Says that a transaction of this process is about to commit events, so that the doorbell looks more closely.
 /// `last` is the newest of them, if its id is nobody else's.
 pub(crate) fn expect_commit(connection: &Connection, last: Option<(Position, Uuid)>) {
-    if BELL_COUNT.load(Ordering::Relaxed) == 0 {
-        return;
-    }
-    let Some(path) = connection.path() else { return };
-    let bells = BELLS.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let Some(here) = bells.as_ref().and_then(|bells| bells.get(path)) else { return };
-    for bell in here.iter().filter_map(Weak::upgrade) {
+    for bell in bells_of(connection) {
         if bell.waiters.load(Ordering::Relaxed) > 0 && last.is_some() && commits_durably(connection) {
             let mut state = bell.state();
             if state.synced.len() == SYNCED_KEPT_MAX {
@@ -361,6 +385,17 @@ pub(crate) fn expect_commit(connection: &Connection, last: Option<(Position, Uui
             bell.wake_thread();
         }
     }
+}
+
+/// The bells of this process that commits on this connection are for.
+pub(crate) fn bells_of(connection: &Connection) -> Vec<Arc<Bell>> {
+    if BELL_COUNT.load(Ordering::Relaxed) == 0 {
+        return Vec::new();
+    }
+    let Some(path) = connection.path() else { return Vec::new() };
+    let bells = BELLS.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let here = bells.as_ref().and_then(|bells| bells.get(path));
+    here.map_or_else(Vec::new, |here| here.iter().filter_map(Weak::upgrade).collect())
 }
 
 /// Whether this connection syncs the write-ahead log before a commit becomes visible. SQLite refuses to change that
@@ -387,6 +422,17 @@ mod tests {
         let watched: Vec<_> = all.iter().filter_map(|me| neighbour_of(*me, all)).collect();
         assert_eq!(watched, [5, 9, 3].map(InstanceId));
         assert_eq!(neighbour_of(InstanceId(3), [InstanceId(3)]), None);
+    }
+
+    #[tokio::test]
+    async fn a_commit_of_this_process_rings_without_the_thread() {
+        // A bell without a thread: nobody looks.
+        let bell = Bell::new();
+        let (wake, ()) = tokio::join!(bell.wait(Duration::from_secs(60)), async { bell.committed(3) });
+        assert_eq!(wake, Wake::Rang);
+        bell.polled(3);
+        bell.committed(3);
+        assert!(!bell.state().unanswered(), "that was polled already");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::connection::{Purpose, horizon, open, raise_revision, set_meta, write}
 use crate::error::{Db, DbError};
 use crate::ownership::{LockFolder, record_progress};
 use crate::reader::id_of;
+use crate::witness;
 
 /// Where a log lives. A file at another place and inode is a copy, and a copy must not deliver to real receivers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +28,10 @@ impl Home {
         Ok(Home { path, inode: metadata.ino() as i64, device: metadata.dev() as i64 })
     }
 
+    fn folder(&self) -> LockFolder {
+        LockFolder::beside(Path::new(&self.path))
+    }
+
     fn stored(connection: &Connection) -> Db<Option<Self>> {
         let number = |name| meta_optional::<i64>(connection, name);
         let path = meta_optional::<String>(connection, "home_path")?;
@@ -43,7 +48,8 @@ impl Home {
     }
 }
 
-fn meta_optional<T: rusqlite::types::FromSql>(connection: &Connection, name: &str) -> Db<Option<T>> {
+/// One value of `pillarbox_meta`, if it is there.
+pub(crate) fn meta_optional<T: rusqlite::types::FromSql>(connection: &Connection, name: &str) -> Db<Option<T>> {
     let mut statement = connection.prepare_cached("select value from pillarbox_meta where name = ?1")?;
     Ok(statement.query_row([name], |row| row.get(0)).optional()?)
 }
@@ -59,12 +65,15 @@ pub(crate) fn log_id(connection: &Connection) -> Db<Uuid> {
 pub(crate) fn check(connection: &Connection, path: &Path) -> Db<()> {
     let here = Home::here(path)?;
     match Home::stored(connection)? {
-        Some(stored) if stored.path == here.path && stored.inode == here.inode => Ok(()),
+        Some(stored) if stored.path == here.path && stored.inode == here.inode => {
+            witness::check(connection, &here.folder(), None)
+        }
         Some(stored) if stored.inode == here.inode && stored.device == here.device => {
+            witness::check(connection, &here.folder(), Some(&stored.folder()))?;
             tracing::info!(from = stored.path, to = here.path, "the log was moved");
             write(connection, |tx| here.store(tx))
         }
-        None => write(connection, |tx| here.store(tx)),
+        None => write(connection, |tx| settle_down(tx, &here)),
         Some(stored) => Err(DbError::own(
             ErrorKind::Foreign,
             format!(
@@ -94,9 +103,19 @@ pub(crate) fn move_in(connection: &Connection, path: &Path) -> Db<()> {
         Some(_) => Ok(()),
         None => {
             let here = Home::here(path)?;
-            write(connection, |tx| here.store(tx))
+            write(connection, |tx| settle_down(tx, &here))
         }
     }
+}
+
+/// Gives a log its first home, unless somebody else has done so meanwhile.
+fn settle_down(tx: &rusqlite::Transaction<'_>, here: &Home) -> Db<()> {
+    if Home::stored(tx)?.is_some() {
+        return Ok(());
+    }
+    // Under the write lock: nobody works on this log before it has a home, so that what lies here is another log's.
+    witness::clear(&here.folder())?;
+    here.store(tx)
 }
 
 /// Declares that the log at `path` is the production log, moved or restored: it goes on with what it holds.
@@ -106,15 +125,17 @@ pub fn adopt(path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
     let connection = open(path, Purpose::Durable)?;
     let here = Home::here(path)?;
-    Ok(write(&connection, |tx| {
+    write(&connection, |tx| {
         here.store(tx)?;
+        witness::excuse(tx)?;
         tx.execute("update pillarbox_meta set value = value + 1 where name = 'incarnation'", [])?;
         // A copy may have brought instance rows along whose locks are elsewhere.
         tx.execute("update pillarbox_cursor set anchor_position = null, anchor_id = null, epoch = epoch + 1", [])?;
         forget_instances(tx, path)?;
         cut_back(tx)?;
         raise_revision(tx).map(drop)
-    })?)
+    })?;
+    Ok(witness::renew(&connection, &here.folder()).map(drop)?)
 }
 
 /// Declares that the log at `path` is a copy: it gets a new identity and delivers nothing that is in it now, to whatever
@@ -123,8 +144,9 @@ pub fn fresh(path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
     let connection = open(path, Purpose::Durable)?;
     let here = Home::here(path)?;
-    Ok(write(&connection, |tx| {
+    write(&connection, |tx| {
         here.store(tx)?;
+        witness::excuse(tx)?;
         set_meta(tx, "log_id", Uuid::new_v4().to_string())?;
         tx.execute("update pillarbox_meta set value = value + 1 where name = 'incarnation'", [])?;
         tx.execute("delete from pillarbox_delivery", [])?;
@@ -134,7 +156,8 @@ pub fn fresh(path: impl AsRef<Path>) -> Result<()> {
         set_meta(tx, "fresh_floor", horizon(tx)?)?;
         start_over(tx)?;
         raise_revision(tx).map(drop)
-    })?)
+    })?;
+    Ok(witness::renew(&connection, &here.folder()).map(drop)?)
 }
 
 /// Forgets everything that is said about positions beyond the horizon: they will be handed out again, to other events.

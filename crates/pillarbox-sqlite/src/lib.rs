@@ -15,7 +15,8 @@
 //! transaction.execute("insert into orders (total) values (42)", [])?;
 //! let event = pillarbox::NewEvent::new("orders", "order.placed").key("1").json_text(r#"{"total": 42}"#);
 //! pillarbox_sqlite::publish(&transaction, &event)?;
-//! transaction.commit()?;
+//! // Or the transaction's own commit; this one tells a relay in the same process at once.
+//! pillarbox_sqlite::commit(transaction)?;
 //! # Ok(())
 //! # }
 //! ```
@@ -31,12 +32,13 @@ mod reader;
 mod settle;
 mod store;
 pub mod testing;
+mod witness;
 mod worker;
 
 pub use doorbell::DOORBELL_INTERVAL;
 pub use home::{adopt, fresh};
 pub use migrate::{Migrated, SCHEMA_VERSION, SchemaState, check, dump_schema, migrate, migrate_connection, print_sql};
 pub use operator::{Maintained, PENDING_COUNT_MAX, WAL_BYTES_MAX};
-pub use publish::{Limits, PAYLOAD_BYTES_MAX_HIGHEST, publish, publish_all};
+pub use publish::{Limits, PAYLOAD_BYTES_MAX_HIGHEST, commit, publish, publish_all};
 pub use reader::PAGE_BYTES_MAX;
 pub use store::SqliteStore;

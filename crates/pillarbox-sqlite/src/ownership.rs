@@ -427,6 +427,10 @@ impl LockFolder {
         LockFolder(folder.into())
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
     fn file(&self, id: InstanceId) -> PathBuf {
         self.0.join(format!("{}.lock", id.0))
     }

@@ -3,12 +3,12 @@ use std::time::{Duration, SystemTime};
 
 use pillarbox::{Error, ErrorKind, Headers, NAME_BYTES_MAX, NewEvent, Payload, Position, Result, Timestamp};
 use rusqlite::types::{ToSqlOutput, ValueRef};
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::connection::{meta_number, set_meta};
-use crate::doorbell::expect_commit;
+use crate::connection::{horizon, meta_number, set_meta};
+use crate::doorbell::{bells_of, expect_commit};
 use crate::error::{Db, DbError};
 use crate::reader::id_of;
 
@@ -30,6 +30,22 @@ pub fn publish_all(transaction: &Connection, events: &[NewEvent]) -> Result<Vec<
     let published = events.iter().map(|event| insert(transaction, event)).collect::<Db<Vec<_>>>()?;
     expect_commit(transaction, published.last().and_then(|last| last.made));
     Ok(published.into_iter().map(|published| published.id).collect())
+}
+
+/// Commits the caller's transaction and at once rings the relays of this process for the events in it.
+///
+/// Nothing depends on it: after a plain [`Transaction::commit`] a relay finds the events by itself, which takes it a part of a
+/// millisecond of a core. Events may have been published by [`publish`] or by plain inserts; a transaction without any may
+/// be committed so too. After an error nothing is committed.
+pub fn commit(transaction: Transaction<'_>) -> Result<()> {
+    let bells = bells_of(&transaction);
+    // Asked while nobody else can write. Without an answer the relays find the events by themselves.
+    let horizon = if bells.is_empty() { None } else { horizon(&transaction).ok() };
+    transaction.commit().map_err(DbError::from)?;
+    if let Some(horizon) = horizon {
+        bells.iter().for_each(|bell| bell.committed(horizon));
+    }
+    Ok(())
 }
 
 /// What became of one event.

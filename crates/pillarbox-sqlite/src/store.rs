@@ -16,6 +16,7 @@ use crate::ownership::{LockFolder, Membership, Writer};
 use crate::publish::Limits;
 use crate::reader::Reader;
 use crate::settle::settle;
+use crate::witness::Keeper;
 use crate::worker::Worker;
 use crate::{home, migrate, ownership};
 
@@ -42,6 +43,8 @@ pub struct SqliteStore {
     bell: Arc<Bell>,
     doorbell: Doorbell,
     barriers: Arc<AtomicU64>,
+    /// Only ever used by the writer's jobs; the lock is there to make it shareable.
+    witness: Arc<Mutex<Keeper>>,
     /// Connections for operators' work, which may be long and must not hold up a poll.
     operators: Arc<Mutex<Vec<Connection>>>,
 }
@@ -75,6 +78,7 @@ impl SqliteStore {
             doorbell: Doorbell::spawn(bell.clone(), open(&path, Purpose::Read)?, folder)?,
             bell,
             barriers,
+            witness: Arc::new(Mutex::new(Keeper::new(&path))),
             operators: Arc::default(),
             path,
         })
@@ -161,8 +165,13 @@ impl Store for SqliteStore {
     }
 
     async fn observe(&self, report: &Report) -> Result<Fleet> {
-        let report = report.clone();
-        self.writer.run(move |writer| writer.observe(&report)).await
+        let (report, witness) = (report.clone(), self.witness.clone());
+        let job = move |writer: &mut Writer| {
+            // First, for it may take a disk's time: what is told of the fleet is to be news.
+            lock(&witness).beat(&writer.durable, Instant::now())?;
+            writer.observe(&report)
+        };
+        self.writer.run(job).await
     }
 
     async fn take(&self, lanes: &[Take]) -> Result<Vec<Option<Epoch>>> {
@@ -205,7 +214,12 @@ impl Store for SqliteStore {
     }
 
     async fn leave(&self) -> Result<()> {
-        self.writer.run(|writer| writer.leave()).await
+        let witness = self.witness.clone();
+        let job = move |writer: &mut Writer| {
+            writer.leave()?;
+            lock(&witness).keep(&writer.durable)
+        };
+        self.writer.run(job).await
     }
 }
 
@@ -230,6 +244,6 @@ impl std::fmt::Debug for SqliteStore {
     }
 }
 
-fn lock(reader: &Mutex<Reader>) -> MutexGuard<'_, Reader> {
-    reader.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

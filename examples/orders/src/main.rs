@@ -16,7 +16,7 @@ async fn main() -> Result<()> {
     for (customer, cents) in [("ada@example.org", 4200), ("grace@example.org", 1999), ("ada@example.org", 350)] {
         let transaction = connection.transaction_with_behavior(Immediate)?;
         let order = place_order(&transaction, &NewOrder { customer: customer.into(), cents })?;
-        transaction.commit()?;
+        pillarbox_sqlite::commit(transaction)?;
         println!("placed order {order}");
     }
     let transaction = connection.transaction_with_behavior(Immediate)?;

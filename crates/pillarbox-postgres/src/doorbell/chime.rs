@@ -3,9 +3,12 @@ use std::time::{Duration, Instant};
 /// How long a ring that was not answered waits before it rings again; it doubles up to the maximum.
 const RING_AGAIN: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// An awake relay polls this often at first, for as long as something came not longer ago; then ever less often.
-const AWAKE_PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(10));
+/// An awake relay pauses between polls for a quarter of the time between what comes, within these limits; when nothing has
+/// come for a while, ever longer.
+const AWAKE_PAUSE: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(10));
+const AWAKE_CLOSELY_MAX: Duration = Duration::from_millis(2);
 const AWAKE_CLOSELY_FOR: Duration = Duration::from_millis(20);
+const GAP_PART: u32 = 4;
 
 /// How often a relay polls whose bell is silent though events move.
 const SILENT_PAUSE: Duration = Duration::from_millis(100);
@@ -39,13 +42,23 @@ pub(super) struct Chime {
     /// The last poll's end or the last wait's, and when something last came.
     paced_at: Instant,
     moved_at: Instant,
+    /// The usual time between what comes.
+    gap: Duration,
 }
 
 impl Chime {
     /// Nobody has polled yet: what is there already counts as a ring.
     pub(super) fn new(now: Instant) -> Self {
-        let pause = AWAKE_PAUSE.0;
-        Chime { rings: 1, answered: 0, rung: None, mode: Mode::Asleep, pause, paced_at: now, moved_at: now }
+        Chime {
+            rings: 1,
+            answered: 0,
+            rung: None,
+            mode: Mode::Asleep,
+            pause: AWAKE_PAUSE.0,
+            paced_at: now,
+            moved_at: now,
+            gap: Duration::ZERO,
+        }
     }
 
     /// Something may have been committed.
@@ -71,8 +84,13 @@ impl Chime {
         self.paced_at = now;
         let Some((shortest, longest)) = self.pauses() else { return };
         if moved {
+            let gap = now.saturating_duration_since(self.moved_at).min(AWAKE_CLOSELY_FOR);
+            self.gap = (self.gap * 3 + gap) / 4;
             self.moved_at = now;
-            self.pause = shortest;
+            self.pause = match self.mode {
+                Mode::Awake => (self.gap / GAP_PART).clamp(shortest, AWAKE_CLOSELY_MAX),
+                _ => shortest,
+            };
         } else if self.mode != Mode::Awake || now.saturating_duration_since(self.moved_at) >= AWAKE_CLOSELY_FOR {
             self.pause = (self.pause * 3 / 2).min(longest);
         }
@@ -152,7 +170,9 @@ mod tests {
         assert_eq!(round(&mut chime, false), AWAKE_PAUSE.0);
         let longest = (0..100).map(|_| round(&mut chime, false)).max();
         assert_eq!(longest, Some(AWAKE_PAUSE.1));
-        assert_eq!(round(&mut chime, true), AWAKE_PAUSE.0);
+        assert!(round(&mut chime, true) <= AWAKE_CLOSELY_MAX, "something came");
+        let last = (0..100).map(|_| round(&mut chime, true)).last();
+        assert_eq!(last, Some(AWAKE_PAUSE.0), "much comes");
         chime.set_mode(Mode::Asleep);
         assert_eq!(chime.due(now), None);
     }

@@ -1,12 +1,13 @@
-//! The log replaced by an older state of itself while a store is open: a backup restored into the live file.
+//! The log replaced by an older state of itself, while a store is open or between two starts: a backup restored into the file.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use pillarbox::{Cursor, Epoch, ErrorKind, LaneRef, Operator, RangeSet, Settlement, State, Store};
-use pillarbox_sqlite::{SqliteStore, adopt};
+use pillarbox_sqlite::{SqliteStore, adopt, fresh, migrate};
 use rusqlite::Connection;
 
-use crate::fixture::{Database, delivery, own, poll_tail, settle, tail, write};
+use crate::fixture::{Database, delivery, join, one_lane, own, poll_tail, settle, tail, write};
 
 /// Copies one database into another with SQLite's backup interface, as `.backup` and `.restore` do.
 fn copy(from: &Path, to: &Path) {
@@ -90,4 +91,127 @@ async fn adopting_a_log_forgets_what_is_said_about_positions_beyond_it() {
     assert_eq!(state.cursor, Cursor { floor: 3, ..Cursor::default() }, "positions 4 to 10 are new events");
     assert_eq!(state.deliveries.iter().map(|row| row.position).collect::<Vec<_>>(), [2]);
     assert_eq!(store.books().await.unwrap().dead.to_string(), "3");
+}
+
+/// A relay's life: it beats, and is drained or killed.
+async fn live(database: &Database, drained: bool) {
+    let store = database.store();
+    join(&store, [one_lane("s")]).await;
+    store.observe(&Default::default()).await.unwrap();
+    if drained {
+        store.leave().await.unwrap();
+    }
+}
+
+/// A database of ten events that a relay has seen, overwritten in place by its backup of three.
+async fn overwritten(drained: bool) -> Database {
+    let database = Database::new();
+    database.publish_keys(&["a"; 3]);
+    live(&database, true).await;
+    let backup = database.folder.path().join("backup.db");
+    copy(&database.path, &backup);
+    database.publish_keys(&["a"; 7]);
+    live(&database, drained).await;
+    let inode = |path: &Path| std::fs::metadata(path).unwrap().ino();
+    let before = inode(&database.path);
+    std::fs::copy(&backup, &database.path).unwrap();
+    assert_eq!(inode(&database.path), before, "it looks like the original");
+    database
+}
+
+fn refused(database: &Database) -> String {
+    let error = SqliteStore::open(&database.path).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
+    error.to_string()
+}
+
+#[tokio::test]
+async fn a_file_overwritten_by_its_backup_is_refused_at_the_next_start() {
+    for drained in [true, false] {
+        let database = overwritten(drained).await;
+        let text = refused(&database);
+        assert!(text.contains("up to 10") && text.contains("up to 3"), "{text}");
+        assert!(text.contains("--adopt") && text.contains("--fresh"), "{text}");
+        refused(&database);
+        adopt(&database.path).unwrap();
+        live(&database, drained).await;
+        database.publish_keys(&["a"]);
+        live(&database, drained).await;
+        assert_eq!(poll_tail(&database.store(), 3).await.visible.to_string(), "4");
+    }
+}
+
+#[tokio::test]
+async fn a_copy_that_was_declared_fresh_has_a_witness_of_its_own() {
+    let database = overwritten(true).await;
+    refused(&database);
+    fresh(&database.path).unwrap();
+    live(&database, true).await;
+    copy(&database.folder.path().join("backup.db"), &database.path);
+    assert!(refused(&database).contains("log"), "the backup is of the log that was here before");
+}
+
+#[tokio::test]
+async fn a_backup_of_before_an_adoption_is_refused_though_it_has_come_as_far() {
+    let database = overwritten(true).await;
+    adopt(&database.path).unwrap();
+    live(&database, true).await;
+    copy(&database.folder.path().join("backup.db"), &database.path);
+    assert!(refused(&database).contains("incarnation"));
+}
+
+#[tokio::test]
+async fn a_log_moved_without_its_folder_is_recognised_by_what_it_left_behind() {
+    let mut database = Database::new();
+    database.publish_keys(&["a"; 3]);
+    live(&database, true).await;
+    let moved = database.folder.path().join("moved.db");
+    std::fs::rename(&database.path, &moved).unwrap();
+    database.path = moved;
+    live(&database, true).await;
+    std::fs::remove_dir_all(database.folder.path().join("app.db-pillarbox")).unwrap();
+    live(&database, true).await;
+}
+
+#[tokio::test]
+async fn a_log_without_the_witness_that_it_had_is_refused_until_somebody_says_what_it_is() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 3]);
+    live(&database, true).await;
+    std::fs::remove_dir_all(database.folder.path().join("app.db-pillarbox")).unwrap();
+    let text = refused(&database);
+    assert!(text.contains("app.db-pillarbox") && text.contains("--adopt"), "{text}");
+    adopt(&database.path).unwrap();
+    live(&database, true).await;
+}
+
+#[tokio::test]
+async fn a_new_log_at_the_place_of_an_old_one_is_at_home() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 3]);
+    live(&database, true).await;
+    std::fs::remove_file(&database.path).unwrap();
+    migrate(&database.path).unwrap();
+    live(&database, true).await;
+}
+
+#[tokio::test]
+async fn a_log_that_was_emptied_is_still_itself() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 3]);
+    live(&database, true).await;
+    database.store().reset().await.unwrap();
+    live(&database, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stores_that_see_the_log_grow_side_by_side_do_not_accuse_it() {
+    let database = Database::new();
+    let rounds = || async {
+        for _ in 0..10 {
+            database.publish_keys(&["a"]);
+            live(&database, true).await;
+        }
+    };
+    tokio::join!(rounds(), rounds(), rounds());
 }

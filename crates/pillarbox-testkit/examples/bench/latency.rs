@@ -15,8 +15,17 @@ const PAUSE: Duration = Duration::from_millis(3);
 /// The first samples are not counted.
 const WARM_UP: usize = 50;
 
+/// How the publishing transaction is committed.
+#[derive(Clone, Copy)]
+pub(crate) enum Commit {
+    /// [`pillarbox_sqlite::commit`], which tells the relays of the process.
+    Ringing,
+    /// The transaction's own: relays find it by themselves.
+    Plain,
+}
+
 /// From the begin of the transaction that publishes until the handler runs.
-pub(crate) fn pillarbox(path: &Path, samples: usize) -> Result<Figures> {
+pub(crate) fn pillarbox(path: &Path, samples: usize, commit: Commit) -> Result<Figures> {
     pillarbox_sqlite::migrate(path)?;
     let mut connection = connect(path)?;
     let runtime = tokio::runtime::Runtime::new()?;
@@ -34,7 +43,10 @@ pub(crate) fn pillarbox(path: &Path, samples: usize) -> Result<Figures> {
         let started = Instant::now();
         let transaction = connection.transaction_with_behavior(Immediate)?;
         pillarbox_sqlite::publish(&transaction, &event)?;
-        transaction.commit()?;
+        match commit {
+            Commit::Ringing => pillarbox_sqlite::commit(transaction)?,
+            Commit::Plain => transaction.commit()?,
+        }
         Ok((started, Instant::now()))
     })?;
     runtime.block_on(relay.drain())?;

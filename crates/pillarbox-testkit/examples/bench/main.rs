@@ -13,6 +13,7 @@ mod summary;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use crate::latency::Commit;
 use crate::summary::{Goal, Row, Rows};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -64,7 +65,8 @@ fn child(arguments: &[String]) -> Result<()> {
         "scan" => drain::bare(path, count)?,
         "publish_one" => publish::one_by_one(path, count)?,
         "publish_batch" => publish::in_batches(path, count)?,
-        "latency" => latency::pillarbox(path, count)?,
+        "latency" => latency::pillarbox(path, count, Commit::Ringing)?,
+        "latency_plain" => latency::pillarbox(path, count, Commit::Plain)?,
         "hand_over" => latency::bare(path, count)?,
         "idle" => idle::pillarbox(path, count as u64)?,
         other => return Err(format!("there is no measurement '{other}'").into()),
@@ -156,10 +158,18 @@ impl Bench<'_> {
     fn latency(&self, round: usize, rows: &mut Rows) -> Result<()> {
         let bare = process::measure("hand_over", &self.folder.join(format!("bare_{round}.db")), self.scale.samples)?;
         let ours = process::measure("latency", &self.folder.join(format!("latency_{round}.db")), self.scale.samples)?;
-        let goal = Goal::RatioAtMost(1.5);
-        rows.add(Row { name: "commit to handler, p50", unit: "µs", goal }, ours["p50"], Some(bare["p50"]));
-        let goal = Goal::RatioAtMost(2.0);
-        rows.add(Row { name: "commit to handler, p99", unit: "µs", goal }, ours["p99"], Some(bare["p99"]));
+        let plain = self.folder.join(format!("latency_plain_{round}.db"));
+        let plain = process::measure("latency_plain", &plain, self.scale.samples)?;
+        let (p50, p99) = (Goal::RatioAtMost(1.5), Goal::RatioAtMost(2.0));
+        let found = [
+            ("commit to handler, p50", p50, ours["p50"], bare["p50"]),
+            ("commit to handler, p99", p99, ours["p99"], bare["p99"]),
+            ("plain commit, p50", p50, plain["p50"], bare["p50"]),
+            ("plain commit, p99", p99, plain["p99"], bare["p99"]),
+        ];
+        for (name, goal, ours, bare) in found {
+            rows.add(Row { name, unit: "µs", goal }, ours, Some(bare));
+        }
         Ok(())
     }
 
