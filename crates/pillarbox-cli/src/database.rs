@@ -121,7 +121,7 @@ impl Database {
     /// Opens the log; a schema that is not current says which command makes it so.
     pub(crate) async fn open(&self) -> Result<Log> {
         let opened = match self {
-            Database::Sqlite(path) => SqliteStore::open(path).map(Log::Sqlite),
+            Database::Sqlite(path) => SqliteStore::open(path).map(|store| Log::Sqlite(Box::new(store))),
             #[cfg(feature = "postgres")]
             Database::Postgres(postgres) => postgres.open().await.map(|store| Log::Postgres(Box::new(store))),
         };

@@ -14,7 +14,7 @@ use uuid::Uuid;
 /// An opened log, whichever database it is in: every command works on this one type.
 #[derive(Debug)]
 pub(crate) enum Log {
-    Sqlite(SqliteStore),
+    Sqlite(Box<SqliteStore>),
     #[cfg(feature = "postgres")]
     Postgres(Box<PostgresStore>),
 }

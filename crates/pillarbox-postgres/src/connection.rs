@@ -11,7 +11,7 @@ use tokio_postgres::config::Host;
 use tokio_postgres::{AsyncMessage, CancelToken, Client, Config, Notification, Statement};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::error::Db;
+use crate::error::{Db, DbError};
 
 /// The schema of the log unless the URL says `?schema=…`.
 pub(crate) const SCHEMA: &str = "pillarbox";
@@ -21,6 +21,9 @@ const PORT: u16 = 5432;
 
 /// How long a connection may take to be made, unless the URL says `connect_timeout`.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a relay waits for an answer before it gives the connection up.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What every session is pinned to, whatever the database, the role or the environment say. A frozen host frees its locks
 /// within seconds, and no statement of ours waits for long on a lock unless it says so itself.
@@ -83,7 +86,9 @@ impl FromStr for PgConfig {
         let mut postgres: Config = joined.parse().map_err(|source: tokio_postgres::Error| {
             // The source may quote the URL, and with it the password.
             let what = std::error::Error::source(&source).map_or_else(|| source.to_string(), ToString::to_string);
-            invalid(format!("the database URL cannot be read ({what}); write it like postgres://user@host:5432/database"))
+            invalid(format!(
+                "the database URL cannot be read ({what}); write it like postgres://user@host:5432/database"
+            ))
         })?;
         if postgres.get_connect_timeout().is_none() {
             postgres.connect_timeout(CONNECT_TIMEOUT);
@@ -93,7 +98,10 @@ impl FromStr for PgConfig {
             SslMode::Prefer => tokio_postgres::config::SslMode::Prefer,
             _ => tokio_postgres::config::SslMode::Require,
         });
-        postgres.keepalives_idle(Duration::from_secs(5)).keepalives_interval(Duration::from_secs(2)).keepalives_retries(3);
+        postgres
+            .keepalives_idle(Duration::from_secs(5))
+            .keepalives_interval(Duration::from_secs(2))
+            .keepalives_retries(3);
         postgres.tcp_user_timeout(Duration::from_secs(10));
         Ok(PgConfig { postgres, schema, ssl_mode, ssl_root_cert })
     }
@@ -241,7 +249,15 @@ impl Session {
         let own = postgres.get_options().unwrap_or_default().to_owned();
         postgres.options(format!("{own} {SETTINGS} -c search_path={},pg_catalog", config.schema));
         postgres.application_name(name);
-        let (client, driver) = crate::connection::tls::connect(&postgres, config, notifications).await?;
+        // The client's own time-out ends with the first packet, and a frozen server sends no second one.
+        let patience = config.postgres.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
+        let connecting = tls::connect(&postgres, config, notifications);
+        let (client, driver) = tokio::time::timeout(patience, connecting).await.map_err(|_| {
+            DbError::own(
+                ErrorKind::Unavailable,
+                format!("PostgreSQL did not answer within {patience:?} to a new connection"),
+            )
+        })??;
         let (sender, closed) = watch::channel(false);
         let driver = tokio::spawn(async move {
             driver.await;
@@ -272,7 +288,12 @@ impl Session {
 
     /// A transaction. Dropping the returned value without committing rolls it back.
     pub(crate) async fn begin(&mut self) -> Db<tokio_postgres::Transaction<'_>> {
-        Ok(self.client.build_transaction().isolation_level(tokio_postgres::IsolationLevel::ReadCommitted).start().await?)
+        Ok(self
+            .client
+            .build_transaction()
+            .isolation_level(tokio_postgres::IsolationLevel::ReadCommitted)
+            .start()
+            .await?)
     }
 
     /// What the session was made for.
@@ -308,12 +329,14 @@ impl Canceller {
 pub(crate) struct Link {
     config: Arc<PgConfig>,
     name: Mutex<String>,
+    /// What is run first in every session.
+    setup: &'static str,
     session: tokio::sync::Mutex<Option<Session>>,
 }
 
 impl Link {
-    pub(crate) fn new(config: Arc<PgConfig>, name: &str) -> Self {
-        Link { config, name: Mutex::new(name.to_owned()), session: tokio::sync::Mutex::new(None) }
+    pub(crate) fn new(config: Arc<PgConfig>, name: &str, setup: &'static str) -> Self {
+        Link { config, name: Mutex::new(name.to_owned()), setup, session: tokio::sync::Mutex::new(None) }
     }
 
     /// Under which name the next connection is made.
@@ -327,9 +350,23 @@ impl Link {
         if slot.as_ref().is_none_or(|session| session.client.is_closed()) {
             *slot = None;
             let name = self.name.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            *slot = Some(Session::connect(&self.config, &name, None).await?);
+            let session = Session::connect(&self.config, &name, None).await?;
+            session.batch_execute(self.setup).await?;
+            *slot = Some(session);
         }
         Ok(MutexGuard::map(slot, |slot| slot.as_mut().expect("made above")))
+    }
+
+    /// Waits for work that uses this link, but not for ever: a server or a network that is frozen says nothing at all.
+    pub(crate) async fn bounded<T>(&self, work: impl Future<Output = Db<T>>) -> Db<T> {
+        match tokio::time::timeout(CALL_TIMEOUT, work).await {
+            Ok(done) => done,
+            Err(_) => {
+                self.close().await;
+                let message = format!("PostgreSQL did not answer within {CALL_TIMEOUT:?}; the connection was given up");
+                Err(DbError::own(ErrorKind::Unavailable, message))
+            }
+        }
     }
 
     /// Ends the session, if there is one; the next call makes another.

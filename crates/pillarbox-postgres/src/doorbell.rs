@@ -260,8 +260,8 @@ impl State {
     }
 }
 
-/// The shortest time that the runtime's own timers can tell.
-const TIMER_MIN: Duration = Duration::from_millis(1);
+/// The runtime's own timers count whole milliseconds: for less than this they are too coarse.
+const TIMER_MIN: Duration = Duration::from_millis(2);
 
 /// Sleeps, also for less than the runtime's timers can tell.
 async fn pause(time: Duration) {

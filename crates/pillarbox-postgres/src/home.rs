@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use pillarbox::{ErrorKind, Position, Result};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{GenericClient, Transaction};
 use uuid::Uuid;
 
@@ -140,22 +141,19 @@ fn is_loopback(host: &str) -> bool {
     host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// The identity of the log.
-pub(crate) async fn log_id(client: &impl GenericClient) -> Db<Uuid> {
-    Ok(client.query_one("select log_id from meta", &[]).await?.get(0))
-}
-
 /// Refuses a log that is not at home, or not whole. One whose server was replaced by its standby goes on as another incarnation.
 pub(crate) async fn check(session: &mut Session) -> Db<()> {
     let here = Home::here(session).await?;
     let (known, log_id) = Home::known(&**session).await?;
     let Some(known) = known else {
-        return here.store(&**session).await;
+        return unless_forbidden(here.store(&**session).await);
     };
     match known.compare(&here) {
         Verdict::AtHome => {}
-        Verdict::Changed => here.joined_with(&known).store(&**session).await?,
-        Verdict::Promoted { from, to } => promoted(session, here.joined_with(&known), from, to).await?,
+        Verdict::Changed => unless_forbidden(here.joined_with(&known).store(&**session).await)?,
+        Verdict::Promoted { from, to } => {
+            unless_forbidden(promoted(session, here.joined_with(&known), from, to).await)?;
+        }
         Verdict::Foreign(was) => {
             let message = format!(
                 "this database is a copy or a restored backup of log {log_id}, which was in {was}: run `pillarbox migrate \
@@ -166,6 +164,14 @@ pub(crate) async fn check(session: &mut Session) -> Db<()> {
         }
     }
     check_sequence(session).await
+}
+
+/// A viewer may not write down what has changed; the next relay does.
+fn unless_forbidden(written: Db<()>) -> Db<()> {
+    match written {
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(()),
+        other => other,
+    }
 }
 
 /// Refuses a log whose sequence was set back: it would hand out positions that every reader has passed.
@@ -233,7 +239,7 @@ pub async fn adopt(config: &PgConfig) -> Result<()> {
 /// also one that is made later.
 pub async fn fresh(config: &PgConfig) -> Result<()> {
     Ok(declare(config, async |tx, here, horizon| {
-        tx.batch_execute("delete from delivery; delete from event_kept; delete from dead_range").await?;
+        tx.batch_execute("delete from delivery; delete from event_kept").await?;
         tx.batch_execute("delete from dedup_0; delete from dedup_1; delete from dedup_2").await?;
         tx.execute(include_str!("sql/start_over.sql"), &[&horizon]).await?;
         let sql = "update meta set log_id = gen_random_uuid(), incarnation = incarnation + 1, fresh_floor = $1";
@@ -268,4 +274,74 @@ async fn horizon(tx: &Transaction<'_>) -> Db<Position> {
         tx.execute("select setval('event_position_seq', $1)", &[&stored]).await?;
     }
     Ok(drawn.max(stored))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn home(address: Option<&str>, names: &[&str]) -> Home {
+        Home {
+            system_identifier: Some("7".into()),
+            database: "app".into(),
+            database_oid: 5,
+            event_oid: 6,
+            timeline: Some(1),
+            address: address.map(Into::into),
+            port: 5432,
+            reached_as: names.iter().map(|name| (*name).to_owned()).collect(),
+        }
+    }
+
+    fn is_foreign(known: &Home, here: &Home) -> bool {
+        matches!(known.compare(here), Verdict::Foreign(_))
+    }
+
+    #[test]
+    fn one_server_has_many_names_and_a_name_may_lead_to_another_address() {
+        let known = home(Some("10.0.0.5"), &["db:5432"]);
+        assert_eq!(known.compare(&home(Some("10.0.0.5"), &["db:5432"])), Verdict::AtHome);
+        assert_eq!(known.compare(&home(None, &[])), Verdict::AtHome, "from its own host");
+        let alias = home(Some("10.0.0.5"), &["alias:5432"]);
+        assert_eq!(known.compare(&alias), Verdict::Changed);
+        let known = alias.joined_with(&known);
+        assert_eq!(known.reached_as, ["db:5432", "alias:5432"]);
+        for name in ["db:5432", "alias:5432"] {
+            assert_eq!(known.compare(&home(Some("10.0.0.6"), &[name])), Verdict::Changed, "the server was moved");
+        }
+        assert!(is_foreign(&known, &home(Some("10.0.0.6"), &["staging:5432"])), "a clone");
+        assert!(is_foreign(&known, &home(Some("10.0.0.6"), &[])), "a clone on this host");
+    }
+
+    #[test]
+    fn another_cluster_database_or_table_is_foreign_under_any_name() {
+        let known = home(Some("10.0.0.5"), &["db:5432"]);
+        assert!(is_foreign(&known, &Home { system_identifier: Some("8".into()), ..known.clone() }));
+        assert!(is_foreign(&known, &Home { database_oid: 50, ..known.clone() }));
+        assert!(is_foreign(&known, &Home { event_oid: 60, ..known.clone() }));
+        assert_eq!(known.compare(&Home { system_identifier: None, ..known.clone() }), Verdict::AtHome, "not readable");
+        let promoted = Verdict::Promoted { from: 1, to: 2 };
+        assert_eq!(known.compare(&Home { timeline: Some(2), ..known.clone() }), promoted);
+        assert_eq!(known.compare(&Home { timeline: None, ..known.clone() }), Verdict::AtHome, "a standby cannot tell");
+    }
+
+    #[test]
+    fn what_every_host_calls_itself_is_no_name() {
+        let name = |url: &str| name_of(&url.parse().expect("a URL"));
+        for url in ["postgres://localhost/x", "postgres://127.0.0.1:5433/x", "postgres:///x?host=/run/postgresql"] {
+            assert_eq!(name(url), None, "{url}");
+        }
+        assert_eq!(name("postgres://db/x").as_deref(), Some("db:5432"));
+        assert_eq!(name("postgres://127.0.0.1:1,127.0.0.1:2/x").as_deref(), Some("127.0.0.1:1,127.0.0.1:2"));
+    }
+
+    #[test]
+    fn only_so_many_names_are_kept() {
+        let mut known = home(None, &[]);
+        for number in 0..=NAMES_MAX {
+            known = home(None, &[&format!("db{number}:5432")]).joined_with(&known);
+        }
+        assert_eq!(known.reached_as.len(), NAMES_MAX);
+        assert_eq!(known.reached_as[0], "db1:5432");
+    }
 }

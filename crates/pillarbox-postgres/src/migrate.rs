@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use pillarbox::{Error, ErrorKind, Result, Timestamp};
 use tokio_postgres::GenericClient;
@@ -13,6 +14,12 @@ const SERVER_VERSION_MIN: i32 = 140_000;
 
 /// Added to the first half of the lock keys: the lock under which the schema is changed.
 const MIGRATION_LOCK: i32 = 3;
+
+/// How long publishers may wait behind a change of the doorbell, how often it is tried, and how long they are left alone
+/// meanwhile.
+const DOORBELL_LOCK_MS: u32 = 100;
+const DOORBELL_TRIES: u32 = 30;
+const DOORBELL_PAUSE: Duration = Duration::from_millis(200);
 
 /// One step of the schema. Steps are only ever added.
 struct Migration {
@@ -100,7 +107,7 @@ pub async fn migrate(config: &PgConfig) -> Result<Migrated> {
     let mut session = connect(config).await?;
     let schema = config.schema();
     let migrated = migrate_session(&mut session, schema).await?;
-    home::move_in(&mut session).await?;
+    home::move_in(&session).await?;
     Ok(migrated)
 }
 
@@ -240,7 +247,25 @@ pub fn print_roles(schema: &str) -> String {
 pub async fn set_doorbell(config: &PgConfig, on: bool) -> Result<()> {
     let session = connect(config).await?;
     require(&session).await?;
-    Ok(session.batch_execute(&doorbell_sql(config.schema(), on)).await.map_err(DbError::from)?)
+    if has_doorbell(&*session).await? == on {
+        return Ok(());
+    }
+    // Publishers wait behind us while we wait: never for long, but again and again.
+    let sql = format!("set lock_timeout = {}; {}", DOORBELL_LOCK_MS, doorbell_sql(config.schema(), on));
+    for _ in 1..DOORBELL_TRIES {
+        match session.batch_execute(&sql).await.map_err(DbError::from) {
+            Err(error) if error.kind() == ErrorKind::Busy => tokio::time::sleep(DOORBELL_PAUSE).await,
+            other => return Ok(other?),
+        }
+    }
+    Ok(session.batch_execute(&sql).await.map_err(DbError::from).map_err(|error| match error.kind() {
+        ErrorKind::Busy => DbError::own(
+            ErrorKind::Busy,
+            "the doorbell could not be changed: a transaction that has published is still open; end it (see `pillarbox \
+             status`) and try again",
+        ),
+        _ => error,
+    })?)
 }
 
 fn doorbell_sql(schema: &str, on: bool) -> String {

@@ -96,7 +96,9 @@ pub(crate) async fn ask(
 
 async fn read_horizon(session: &Session, mutant: Option<Mutant>) -> Db<i64> {
     let sql = match mutant {
-        Some(Mutant::SelectLastValue) => "select case when is_called then last_value else 0 end from event_position_seq",
+        Some(Mutant::SelectLastValue) => {
+            "select case when is_called then last_value else 0 end from event_position_seq"
+        }
         _ => include_str!("sql/horizon.sql"),
     };
     Ok(session.query_one(sql, &[]).await?.get(0))

@@ -124,17 +124,18 @@ impl Membership {
 
     /// Refuses once the control connection is lost: its lock is free, and others may have taken the lanes.
     pub(crate) fn check(&self) -> Db<()> {
-        if self.over.load(Ordering::SeqCst) || *self.closed.borrow() {
-            return Err(DbError::own(
-                ErrorKind::Ended,
-                format!(
-                    "instance {} has ended: its control connection to PostgreSQL was lost, or it has left; join again \
-                     under a new number",
-                    self.id.0
-                ),
-            ));
-        }
-        Ok(())
+        if self.over.load(Ordering::SeqCst) || *self.closed.borrow() { Err(self.ended()) } else { Ok(()) }
+    }
+
+    fn ended(&self) -> DbError {
+        DbError::own(
+            ErrorKind::Ended,
+            format!(
+                "instance {} has ended: its control connection to PostgreSQL was lost, or it has left; join again under a \
+                 new number",
+                self.id.0
+            ),
+        )
     }
 
     /// This instance.
@@ -170,7 +171,7 @@ impl Membership {
             let mut seen = self.seen();
             fleet.instances.iter_mut().for_each(|view| view.lock = seen.locks.state(view.id, &held, &working));
             let free = fleet.instances.iter().filter(|view| view.lock == Lock::Free).map(|view| view.id);
-            let ended = free.filter(|id| seen.locks.end(*id)).collect();
+            let ended = free.filter(|id| seen.locks.is_news(*id)).collect();
             seen.durable_beat = commit.map(|_| Instant::now()).or(seen.durable_beat);
             let pause = seen.look_again.map_or(LOOK_AGAIN_MIN, |pause| (pause * 2).min(LOOK_AGAIN_MAX));
             seen.look_again = (!working.is_empty()).then_some(pause);
@@ -215,6 +216,7 @@ impl Membership {
             tracing::info!(instance = id.0, "another instance has ended");
             announce(&**control, &format!("ended {}", id.0)).await?;
         }
+        self.seen().locks.told(ids);
         Ok(())
     }
 
@@ -246,9 +248,11 @@ impl Membership {
         let mut silent: Vec<InstanceId> = seized.filter_map(|(_, owner)| *owner).filter(|id| *id != self.id).collect();
         silent.sort_unstable();
         silent.dedup();
-        silent.retain(|id| self.seen().locks.end(*id));
+        silent.retain(|id| self.seen().locks.is_news(*id));
         if !silent.is_empty() {
-            self.controlled(async |control: &Session| self.clear_away(control, &silent).await).await?;
+            let cleared = self.controlled(async |control: &Session| self.clear_away(control, &silent).await).await;
+            // The lanes are taken all the same; what is left of their owner is found by later looks.
+            cleared.unwrap_or_else(|error| tracing::debug!(?error, "a silent instance could not be cleared away"));
         }
         Ok(taken.epochs)
     }
@@ -300,7 +304,8 @@ impl Membership {
         Ok(())
     }
 
-    fn end(&self) {
+    /// Takes part no more.
+    pub(crate) fn end(&self) {
         self.over.store(true, Ordering::SeqCst);
     }
 
@@ -321,16 +326,13 @@ impl Membership {
         });
         let Ok(answer) = answer.await else {
             self.end();
-            return self.check().and_then(|()| unreachable!("it has just ended"));
+            return Err(self.ended());
         };
-        // A lost connection says so in several ways; all of them are the end.
-        answer.or_else(|error| match error.kind() {
-            ErrorKind::Unavailable => {
-                self.end();
-                self.check().and(Err(error))
-            }
-            _ => self.check().and(Err(error)),
-        })
+        if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable) {
+            self.end();
+        }
+        // An answer that came counts; of a failure the end is the reason.
+        answer.or_else(|error| self.check().and(Err(error)))
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -385,7 +387,7 @@ async fn enroll(control: &mut Session, me: InstanceId, hello: &Hello) -> Db<Join
     order.sort_by_key(|index| &hello.subscriptions[*index].name);
     let mut subscriptions = Vec::with_capacity(order.len());
     for index in order {
-        subscriptions.push((index, define(&tx, me, &hello.subscriptions[index], rejoins(hello)).await?));
+        subscriptions.push((index, define(&tx, me, &hello.subscriptions[index], hello.rejoin).await?));
     }
     subscriptions.sort_by_key(|(index, _)| *index);
     let subscriptions: Vec<_> = subscriptions.into_iter().map(|(_, view)| view).collect();
@@ -396,9 +398,4 @@ async fn enroll(control: &mut Session, me: InstanceId, hello: &Hello) -> Db<Join
     let log_id = tx.query_one("select log_id from meta", &[]).await?.try_get(0)?;
     tx.commit().await?;
     Ok(Joined { instance: me, log_id, subscriptions })
-}
-
-/// Whether it comes back after its instance has ended, with nothing new to say.
-fn rejoins(_hello: &Hello) -> bool {
-    false
 }

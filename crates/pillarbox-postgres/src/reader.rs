@@ -1,11 +1,9 @@
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::{StreamExt, future};
-use pillarbox::{
-    ErrorKind, Event, Filter, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Writer,
-};
+use pillarbox::decode::{Names, Wanted};
+use pillarbox::{ErrorKind, Event, Filter, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Writer};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
@@ -21,9 +19,6 @@ pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// However large the payloads lately were, a scan asks for so many rows at least.
 const ROWS_MIN: usize = 16;
-
-/// How many different topics, types or content types are kept for sharing.
-const NAMES_MAX: usize = 1024;
 
 /// Begins every poll in the poll's own message: neither the database, the role nor a pooler has a say in it.
 const BEGIN: &str = "begin isolation level read committed read only";
@@ -280,37 +275,6 @@ impl Gathered {
     }
 }
 
-/// Decides whether anybody wants an event, remembering the last answer.
-struct Wanted<'a> {
-    filters: &'a [Filter],
-    all: bool,
-    last: Option<(Arc<str>, Arc<str>, bool)>,
-}
-
-impl<'a> Wanted<'a> {
-    fn new(filters: &'a [Filter]) -> Self {
-        Wanted { filters, all: filters.iter().any(Filter::is_all), last: None }
-    }
-
-    fn has(&mut self, topic: &Arc<str>, r#type: &Arc<str>) -> bool {
-        if self.all {
-            return true;
-        }
-        match &self.last {
-            Some((last_topic, last_type, answer))
-                if Arc::ptr_eq(last_topic, topic) && Arc::ptr_eq(last_type, r#type) =>
-            {
-                *answer
-            }
-            _ => {
-                let answer = self.filters.iter().any(|filter| filter.matches(topic, r#type));
-                self.last = Some((topic.clone(), r#type.clone(), answer));
-                answer
-            }
-        }
-    }
-}
-
 /// Turns rows into events, sharing the names that come again and again.
 #[derive(Default)]
 pub(crate) struct Decoder {
@@ -361,36 +325,6 @@ impl Decoder {
             deliver_at: row.try_get::<_, Option<Time>>(10)?.map(|time| time.0),
             created_at: row.try_get::<_, Time>(11)?.0,
         })
-    }
-}
-
-/// Shares equal names, so that a million events of one topic hold one allocation of it.
-#[derive(Default)]
-struct Names {
-    last: Option<Arc<str>>,
-    known: HashSet<Arc<str>>,
-}
-
-impl Names {
-    fn share(&mut self, text: &str) -> Arc<str> {
-        if let Some(last) = &self.last
-            && **last == *text
-        {
-            return last.clone();
-        }
-        let name = match self.known.get(text) {
-            Some(known) => known.clone(),
-            None => {
-                if self.known.len() >= NAMES_MAX {
-                    self.known.clear();
-                }
-                let name: Arc<str> = text.into();
-                self.known.insert(name.clone());
-                name
-            }
-        };
-        self.last = Some(name.clone());
-        name
     }
 }
 

@@ -143,9 +143,8 @@ async fn write_deliveries(tx: &Transaction<'_>, statements: &Statements, writes:
     let mut changes = Vec::new();
     for (write, held) in writes {
         let subscription = write.lane.subscription.0;
-        let may = |delivery: &Delivery| {
-            held.revision == write.revision || own.contains(&(subscription, delivery.position))
-        };
+        let may =
+            |delivery: &Delivery| held.revision == write.revision || own.contains(&(subscription, delivery.position));
         let own = write.change.iter().filter(|(delivery, _)| may(delivery));
         changes.extend(own.map(|(delivery, error)| (subscription, delivery, error.as_ref())));
     }

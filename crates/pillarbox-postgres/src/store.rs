@@ -3,15 +3,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pillarbox::{
-    Epoch, ErrorKind, Event, Fleet, Hello, Joined, LaneRef, LaneState, Page, PollRequest, Position, Report, Result,
-    Settlement, Store, StoreFeatures, Take, Wake,
+    Epoch, ErrorKind, Event, Fleet, Hello, InstanceId, Joined, LaneRef, LaneState, Page, PollRequest, Position, Report,
+    Result, Settlement, Store, StoreFeatures, Take, Wake,
 };
 
 use crate::connection::{Link, MappedSession, PgConfig, Session};
 use crate::doorbell::Listener;
 use crate::error::{Db, DbError};
 use crate::operator::premises;
-use crate::ownership::{self, Membership};
+use crate::ownership::{self, Membership, Role, session_name};
 use crate::publish::Limits;
 use crate::reader::Reader;
 use crate::settle::settle;
@@ -19,6 +19,9 @@ use crate::{home, migrate};
 
 /// At least this long between two settlements, so that a lane's cursor is rewritten at most twenty times a second.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A scan's plan is the same whatever is asked for, and planning it anew for many leaves costs more than reading a page.
+const READER_SETUP: &str = "set plan_cache_mode = force_generic_plan";
 
 /// A log in a PostgreSQL database. One value is one instance once it has joined; it may also only be operated on.
 ///
@@ -48,9 +51,9 @@ impl PostgresStore {
         let reading = Reader::default();
         let barriers = reading.barriers.clone();
         let store = PostgresStore {
-            reader: Link::new(config.clone(), "pillarbox reader"),
-            writer: Link::new(config.clone(), "pillarbox writer"),
-            desk: Link::new(config.clone(), "pillarbox operator"),
+            reader: Link::new(config.clone(), "pillarbox reader", READER_SETUP),
+            writer: Link::new(config.clone(), "pillarbox writer", ""),
+            desk: Link::new(config.clone(), "pillarbox operator", ""),
             reading: tokio::sync::Mutex::new(reading),
             member: Mutex::new(None),
             listener: tokio::sync::Mutex::new(None),
@@ -127,15 +130,21 @@ impl PostgresStore {
     }
 
     async fn join_fleet(&self, hello: Hello) -> Db<Joined> {
-        let former = self.member.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(former);
         self.reader.close().await;
         self.writer.close().await;
-        home::check(&mut *self.desk().await?).await?;
+        {
+            let mut desk = self.desk().await?;
+            home::check(&mut desk).await?;
+            if let Some(former) = self.member() {
+                former.end();
+                give_up(&mut desk, former.instance()).await?;
+            }
+        }
         let (member, joined) = Membership::join(&self.config, &hello).await?;
-        self.reader.rename(format!("pillarbox relay {} reader", joined.instance.0));
-        self.writer.rename(format!("pillarbox relay {} writer", joined.instance.0));
-        self.desk.rename(format!("pillarbox relay {} operator", joined.instance.0));
+        let name = |role| session_name(&self.config, joined.instance, role);
+        self.reader.rename(name(Role::Reader));
+        self.writer.rename(name(Role::Writer));
+        self.desk.rename(name(Role::Operator));
         self.desk.close().await;
         *self.member.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(member));
         Ok(joined)
@@ -189,31 +198,33 @@ impl Store for PostgresStore {
 
     async fn take(&self, lanes: &[Take]) -> Result<Vec<Option<Epoch>>> {
         let member = self.living()?;
-        let mut session = self.writer.session().await?;
-        Ok(member.take(&mut session, lanes).await?)
+        let take = async { member.take(&mut *self.writer.session().await?, lanes).await };
+        Ok(self.writer.bounded(take).await?)
     }
 
     async fn load(&self, lanes: &[(LaneRef, Epoch)]) -> Result<Vec<Option<LaneState>>> {
         self.check()?;
-        let mut session = self.reader.session().await?;
-        Ok(ownership::load(&mut session, lanes).await?)
+        let load = async { ownership::load(&mut *self.reader.session().await?, lanes).await };
+        Ok(self.reader.bounded(load).await?)
     }
 
     async fn poll(&self, request: &PollRequest) -> Result<Page> {
-        Ok(self.read_page(request).await?)
+        Ok(self.reader.bounded(self.read_page(request)).await?)
     }
 
     async fn fetch(&self, positions: &[Position]) -> Result<Vec<Arc<Event>>> {
         self.check()?;
-        let session = self.reader.session().await?;
-        Ok(self.reading.lock().await.fetch(&session, positions).await?)
+        let fetch = async {
+            let session = self.reader.session().await?;
+            self.reading.lock().await.fetch(&session, positions).await
+        };
+        Ok(self.reader.bounded(fetch).await?)
     }
 
     async fn settle(&self, settlement: &Settlement) -> Result<Vec<bool>> {
         self.check()?;
-        let mut session: MappedSession<'_> = self.writer.session().await?;
-        let session: &mut Session = &mut session;
-        Ok(settle(session, settlement).await?)
+        let settle = async { settle(&mut *self.writer.session().await?, settlement).await };
+        Ok(self.writer.bounded(settle).await?)
     }
 
     async fn wait(&self, timeout: Duration) -> Result<Wake> {
@@ -227,6 +238,14 @@ impl Store for PostgresStore {
         }
         Ok(())
     }
+}
+
+/// Ends what this process was before: nobody need wait until it is found dead.
+async fn give_up(desk: &mut Session, former: InstanceId) -> Db<()> {
+    let tx = desk.begin().await?;
+    tx.execute("update cursor set owner = null, epoch = epoch + 1 where owner = $1", &[&former.0]).await?;
+    tx.execute("delete from instance where id::bigint = $1", &[&former.0]).await?;
+    Ok(tx.commit().await?)
 }
 
 impl std::fmt::Debug for PostgresStore {

@@ -1,11 +1,12 @@
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use pillarbox::{Event, Filter, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Timestamp};
+use pillarbox::decode::{Names, Wanted};
+use pillarbox::{Event, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Timestamp};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Row, Transaction, params};
 use uuid::Uuid;
@@ -22,9 +23,6 @@ pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// What a [`Reader::glance`] reads at most: no more than some tens of microseconds' worth.
 const GLANCE_ROWS_MAX: usize = 32;
 const GLANCE_BYTES_MAX: usize = 64 * 1024;
-
-/// How many different topics, types or content types are kept for sharing.
-const NAMES_MAX: usize = 1024;
 
 /// Reads the log on its own thread and connection.
 pub(crate) struct Reader {
@@ -154,8 +152,8 @@ fn scan(
     let mut cut = asked.limit == 0;
     while let Some(row) = rows.next()? {
         let position = row.get_ref(0)?.as_i64().map_err(rusqlite::Error::from)?;
-        let topic = decoder.topics.share(bytes(row.get_ref(1)?));
-        let r#type = decoder.types.share(bytes(row.get_ref(2)?));
+        let topic = decoder.topics.share(&text(row.get_ref(1)?));
+        let r#type = decoder.types.share(&text(row.get_ref(2)?));
         scan.visible.insert(position);
         scan.covered_to = position;
         looked_at += 1;
@@ -177,37 +175,6 @@ fn scan(
     Ok(scan)
 }
 
-/// Decides whether anybody wants an event, remembering the last answer.
-struct Wanted<'a> {
-    filters: &'a [Filter],
-    all: bool,
-    last: Option<(Arc<str>, Arc<str>, bool)>,
-}
-
-impl<'a> Wanted<'a> {
-    fn new(filters: &'a [Filter]) -> Self {
-        Wanted { filters, all: filters.iter().any(Filter::is_all), last: None }
-    }
-
-    fn has(&mut self, topic: &Arc<str>, r#type: &Arc<str>) -> bool {
-        if self.all {
-            return true;
-        }
-        match &self.last {
-            Some((last_topic, last_type, answer))
-                if Arc::ptr_eq(last_topic, topic) && Arc::ptr_eq(last_type, r#type) =>
-            {
-                *answer
-            }
-            _ => {
-                let answer = self.filters.iter().any(|filter| filter.matches(topic, r#type));
-                self.last = Some((topic.clone(), r#type.clone(), answer));
-                answer
-            }
-        }
-    }
-}
-
 /// Turns rows into events, sharing the names that come again and again.
 #[derive(Default)]
 pub(crate) struct Decoder {
@@ -220,8 +187,8 @@ impl Decoder {
     /// The event of a row with the columns of `sql/scan.sql`.
     pub(crate) fn event(&mut self, row: &Row<'_>) -> Db<Event> {
         let position = row.get(0)?;
-        let topic = self.topics.share(bytes(row.get_ref(1)?));
-        let r#type = self.types.share(bytes(row.get_ref(2)?));
+        let topic = self.topics.share(&text(row.get_ref(1)?));
+        let r#type = self.types.share(&text(row.get_ref(2)?));
         self.rest(row, position, topic, r#type)
     }
 
@@ -232,7 +199,7 @@ impl Decoder {
         };
         let content_type = match row.get_ref(6)? {
             ValueRef::Null => None,
-            value => Some(self.content_types.share(bytes(value))),
+            value => Some(self.content_types.share(&text(value))),
         };
         Ok(Event {
             position,
@@ -248,6 +215,11 @@ impl Decoder {
             created_at: Timestamp(row.get(10)?),
         })
     }
+}
+
+/// A name as it is stored.
+fn text(value: ValueRef<'_>) -> std::borrow::Cow<'_, str> {
+    String::from_utf8_lossy(bytes(value))
 }
 
 /// Text or bytes as they are stored; nothing for anything else.
@@ -278,37 +250,6 @@ fn payload_of(value: ValueRef<'_>) -> Payload {
 
 fn headers_of(text: &[u8]) -> Headers {
     if text == b"{}" { Headers::default() } else { Headers::from_json(&String::from_utf8_lossy(text)) }
-}
-
-/// Shares equal names, so that a million events of one topic hold one allocation of it.
-#[derive(Default)]
-struct Names {
-    last: Option<Arc<str>>,
-    known: HashSet<Arc<str>>,
-}
-
-impl Names {
-    fn share(&mut self, text: &[u8]) -> Arc<str> {
-        if let Some(last) = &self.last
-            && last.as_bytes() == text
-        {
-            return last.clone();
-        }
-        let text = String::from_utf8_lossy(text);
-        let name = match self.known.get(&*text) {
-            Some(known) => known.clone(),
-            None => {
-                if self.known.len() >= NAMES_MAX {
-                    self.known.clear();
-                }
-                let name: Arc<str> = text.into();
-                self.known.insert(name.clone());
-                name
-            }
-        };
-        self.last = Some(name.clone());
-        name
-    }
 }
 
 /// Makes what was read durable before it is delivered, whatever `synchronous` its publisher used.
@@ -425,16 +366,5 @@ mod tests {
         assert_ne!(id_of(b"not a uuid"), id_of(b"nor is this"));
         let uuid = Uuid::now_v7();
         assert_eq!(id_of(uuid.to_string().as_bytes()), uuid);
-    }
-
-    #[test]
-    fn names_are_shared_and_bounded() {
-        let mut names = Names::default();
-        let (a, b) = (names.share(b"a"), names.share(b"b"));
-        assert!(Arc::ptr_eq(&a, &names.share(b"a")) && Arc::ptr_eq(&b, &names.share(b"b")));
-        for number in 0..3 * NAMES_MAX {
-            names.share(number.to_string().as_bytes());
-        }
-        assert!(names.known.len() <= NAMES_MAX);
     }
 }

@@ -58,7 +58,9 @@ impl Arrivals {
     }
 
     fn settle(&self, relay: usize, event: &Event) -> Result<(), Failure> {
-        if event.id.as_u128().is_multiple_of(FAILS_ONE_IN) && self.failed.lock().expect("no handler panics").insert(event.id) {
+        if event.id.as_u128().is_multiple_of(FAILS_ONE_IN)
+            && self.failed.lock().expect("no handler panics").insert(event.id)
+        {
             return Err(Failure::event("fails the first time"));
         }
         self.lanes.lock().expect("no handler panics")[relay].insert(lane_of(event.key_hash(), event.position, LANES));

@@ -243,6 +243,8 @@ pub struct Engine {
     observing: bool,
     /// At least one look at the fleet has come back.
     seen_fleet: bool,
+    /// A lane that this instance could run has an owner that is gone, and waits for its lease to end.
+    orphaned: bool,
     dead: RangeSet,
     dead_settling: RangeSet,
     last_observe: Option<Duration>,
@@ -333,6 +335,7 @@ impl Engine {
             stuck: false,
             observing: false,
             seen_fleet: false,
+            orphaned: false,
             dead: RangeSet::new(),
             dead_settling: RangeSet::new(),
             last_observe: None,
@@ -415,6 +418,7 @@ impl Engine {
         if calls.contains(&true)
             || wanted.contains(&true)
             || !self.seen_fleet
+            || self.orphaned
             || self.last_poll.is_none()
             || self.expired
         {

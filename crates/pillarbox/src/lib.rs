@@ -27,6 +27,7 @@
 mod audit;
 mod breaker;
 mod cloud_event;
+pub mod decode;
 mod dispatcher;
 /// The decisions of a relay, without IO: for simulations and for those who bring their own shell.
 pub mod engine;

@@ -6,7 +6,7 @@ const RING_AGAIN: (Duration, Duration) = (Duration::from_millis(10), Duration::f
 /// An awake relay pauses between polls for a quarter of the time between what comes, within these limits; when nothing has
 /// come for a while, ever longer.
 const AWAKE_PAUSE: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(10));
-const AWAKE_CLOSELY_MAX: Duration = Duration::from_millis(2);
+const AWAKE_CLOSELY_MAX: Duration = Duration::from_millis(1);
 const AWAKE_CLOSELY_FOR: Duration = Duration::from_millis(20);
 const GAP_PART: u32 = 4;
 
@@ -98,7 +98,7 @@ impl Chime {
 
     /// When a wait is to end.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        let ring = (self.rings > self.answered).then(|| match self.rung {
+        let ring = (self.rings > self.answered).then_some(match self.rung {
             Some((ring, again_at, _)) if ring == self.rings => again_at,
             _ => now,
         });

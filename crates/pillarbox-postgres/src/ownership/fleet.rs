@@ -1,9 +1,11 @@
 use std::collections::HashSet;
+use std::future::Future;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{try_join, try_join3, try_join4};
+use futures_util::future::try_join4;
 use pillarbox::{Fleet, InstanceId, InstanceView, LaneRef, LaneView, Lock, Position, Report, SubscriptionId};
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::lanes::Missing;
@@ -26,7 +28,8 @@ pub(super) struct Look {
     pub(super) commit: Option<Duration>,
 }
 
-/// Beats and looks at everything in one snapshot and one round trip. Then, in a newer one, at what retention has done.
+/// Beats, then looks at everything in one snapshot, then in a newer one at what retention has done; all in one round trip. Who
+/// seizes a lane waits for a beat under way, and a beat for him: what is seen after it is the truth about its lanes.
 pub(super) async fn look(control: &Session, me: InstanceId, class: i32, report: &Report, durable: bool) -> Db<Look> {
     let report = serde_json::to_string(report).expect("a report is JSON");
     let beat = control.statement(include_str!("../sql/beat.sql")).await?;
@@ -36,30 +39,28 @@ pub(super) async fn look(control: &Session, me: InstanceId, class: i32, report: 
     let locks = control.statement(include_str!("../sql/instance_locks.sql")).await?;
     let anchors = control.statement(include_str!("../sql/own_anchors.sql")).await?;
     let after = control.statement(include_str!("../sql/after_look.sql")).await?;
-    let begin = match durable {
-        true => "begin isolation level repeatable read; set local synchronous_commit = on",
-        false => "begin isolation level repeatable read",
-    };
     let (number, class) = (me.0 as i32, i64::from(class));
-    let anchors = async {
-        let rows = control.query(&anchors, &[&me.0]).await?;
-        Ok::<_, tokio_postgres::Error>((rows, Instant::now()))
-    };
-    let commit = async {
-        control.batch_execute("commit").await?;
-        Ok(Instant::now())
-    };
-    let ((_, beaten), (lanes, subscriptions, instances, locks), ((anchors, before), committed, after)) = try_join3(
-        try_join(control.batch_execute(begin), control.query_opt(&beat, &[&number, &report])),
+    let values: [&(dyn ToSql + Sync); 2] = [&number, &report];
+    let commit = if durable { "on" } else { "off" };
+    let commit = format!("set synchronous_commit = {commit}");
+    let ((_, before), (beaten, committed), (_, lanes, subscriptions, instances), (locks, anchors, _, after)) =
         try_join4(
-            control.query(&lanes, &[]),
-            control.query(&subscriptions, &[]),
-            control.query(&instances, &[]),
-            control.query(&locks, &[&class]),
-        ),
-        try_join3(anchors, commit, control.query_one(&after, &[])),
-    )
-    .await?;
+            timed(control.batch_execute(&commit)),
+            timed(control.query_opt(&beat, &values)),
+            try_join4(
+                control.batch_execute("set synchronous_commit = off; begin isolation level repeatable read read only"),
+                control.query(&lanes, &[]),
+                control.query(&subscriptions, &[]),
+                control.query(&instances, &[]),
+            ),
+            try_join4(
+                control.query(&locks, &[&class]),
+                control.query(&anchors, &[&me.0]),
+                control.batch_execute("commit"),
+                control.query_one(&after, &[]),
+            ),
+        )
+        .await?;
     let (held, own_lock) = holders(&locks)?;
     let fleet = Fleet {
         instances: instances.iter().map(instance_view).collect::<Db<_>>()?,
@@ -76,6 +77,13 @@ pub(super) async fn look(control: &Session, me: InstanceId, class: i32, report: 
         doorbell: after.try_get(1)?,
         commit: durable.then(|| committed.saturating_duration_since(before)),
     })
+}
+
+/// When an answer came.
+async fn timed<T>(
+    answer: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<(T, Instant), tokio_postgres::Error> {
+    Ok((answer.await?, Instant::now()))
 }
 
 /// The instances that hold their lock, and those of them that are this session.
@@ -107,7 +115,8 @@ fn instance_view(row: &Row) -> Db<InstanceView> {
 fn lane_view(row: &Row) -> Db<LaneView> {
     let lane = LaneRef { subscription: SubscriptionId(row.try_get(0)?), lane: row.try_get::<_, i32>(1)? as u32 };
     let owner = row.try_get::<_, Option<i64>>(2)?.map(InstanceId);
-    Ok(LaneView { lane, owner, epoch: row.try_get(3)?, revision: row.try_get(4)? })
+    let takeovers = row.try_get::<_, i32>(5)? as u32;
+    Ok(LaneView { lane, owner, epoch: row.try_get(3)?, revision: row.try_get(4)?, takeovers })
 }
 
 fn missing(row: &Row) -> Db<Missing> {

@@ -93,11 +93,12 @@ pub(super) async fn take(writer: &Session, me: InstanceId, lanes: &[Take]) -> Db
     let subscriptions: Vec<i64> = lanes.iter().map(|take| take.lane.subscription.0).collect();
     let numbers: Vec<i32> = lanes.iter().map(|take| take.lane.lane as i32).collect();
     let expected: Vec<i64> = lanes.iter().map(|take| take.expected).collect();
+    let beats: Vec<Option<i64>> = lanes.iter().map(|take| take.beat).collect();
     let number = me.0 as i32;
     let statement = writer.statement(include_str!("../sql/take.sql")).await?;
     let alive = writer.statement("select exists (select from instance where id = $1)").await?;
     let (rows, alive) = try_join(
-        writer.query(&statement, &[&number, &subscriptions, &numbers, &expected]),
+        writer.query(&statement, &[&number, &subscriptions, &numbers, &expected, &beats]),
         writer.query_one(&alive, &[&number]),
     )
     .await?;

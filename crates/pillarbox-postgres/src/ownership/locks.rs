@@ -34,9 +34,14 @@ impl LockBook {
         }
     }
 
-    /// Whether the end of this instance is news.
-    pub(super) fn end(&mut self, id: InstanceId) -> bool {
-        self.ended.insert(id)
+    /// Whether nobody has been told of the end of this instance from here.
+    pub(super) fn is_news(&self, id: InstanceId) -> bool {
+        !self.ended.contains(&id)
+    }
+
+    /// Everybody has been told.
+    pub(super) fn told(&mut self, ids: &[InstanceId]) {
+        self.ended.extend(ids);
     }
 }
 
@@ -59,7 +64,9 @@ mod tests {
         assert_eq!(state(2, ids([])), Lock::Free);
         assert_eq!(state(2, ids([2])), Lock::Unknown, "it works on without its control connection");
         assert_eq!(state(3, ids([])), Lock::Unknown, "nobody here saw it held");
-        assert!(book.end(InstanceId(2)) && !book.end(InstanceId(2)), "news once");
+        assert!(book.is_news(InstanceId(2)));
+        book.told(&[InstanceId(2)]);
+        assert!(!book.is_news(InstanceId(2)), "news once");
         assert!(book.note(&ids([1, 3]), &ids([1])).is_empty(), "buried and forgotten");
     }
 }

@@ -1,3 +1,5 @@
+-- Publishers wait behind us while we wait.
+set local lock_timeout = '100ms';
 do $$
 declare
     leaf regclass;

@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use pillarbox::{NewEvent, Position, Result};
+use pillarbox::{InstanceId, NewEvent, Position, Result};
 use pillarbox_postgres::{Hook, Mutant, PostgresStore};
 use pillarbox_testkit::postgres::{Mode, Server};
 use pillarbox_testkit::store_suite::{DuringPoll, Fixture, FixtureFeatures, SuiteReport, check_all};
@@ -85,6 +85,7 @@ impl Fixture for PostgresFixture {
             during_poll: true,
             power_loss: self.server.is_some(),
             fail_settle: true,
+            bury: true,
         }
     }
 
@@ -112,6 +113,10 @@ impl Fixture for PostgresFixture {
 
     async fn kill(&self, store: PostgresStore) {
         drop(store);
+    }
+
+    async fn bury(&self, instance: InstanceId) {
+        self.database.execute(&format!("delete from pillarbox.instance where id = {}", instance.0)).await;
     }
 
     async fn begin(&self) -> u64 {
@@ -168,9 +173,7 @@ async fn the_store_passes_the_suite() {
 /// The crash case with a server whose log writer sleeps: what is not flushed by somebody's commit is lost.
 async fn after_a_crash(mutant: Option<Mutant>) -> SuiteReport {
     let server = Arc::new(Server::builder().setting("wal_writer_delay", "10s").start().unwrap());
-    let fixture = || async {
-        PostgresFixture::on(Database::on(&server).await, mutant, Some(server.clone()))
-    };
+    let fixture = || async { PostgresFixture::on(Database::on(&server).await, mutant, Some(server.clone())) };
     pillarbox_testkit::store_suite::check_named("what_was_polled_survives_a_power_loss", fixture).await
 }
 

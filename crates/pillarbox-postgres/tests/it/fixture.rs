@@ -99,7 +99,7 @@ pub(crate) fn lane(subscription: SubscriptionId) -> LaneRef {
 pub(crate) async fn take(store: &PostgresStore, lane: LaneRef, cause: TakeCause) -> Option<Epoch> {
     let fleet = store.observe(&Default::default()).await.unwrap();
     let expected = fleet.lanes.iter().find(|view| view.lane == lane).unwrap().epoch;
-    store.take(&[Take { lane, expected, cause }]).await.unwrap()[0]
+    store.take(&[Take { lane, expected, cause, beat: None }]).await.unwrap()[0]
 }
 
 pub(crate) fn write(lane: LaneRef, epoch: Epoch, floor: Position) -> LaneWrite {

@@ -5,7 +5,7 @@ use pillarbox_postgres::{PgConfig, PostgresStore, adopt, fresh, migrate, publish
 use pillarbox_testkit::postgres::Server;
 use uuid::Uuid;
 
-use crate::fixture::{Database, connect, events, one_lane, own, poll_tail, settle, tail, write};
+use crate::fixture::{connect, events, one_lane, own, poll_tail, settle, tail, write};
 
 fn config(url: &str) -> PgConfig {
     url.parse().unwrap()
@@ -167,7 +167,8 @@ async fn refused_at_work(url: &str) -> ErrorKind {
         let lane = LaneRef { subscription: joined.subscriptions[0].id, lane: 0 };
         let fleet = store.observe(&Default::default()).await?;
         let expected = fleet.lanes.iter().find(|view| view.lane == lane).unwrap().epoch;
-        let epoch = store.take(&[pillarbox::Take { lane, expected, cause: pillarbox::TakeCause::Free }]).await?[0];
+        let epoch =
+            store.take(&[pillarbox::Take { lane, expected, cause: pillarbox::TakeCause::Free, beat: None }]).await?[0];
         store.load(&[(lane, epoch.unwrap())]).await.map(drop)
     };
     work().await.expect_err("a log that was reset is not gone on with").kind()

@@ -1,7 +1,8 @@
 use std::time::{Duration, Instant};
 
 use pillarbox::{
-    Cursor, ErrorKind, InstanceId, Lock, Report, Start, State, Store, Subscription, Take, TakeCause, Timestamp, Wake,
+    Cursor, ErrorKind, Hello, InstanceId, Lock, Report, Start, State, Store, Subscription, Take, TakeCause, Timestamp,
+    Wake,
 };
 use pillarbox_postgres::PostgresStore;
 use pillarbox_testkit::postgres::{Mode, Server};
@@ -87,6 +88,18 @@ async fn joining_creates_subscriptions_where_they_start() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_comes_back_keeps_the_definition_of_a_newer_instance() {
+    let database = Database::new().await;
+    let (old, new) = (database.store().await, database.store().await);
+    join(&old, [one_lane("s").topics(["old"])]).await;
+    join(&new, [one_lane("s").topics(["new"])]).await;
+    let again = Hello { rejoin: true, ..hello([one_lane("s").topics(["old"]), one_lane("r")]) };
+    let joined = old.join(again).await.unwrap();
+    assert_eq!(joined.subscriptions[0].filter.topics, ["new"]);
+    assert!(joined.subscriptions[1].created, "what is not there is made");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn starting_now_settles_what_is_visible_and_leaves_open_what_is_not() {
     let database = Database::new().await;
     database.publish_keys(&["a"; 3]).await;
@@ -116,7 +129,7 @@ async fn only_one_of_two_takes_a_lane_and_the_other_is_fenced() {
     let (a, b) = (database.store().await, database.store().await);
     let (lane, epoch) = own(&a, "s").await;
     join(&b, [one_lane("s")]).await;
-    let stale = Take { lane, expected: epoch - 1, cause: TakeCause::Free };
+    let stale = Take { lane, expected: epoch - 1, cause: TakeCause::Free, beat: None };
     assert_eq!(b.take(&[stale]).await.unwrap(), [None]);
     assert!(settle(&a, write(lane, epoch, 1)).await);
 
@@ -138,8 +151,11 @@ async fn two_that_take_at_once_share_the_lanes_without_waiting_in_a_circle() {
     join(&a, [many.clone()]).await;
     join(&b, [many]).await;
     let fleet = a.observe(&Report::default()).await.unwrap();
-    let takes: Vec<Take> =
-        fleet.lanes.iter().map(|view| Take { lane: view.lane, expected: view.epoch, cause: TakeCause::Free }).collect();
+    let takes: Vec<Take> = fleet
+        .lanes
+        .iter()
+        .map(|view| Take { lane: view.lane, expected: view.epoch, cause: TakeCause::Free, beat: None })
+        .collect();
     let backwards: Vec<Take> = takes.iter().rev().copied().collect();
     let (first, second) = tokio::join!(a.take(&takes), b.take(&backwards));
     let (first, mut second) = (first.unwrap(), second.unwrap());
@@ -204,7 +220,7 @@ async fn a_buried_instance_is_told() {
     let store = database.store().await;
     let (lane, epoch) = own(&store, "s").await;
     database.execute("delete from pillarbox.instance").await;
-    let take = Take { lane, expected: epoch, cause: TakeCause::Free };
+    let take = Take { lane, expected: epoch, cause: TakeCause::Free, beat: None };
     assert_eq!(store.take(&[take]).await.unwrap_err().kind(), ErrorKind::Ended);
     assert_eq!(store.observe(&Report::default()).await.unwrap_err().kind(), ErrorKind::Ended);
     let next = join(&store, [one_lane("s")]).await;
@@ -248,9 +264,12 @@ async fn after_a_restart_of_the_database_nobody_is_taken_for_dead() {
     server.restart(Mode::Fast).unwrap();
     assert_eq!(b.observe(&Report::default()).await.unwrap_err().kind(), ErrorKind::Ended);
     join(&b, [one_lane("s")]).await;
-    // The others have not come back yet, and the lanes are still theirs: only their silence shows, after a lease.
-    assert_eq!(locks(&b).await, [Lock::Unknown, Lock::Unknown, Lock::Held]);
-    assert_eq!(locks(&b).await[..2], [Lock::Unknown; 2]);
+    // The other has not come back yet, and the lane is still its own: only its silence shows, after a lease.
+    assert_eq!(locks(&b).await, [Lock::Unknown, Lock::Held]);
+    assert_eq!(locks(&b).await, [Lock::Unknown, Lock::Held]);
+    join(&a, [one_lane("s")]).await;
+    let fleet = b.observe(&Report::default()).await.unwrap();
+    assert_eq!((fleet.instances.len(), fleet.lanes[0].owner), (2, None), "who comes back gives back what it had");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,15 +2,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::testing::Capture;
 use pillarbox::engine::EngineConfig;
+use pillarbox::testing::Capture;
 use pillarbox::{Relay, RelayConfig, Subscription};
 use tokio_postgres::Client;
 
 use pillarbox_testkit::postgres::Server;
 
 use crate::fixture::{Database, connect};
-
 
 /// Far longer than anything here takes; only a failing test waits for it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -69,7 +68,10 @@ async fn an_unrelated_transaction_of_another_database() {
 async fn an_idle_writer_of_the_log_that_commits_in_the_end() {
     let database = Database::new().await;
     let blocker = database.client().await;
-    blocker.batch_execute("begin; insert into pillarbox.event (topic, type, key) values ('t', 'y', 'late')").await.unwrap();
+    blocker
+        .batch_execute("begin; insert into pillarbox.event (topic, type, key) values ('t', 'y', 'late')")
+        .await
+        .unwrap();
     delivered_beside(&database, &blocker, "commit").await;
 }
 
@@ -98,7 +100,10 @@ async fn a_prepared_transaction_that_was_forgotten() {
 async fn a_writer_that_aborted() {
     let database = Database::new().await;
     let blocker = database.client().await;
-    blocker.batch_execute("begin; insert into pillarbox.event (topic, type) values ('t', 'y'); rollback").await.unwrap();
+    blocker
+        .batch_execute("begin; insert into pillarbox.event (topic, type) values ('t', 'y'); rollback")
+        .await
+        .unwrap();
     delivered_beside(&database, &blocker, "select 1").await;
 }
 
@@ -107,9 +112,6 @@ async fn a_writer_that_aborted() {
 async fn a_long_reader() {
     let database = Database::new().await;
     let blocker = database.client().await;
-    blocker
-        .batch_execute("begin isolation level repeatable read; select count(*) from pillarbox.event")
-        .await
-        .unwrap();
+    blocker.batch_execute("begin isolation level repeatable read; select count(*) from pillarbox.event").await.unwrap();
     delivered_beside(&database, &blocker, "commit").await;
 }

@@ -1,11 +1,11 @@
 //! Real writers that do everything that writers do, real relays that are killed meanwhile, and an auditor that shares nothing
 //! with the engine.
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pillarbox::testing::Capture;
 use pillarbox::engine::EngineConfig;
+use pillarbox::testing::Capture;
 use pillarbox::{Relay, RelayConfig, Subscription};
 use pillarbox_postgres::{Mutant, PostgresStore};
 use pillarbox_testkit::{Committed, Verdict};
@@ -94,7 +94,12 @@ fn builder(store: PostgresStore, capture: &Capture) -> pillarbox::RelayBuilder<P
 }
 
 /// Two relays; one after the other is dropped as a crash drops it, or loses its backends.
-async fn harass(database: Arc<Database>, capture: Capture, mutant: Option<Mutant>, done: Arc<AtomicBool>) -> Vec<Relay> {
+async fn harass(
+    database: Arc<Database>,
+    capture: Capture,
+    mutant: Option<Mutant>,
+    done: Arc<AtomicBool>,
+) -> Vec<Relay> {
     let mut relays = vec![start(&database, &capture, mutant).await, start(&database, &capture, mutant).await];
     let client = database.client().await;
     let mut dice = Dice(7);
@@ -109,7 +114,8 @@ async fn harass(database: Arc<Database>, capture: Capture, mutant: Option<Mutant
                 relays.push(start(&database, &capture, mutant).await);
             }
             1 => {
-                let sql = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database()
+                let sql =
+                    "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database()
                     and application_name like 'pillarbox relay%' and random() < 0.3";
                 client.execute(sql, &[]).await.unwrap();
             }
@@ -144,7 +150,8 @@ async fn run(mutant: Option<Mutant>, seed: u64) -> (Verdict, i64) {
         let idle = tokio::time::timeout(PATIENCE, relay.until_idle()).await;
         assert!(idle.is_ok(), "the relays did not come to rest");
     }
-    let wrongly_closed = "select count(*) from pillarbox.event, pillarbox.dead_range where position between low and high";
+    let wrongly_closed =
+        "select count(*) from pillarbox.event, pillarbox.dead_range where position between low and high";
     let wrongly_closed = database.number(wrongly_closed).await;
     for relay in relays {
         let _ = tokio::time::timeout(PATIENCE, relay.drain()).await;

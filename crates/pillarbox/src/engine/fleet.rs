@@ -4,10 +4,18 @@ use std::time::Duration;
 use super::{Action, Call, Engine, Mutant};
 use crate::lane::{Lane, Phase};
 use crate::ownership::CAREFUL_AFTER;
-use crate::{Epoch, Failure, Fleet, InstanceId, LaneRef, LaneState, Now, SubscriptionId, Take, TakeCause};
+use crate::{Epoch, Failure, Fleet, InstanceId, LaneRef, LaneState, Lock, Now, SubscriptionId, Take, TakeCause};
 
 /// After a ring the fleet is looked at too, but not more often than this.
 const OBSERVE_MIN: Duration = Duration::from_millis(50);
+
+/// Whether a lane of these subscriptions belongs to an instance that nobody can see to live: nobody works on it, and it is taken
+/// over in a while.
+fn orphaned(fleet: &Fleet, running: &[SubscriptionId], me: InstanceId) -> bool {
+    let lives = |owner| fleet.instances.iter().any(|instance| instance.id == owner && instance.lock == Lock::Held);
+    let mut owned = fleet.lanes.iter().filter(|view| running.contains(&view.lane.subscription));
+    owned.any(|view| view.owner.is_some_and(|owner| owner != me && !lives(owner)))
+}
 
 impl Engine {
     pub(super) fn observed(&mut self, now: Now, fleet: Fleet) {
@@ -42,6 +50,7 @@ impl Engine {
             return;
         }
         let running: Vec<SubscriptionId> = self.subscribers.iter().map(|sub| sub.id).collect();
+        self.orphaned = orphaned(&fleet, &running, self.me);
         let plan = self.ownership.plan(&fleet, &mine, &running, now.mono);
         for lane in plan.release {
             if let Some(lane) = self.lane_mut(lane).filter(|lane| matches!(lane.phase, Phase::Active | Phase::Paused)) {

@@ -132,7 +132,9 @@ impl Subscriber {
 
     pub(super) fn is_idle(&self, now: Now, horizon: Position) -> bool {
         let lane_idle = |lane: &Lane| {
-            let read = lane.top >= horizon && lane.holes.is_empty() && lane.open_count() == 0;
+            // A hole that the last poll looked at is somebody's who has not committed.
+            let looked = lane.holes.is_empty() || lane.bound == Position::MAX;
+            let read = lane.top >= horizon && looked && lane.open_count() == 0;
             (read && lane.phase == Phase::Active && lane.next_due().is_none_or(|due| due > now.wall))
                 || lane.phase == Phase::Paused
         };
