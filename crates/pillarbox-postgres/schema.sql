@@ -1,4 +1,4 @@
-table cursor with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000) (
+table cursor with (fillfactor=20, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000) (
     subscription bigint not null,
     lane integer not null,
     floor bigint not null,
@@ -118,9 +118,12 @@ table meta (
     fresh_floor bigint not null default 0,
     payload_bytes_max integer not null default 1048576,
     dedup_window_ms bigint not null default 86400000,
+    dedup_changed_at timestamp with time zone not null default '-infinity'::timestamp with time zone,
     retention_keep_ms bigint not null default 0,
     retention_dead_ms bigint not null default 0,
-    leaf_size bigint not null default 0
+    leaf_size bigint not null default 0,
+    leaves_due_since timestamp with time zone,
+    leaves_due text
 )
 
 table migration (
@@ -183,19 +186,9 @@ constraint delivery_pkey of delivery PRIMARY KEY (subscription, "position")
 
 constraint delivery_state_check of delivery CHECK ((state = ANY (ARRAY['pending'::text, 'delayed'::text, 'processing'::text, 'retrying'::text, 'dead'::text])))
 
+constraint event_is_well_formed of event CHECK (is_well_formed(topic, type, key, payload, payload_bytes, headers))
+
 constraint event_pkey of event PRIMARY KEY ("position")
-
-constraint headers_is_a_json_object of event CHECK ((jsonb_typeof(headers) = 'object'::text))
-
-constraint key_has_1_to_1024_bytes of event CHECK (((octet_length(key) >= 1) AND (octet_length(key) <= 1024)))
-
-constraint payload_has_at_most_payload_bytes_max_bytes of event CHECK (((pg_column_size(payload) <= 1048580) AND (pg_column_size(payload_bytes) <= 1048580)))
-
-constraint payload_or_payload_bytes of event CHECK (((payload IS NULL) OR (payload_bytes IS NULL)))
-
-constraint topic_has_1_to_1024_bytes of event CHECK (((octet_length(topic) >= 1) AND (octet_length(topic) <= 1024)))
-
-constraint type_has_1_to_1024_bytes of event CHECK (((octet_length(type) >= 1) AND (octet_length(type) <= 1024)))
 
 constraint event_kept_pkey of event_kept PRIMARY KEY ("position")
 
@@ -218,6 +211,12 @@ constraint stream_pkey of stream PRIMARY KEY (name)
 constraint subscription_name_key of subscription UNIQUE (name)
 
 constraint subscription_pkey of subscription PRIMARY KEY (id)
+
+CREATE INDEX dedup_0_created_at ON pillarbox.dedup_0 USING btree (created_at)
+
+CREATE INDEX dedup_1_created_at_idx ON pillarbox.dedup_1 USING btree (created_at)
+
+CREATE INDEX dedup_2_created_at_idx ON pillarbox.dedup_2 USING btree (created_at)
 
 CREATE INDEX delivery_died_at ON pillarbox.delivery USING btree (died_at) WHERE (died_at IS NOT NULL)
 
@@ -285,51 +284,58 @@ CREATE OR REPLACE FUNCTION pillarbox.arrange_leaves(bounds bigint[])
  RETURNS void
  LANGUAGE plpgsql
  SECURITY DEFINER
- SET search_path TO 'pillarbox', 'pg_catalog', 'pg_temp'
+ SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 declare
     old record;
     empty boolean;
     spare text[];
-    number bigint := (select coalesce(max(substring(name from '[0-9]+$')::bigint), 0) from leaf);
-    missing bigint := cardinality(bounds) - (select count(*) from leaf where low >= bounds[1] or emptied);
+    number bigint;
+    missing bigint;
     covered bigint;
 begin
-    perform from meta for update;
+    perform from pillarbox.meta for update;
+    -- Only now: somebody else may have laid leaves while we waited.
+    select coalesce(max(substring(name from '[0-9]+$')::bigint), 0) into number from pillarbox.leaf;
+    select cardinality(bounds) - count(*) into missing from pillarbox.leaf where low >= bounds[1] or emptied;
     -- Before the lock, so that nobody waits for it.
-    spare := array(select make_leaf('event_' || number + n) from generate_series(1, missing) as n);
+    spare := array(select pillarbox.make_leaf('event_' || number + n) from generate_series(1, missing) as n);
 
-    lock table event in access exclusive mode;
-    for old in select name, emptied from leaf where low >= bounds[1] or emptied order by low loop
-        execute format('select not exists (select from %I)', old.name) into empty;
+    lock table pillarbox.event in access exclusive mode;
+    for old in select name, emptied from pillarbox.leaf where low >= bounds[1] or emptied order by low loop
+        execute format('select not exists (select from pillarbox.%I)', old.name) into empty;
         if empty then
-            execute format('alter table event detach partition %I', old.name);
-            delete from leaf where name = old.name;
+            execute format('alter table pillarbox.event detach partition pillarbox.%I', old.name);
+            delete from pillarbox.leaf where name = old.name;
             spare := spare || old.name;
         elsif old.emptied then
             -- Somebody drew a position there before retention came and used it afterwards.
-            update leaf set emptied = false where name = old.name;
-            spare := spare || make_leaf('event_' || number + greatest(missing, 0) + cardinality(spare) + 1);
+            update pillarbox.leaf set emptied = false where name = old.name;
+            spare := spare || pillarbox.make_leaf('event_' || number + greatest(missing, 0) + cardinality(spare) + 1);
         else
             raise exception 'leaf % is not empty any more', old.name using errcode = 'object_in_use';
         end if;
     end loop;
-    for old in select name, low from leaf where low < bounds[1] and (high is null or high > bounds[1]) loop
-        execute format('alter table event detach partition %I', old.name);
-        execute format('alter table event attach partition %I for values from (%s) to (%s)', old.name, old.low, bounds[1]);
-        update leaf set high = bounds[1] where name = old.name;
+    for old in select name, low from pillarbox.leaf where low < bounds[1] and (high is null or high > bounds[1]) loop
+        execute format('alter table pillarbox.event detach partition pillarbox.%I', old.name);
+        execute format('alter table pillarbox.event attach partition pillarbox.%I for values from (%s) to (%s)',
+            old.name, old.low, bounds[1]);
+        update pillarbox.leaf set high = bounds[1] where name = old.name;
     end loop;
-    select coalesce(max(high), pg_sequence_last_value('event_position_seq'::regclass) + 1, 1) into covered from leaf;
+    select coalesce(max(high), pg_sequence_last_value('pillarbox.event_position_seq'::regclass) + 1, 1)
+    into covered
+    from pillarbox.leaf;
     if covered <> bounds[1] then
-        raise exception 'no leaf would hold the positions from % to %', covered, bounds[1] - 1;
+        raise exception 'no leaf would hold the positions from % to %', covered, bounds[1] - 1
+            using errcode = 'object_in_use';
     end if;
     for n in 1 .. cardinality(bounds) loop
-        execute format('alter table event attach partition %I for values from (%s) to (%s)',
+        execute format('alter table pillarbox.event attach partition pillarbox.%I for values from (%s) to (%s)',
             spare[n], bounds[n], coalesce(bounds[n + 1]::text, 'maxvalue'));
-        insert into leaf (name, low, high) values (spare[n], bounds[n], bounds[n + 1]);
+        insert into pillarbox.leaf (name, low, high) values (spare[n], bounds[n], bounds[n + 1]);
     end loop;
     for n in cardinality(bounds) + 1 .. cardinality(spare) loop
-        execute format('drop table %I', spare[n]);
+        execute format('drop table pillarbox.%I', spare[n]);
     end loop;
 end
 $function$
@@ -345,10 +351,8 @@ declare
     hash bytea := sha256(convert_to(
         format('%s %s %s%s%s', octet_length(topic), coalesce(octet_length(key), 0), topic, key, dedup_key), 'UTF8'
     ));
-    now_at timestamptz;
-    window_at timestamptz;
-    current_table text;
-    previous_table text;
+    w record;
+    other text;
     first_id uuid;
     put constant text := 'insert into pillarbox.%I values ($1, $2, $3)
         on conflict (digest) do update set id = excluded.id, created_at = excluded.created_at';
@@ -357,21 +361,27 @@ begin
         raise exception using errcode = 'check_violation', message = 'pillarbox: the dedup_key has not 1 to 1024 bytes';
     end if;
     perform pg_advisory_xact_lock(1505352748 + 2, ('x' || encode(substring(hash from 1 for 4), 'hex'))::bit(32)::integer);
-    select w.now_at, w.window_at, w.current_table, w.previous_table
-    into now_at, window_at, current_table, previous_table
-    from pillarbox.dedup_window() as w;
+    select * into w from pillarbox.dedup_window();
     execute format(
         'select id from pillarbox.%I where digest = $1 and created_at >= $2
-        union all select id from pillarbox.%I where digest = $1 and created_at >= $2', current_table, previous_table
-    ) into first_id using hash, window_at;
+        union all select id from pillarbox.%I where digest = $1 and created_at >= $2', w.current_table, w.previous_table
+    ) into first_id using hash, w.window_at;
+    -- Nobody but retention touches the next table otherwise, so that it can be emptied beside publishers.
+    if first_id is null and w.changed then
+        execute format('select id from pillarbox.%I where digest = $1 and created_at >= $2', w.next_table)
+        into first_id using hash, w.window_at;
+    end if;
     if first_id is not null then
         return first_id;
     end if;
-    execute format(put, current_table) using hash, id, now_at;
     -- Under repeatable read an entry may be there that this transaction cannot see; writing beside it fails with 40001.
     if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-        execute format(put, previous_table) using hash, id, now_at;
+        foreach other in array array[w.previous_table, w.next_table] loop
+            execute format(put, other) using hash, id, w.now_at;
+            execute format('delete from pillarbox.%I where digest = $1', other) using hash;
+        end loop;
     end if;
+    execute format(put, w.current_table) using hash, id, w.now_at;
     return null;
 end
 $function$
@@ -386,10 +396,19 @@ AS $function$
 declare
     next_table text;
     filled boolean;
+    counts boolean;
 begin
     select w.next_table into next_table from pillarbox.dedup_window() as w;
     execute format('select exists (select from pillarbox.%I)', next_table) into filled;
-    if filled then
+    if not filled then
+        return;
+    end if;
+    execute format('lock table pillarbox.%I in access exclusive mode', next_table);
+    execute format(
+        'select w.next_table <> $1 or exists (select from pillarbox.%I where created_at >= w.window_at)
+        from pillarbox.dedup_window() as w', next_table
+    ) into counts using next_table;
+    if not counts then
         execute format('truncate pillarbox.%I', next_table);
     end if;
 exception
@@ -397,7 +416,7 @@ exception
 end
 $function$
 
-CREATE OR REPLACE FUNCTION pillarbox.dedup_window(OUT now_at timestamp with time zone, OUT window_at timestamp with time zone, OUT current_table text, OUT previous_table text, OUT next_table text)
+CREATE OR REPLACE FUNCTION pillarbox.dedup_window(OUT now_at timestamp with time zone, OUT window_at timestamp with time zone, OUT current_table text, OUT previous_table text, OUT next_table text, OUT changed boolean)
  RETURNS record
  LANGUAGE plpgsql
 AS $function$
@@ -405,15 +424,20 @@ declare
     -- A hundred years are for ever.
     window_ms_max constant bigint := 3155760000000;
     window_ms bigint;
+    changed_at timestamptz;
     number bigint;
 begin
-    select least(greatest(m.dedup_window_ms, 1), window_ms_max) into window_ms from pillarbox.meta as m;
+    select least(greatest(m.dedup_window_ms, 1), window_ms_max), m.dedup_changed_at
+    into window_ms, changed_at
+    from pillarbox.meta as m;
     now_at := clock_timestamp();
     window_at := now_at - window_ms * interval '1 millisecond';
     number := (extract(epoch from now_at) * 1000)::bigint / window_ms;
     current_table := 'dedup_' || number % 3;
     previous_table := 'dedup_' || (number + 2) % 3;
     next_table := 'dedup_' || (number + 1) % 3;
+    -- A change takes a moment to be committed, and until then others put keys where they do not see it.
+    changed := changed_at + interval '1 minute' >= window_at;
 end
 $function$
 
@@ -421,27 +445,69 @@ CREATE OR REPLACE FUNCTION pillarbox.empty_leaf(name text)
  RETURNS void
  LANGUAGE plpgsql
  SECURITY DEFINER
- SET search_path TO 'pillarbox', 'pg_catalog', 'pg_temp'
+ SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 begin
     -- One that is still to be published into is not to be used elsewhere.
-    update leaf
-    set emptied = coalesce(high <= pg_sequence_last_value('event_position_seq'::regclass) + 1, false)
+    update pillarbox.leaf
+    set emptied = coalesce(high <= pg_sequence_last_value('pillarbox.event_position_seq'::regclass) + 1, false)
     where leaf.name = empty_leaf.name;
     if not found then
         raise exception 'there is no leaf %', name using errcode = 'undefined_table';
     end if;
-    execute format('truncate table %I', name);
+    execute format('truncate table pillarbox.%I', name);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.is_well_formed(topic text, type text, key text, payload json, payload_bytes bytea, headers jsonb)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ STABLE PARALLEL SAFE
+AS $function$
+begin
+    if octet_length(topic) between 1 and 1024 and octet_length(type) between 1 and 1024
+        and (key is null or octet_length(key) between 1 and 1024)
+        and (payload is null or payload_bytes is null)
+        and (payload is null or pg_column_size(payload) - 4 <= pillarbox.payload_bytes_max())
+        and (payload_bytes is null or pg_column_size(payload_bytes) - 4 <= pillarbox.payload_bytes_max())
+        and jsonb_typeof(headers) = 'object'
+    then
+        return true;
+    end if;
+    if octet_length(topic) not between 1 and 1024 then
+        raise check_violation using constraint = 'topic_has_1_to_1024_bytes',
+            message = 'topic_has_1_to_1024_bytes: the topic has ' || octet_length(topic) || ' bytes';
+    elsif octet_length(type) not between 1 and 1024 then
+        raise check_violation using constraint = 'type_has_1_to_1024_bytes',
+            message = 'type_has_1_to_1024_bytes: the type has ' || octet_length(type) || ' bytes';
+    elsif octet_length(key) not between 1 and 1024 then
+        raise check_violation using constraint = 'key_has_1_to_1024_bytes',
+            message = 'key_has_1_to_1024_bytes: the key has ' || octet_length(key) || ' bytes',
+            hint = 'Leave the key out (null) if the event has none.';
+    elsif payload is not null and payload_bytes is not null then
+        raise check_violation using constraint = 'payload_or_payload_bytes',
+            message = 'payload_or_payload_bytes: an event has JSON or bytes, not both';
+    elsif jsonb_typeof(headers) is distinct from 'object' then
+        raise check_violation using constraint = 'headers_is_a_json_object',
+            message = 'headers_is_a_json_object: headers is ' || coalesce(jsonb_typeof(headers), 'null');
+    else
+        raise check_violation using constraint = 'payload_has_at_most_payload_bytes_max_bytes',
+            message = format(
+                'payload_has_at_most_payload_bytes_max_bytes: the payload has %s bytes, more than payload_bytes_max = %s',
+                coalesce(pg_column_size(payload), pg_column_size(payload_bytes)) - 4, pillarbox.payload_bytes_max()
+            ),
+            hint = 'Store it elsewhere and publish a reference.';
+    end if;
 end
 $function$
 
 CREATE OR REPLACE FUNCTION pillarbox.make_leaf(name text)
  RETURNS text
  LANGUAGE plpgsql
- SET search_path TO 'pillarbox', 'pg_catalog', 'pg_temp'
+ SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 begin
-    execute format('create table %I (like event including defaults including constraints including storage '
+    execute format('create table pillarbox.%I (like pillarbox.event including defaults including constraints including storage '
         'including compression including indexes)', name);
     return name;
 end
@@ -462,7 +528,7 @@ AS $function$
     )::uuid
 $function$
 
-CREATE OR REPLACE FUNCTION pillarbox.order_key(topic text, key text)
+CREATE OR REPLACE FUNCTION pillarbox.order_key(key text)
  RETURNS void
  LANGUAGE plpgsql
 AS $function$
@@ -473,9 +539,15 @@ begin
             message = 'pillarbox: an ordered event needs a key',
             hint = 'Order is kept by key: give the event a key, or leave ordered out.';
     end if;
-    perform pg_advisory_xact_lock(1505352748 + 1, hashtext(topic || chr(1) || key));
+    perform pg_advisory_xact_lock(1505352748 + 1, hashtext(key));
 end
 $function$
+
+CREATE OR REPLACE FUNCTION pillarbox.payload_bytes_max()
+ RETURNS integer
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$select 1048576$function$
 
 CREATE OR REPLACE FUNCTION pillarbox.publish_bytes(topic text, type text, payload bytea, content_type text, key text DEFAULT NULL::text, headers jsonb DEFAULT '{}'::jsonb, deliver_at timestamp with time zone DEFAULT NULL::timestamp with time zone, dedup_key text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, ordered boolean DEFAULT false)
  RETURNS uuid
@@ -486,7 +558,7 @@ declare
     first_id uuid;
 begin
     if ordered then
-        perform pillarbox.order_key(topic, key);
+        perform pillarbox.order_key(key);
     end if;
     if dedup_key is not null then
         first_id := pillarbox.dedup_claim(topic, key, dedup_key, event_id);
@@ -509,7 +581,7 @@ declare
     first_id uuid;
 begin
     if ordered then
-        perform pillarbox.order_key(topic, key);
+        perform pillarbox.order_key(key);
     end if;
     if dedup_key is not null then
         first_id := pillarbox.dedup_claim(topic, key, dedup_key, event_id);

@@ -1,3 +1,4 @@
+mod outlet;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod schema;
@@ -12,6 +13,7 @@ use crate::exit::{Exit, Stop};
 use crate::log::Log;
 use crate::secret::scheme_of;
 
+pub(crate) use outlet::Outlet;
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::Postgres;
 pub(crate) use schema::Declaration;
@@ -126,6 +128,15 @@ impl Database {
             Database::Postgres(postgres) => postgres.open().await.map(|store| Log::Postgres(Box::new(store))),
         };
         opened.map_err(|error| self.explain(error))
+    }
+
+    /// Opens the log for a look at what is wrong with it: PostgreSQL is not asked yet.
+    pub(crate) async fn open_unexamined(&self) -> Result<Log> {
+        match self {
+            Database::Sqlite(_) => self.open().await,
+            #[cfg(feature = "postgres")]
+            Database::Postgres(postgres) => Ok(Log::Postgres(Box::new(postgres.unexamined()))),
+        }
     }
 
     /// Adds to a failure what resolves it.

@@ -59,6 +59,15 @@ impl Log {
             }
         }
     }
+
+    /// Lays the tables of the log as retention wants them, however long publishers wait for that.
+    pub(crate) async fn lay_leaves(&self, keep: Option<Duration>) -> Result<()> {
+        match self {
+            Log::Sqlite(_) => Ok(()),
+            #[cfg(feature = "postgres")]
+            Log::Postgres(store) => store.lay_leaves(keep).await,
+        }
+    }
 }
 
 impl Store for Log {

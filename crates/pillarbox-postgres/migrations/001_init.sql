@@ -43,11 +43,16 @@ create table @schema@.meta (
     fresh_floor bigint not null default 0,
     payload_bytes_max integer not null default 1048576,
     dedup_window_ms bigint not null default 86400000,
+    -- When that was changed: for a window's time after that, keys lie in other tables than it says.
+    dedup_changed_at timestamptz not null default '-infinity',
     -- Nobody's retention removes what is younger.
     retention_keep_ms bigint not null default 0,
     retention_dead_ms bigint not null default 0,
     -- Positions of a leaf; 0: from the rate of publishing.
-    leaf_size bigint not null default 0
+    leaf_size bigint not null default 0,
+    -- Since when retention wants other leaves than there are and could not have them, and why.
+    leaves_due_since timestamptz,
+    leaves_due text
 );
 insert into @schema@.meta default values;
 
@@ -63,7 +68,51 @@ create function @schema@.new_id() returns uuid language sql volatile parallel sa
     )::uuid
 $$;
 
--- The log. A constraint's name is what a publisher reads when it fails.
+-- Changed by replacing it; no table is locked for that.
+create function @schema@.payload_bytes_max() returns integer language sql immutable parallel safe as 'select 1048576';
+
+-- Refuses with the name of what was violated. A payload's size in memory has four bytes of its own: no cast, no copy.
+create function @schema@.is_well_formed(
+    topic text, type text, key text, payload json, payload_bytes bytea, headers jsonb
+) returns boolean language plpgsql stable parallel safe as $$
+begin
+    if octet_length(topic) between 1 and 1024 and octet_length(type) between 1 and 1024
+        and (key is null or octet_length(key) between 1 and 1024)
+        and (payload is null or payload_bytes is null)
+        and (payload is null or pg_column_size(payload) - 4 <= @schema@.payload_bytes_max())
+        and (payload_bytes is null or pg_column_size(payload_bytes) - 4 <= @schema@.payload_bytes_max())
+        and jsonb_typeof(headers) = 'object'
+    then
+        return true;
+    end if;
+    if octet_length(topic) not between 1 and 1024 then
+        raise check_violation using constraint = 'topic_has_1_to_1024_bytes',
+            message = 'topic_has_1_to_1024_bytes: the topic has ' || octet_length(topic) || ' bytes';
+    elsif octet_length(type) not between 1 and 1024 then
+        raise check_violation using constraint = 'type_has_1_to_1024_bytes',
+            message = 'type_has_1_to_1024_bytes: the type has ' || octet_length(type) || ' bytes';
+    elsif octet_length(key) not between 1 and 1024 then
+        raise check_violation using constraint = 'key_has_1_to_1024_bytes',
+            message = 'key_has_1_to_1024_bytes: the key has ' || octet_length(key) || ' bytes',
+            hint = 'Leave the key out (null) if the event has none.';
+    elsif payload is not null and payload_bytes is not null then
+        raise check_violation using constraint = 'payload_or_payload_bytes',
+            message = 'payload_or_payload_bytes: an event has JSON or bytes, not both';
+    elsif jsonb_typeof(headers) is distinct from 'object' then
+        raise check_violation using constraint = 'headers_is_a_json_object',
+            message = 'headers_is_a_json_object: headers is ' || coalesce(jsonb_typeof(headers), 'null');
+    else
+        raise check_violation using constraint = 'payload_has_at_most_payload_bytes_max_bytes',
+            message = format(
+                'payload_has_at_most_payload_bytes_max_bytes: the payload has %s bytes, more than payload_bytes_max = %s',
+                coalesce(pg_column_size(payload), pg_column_size(payload_bytes)) - 4, @schema@.payload_bytes_max()
+            ),
+            hint = 'Store it elsewhere and publish a reference.';
+    end if;
+end
+$$;
+
+-- The log.
 create table @schema@.event (
     position bigint generated always as identity (cache 1) primary key,
     id uuid not null default @schema@.new_id(),
@@ -77,15 +126,10 @@ create table @schema@.event (
     stream_version bigint,
     deliver_at timestamptz,
     created_at timestamptz not null default clock_timestamp(),
-    constraint topic_has_1_to_1024_bytes check (octet_length(topic) between 1 and 1024),
-    constraint type_has_1_to_1024_bytes check (octet_length(type) between 1 and 1024),
-    constraint key_has_1_to_1024_bytes check (octet_length(key) between 1 and 1024),
-    constraint payload_or_payload_bytes check (payload is null or payload_bytes is null),
-    -- The size in memory, with four bytes of its own: no cast, no copy.
-    constraint payload_has_at_most_payload_bytes_max_bytes check (
-        pg_column_size(payload) <= 1048580 and pg_column_size(payload_bytes) <= 1048580
-    ),
-    constraint headers_is_a_json_object check (jsonb_typeof(headers) = 'object')
+    -- One check by a function: PostgreSQL reads every check of a table anew for each INSERT, and six cost a third of it.
+    constraint event_is_well_formed check (
+        @schema@.is_well_formed(topic, type, key, payload, payload_bytes, headers)
+    )
 ) partition by range (position);
 
 -- Serves `show` and every command that names an event by its id; one index a leaf.
@@ -146,7 +190,7 @@ create table @schema@.cursor (
     revision bigint not null default 0,
     takeovers integer not null default 0,
     primary key (subscription, lane)
-) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+) with (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
 create table @schema@.instance (
     id integer generated always as identity primary key,
@@ -246,6 +290,8 @@ create table @schema@.dedup_0 (
     id uuid not null,
     created_at timestamptz not null
 );
+-- Serves retention: whether a table has anything that still counts.
+create index dedup_0_created_at on @schema@.dedup_0 (created_at);
 create table @schema@.dedup_1 (like @schema@.dedup_0 including all);
 create table @schema@.dedup_2 (like @schema@.dedup_0 including all);
 
@@ -333,27 +379,34 @@ for each statement execute function @schema@.refuse();
 create trigger is_only_removed_by_retention before truncate on @schema@.event
 for each statement execute function @schema@.refuse();
 
--- The window of deduplication now: since when a key counts, and which table is which.
+-- The window of deduplication now: since when a key counts, which table is which, and whether another window put keys that
+-- count into other tables.
 create function @schema@.dedup_window(
     out now_at timestamptz,
     out window_at timestamptz,
     out current_table text,
     out previous_table text,
-    out next_table text
+    out next_table text,
+    out changed boolean
 ) language plpgsql as $$
 declare
     -- A hundred years are for ever.
     window_ms_max constant bigint := 3155760000000;
     window_ms bigint;
+    changed_at timestamptz;
     number bigint;
 begin
-    select least(greatest(m.dedup_window_ms, 1), window_ms_max) into window_ms from @schema@.meta as m;
+    select least(greatest(m.dedup_window_ms, 1), window_ms_max), m.dedup_changed_at
+    into window_ms, changed_at
+    from @schema@.meta as m;
     now_at := clock_timestamp();
     window_at := now_at - window_ms * interval '1 millisecond';
     number := (extract(epoch from now_at) * 1000)::bigint / window_ms;
     current_table := 'dedup_' || number % 3;
     previous_table := 'dedup_' || (number + 2) % 3;
     next_table := 'dedup_' || (number + 1) % 3;
+    -- A change takes a moment to be committed, and until then others put keys where they do not see it.
+    changed := changed_at + interval '1 minute' >= window_at;
 end
 $$;
 
@@ -366,10 +419,8 @@ declare
     hash bytea := sha256(convert_to(
         format('%s %s %s%s%s', octet_length(topic), coalesce(octet_length(key), 0), topic, key, dedup_key), 'UTF8'
     ));
-    now_at timestamptz;
-    window_at timestamptz;
-    current_table text;
-    previous_table text;
+    w record;
+    other text;
     first_id uuid;
     put constant text := 'insert into @schema@.%I values ($1, $2, $3)
         on conflict (digest) do update set id = excluded.id, created_at = excluded.created_at';
@@ -378,36 +429,52 @@ begin
         raise exception using errcode = 'check_violation', message = 'pillarbox: the dedup_key has not 1 to 1024 bytes';
     end if;
     perform pg_advisory_xact_lock(@class@ + 2, ('x' || encode(substring(hash from 1 for 4), 'hex'))::bit(32)::integer);
-    select w.now_at, w.window_at, w.current_table, w.previous_table
-    into now_at, window_at, current_table, previous_table
-    from @schema@.dedup_window() as w;
+    select * into w from @schema@.dedup_window();
     execute format(
         'select id from @schema@.%I where digest = $1 and created_at >= $2
-        union all select id from @schema@.%I where digest = $1 and created_at >= $2', current_table, previous_table
-    ) into first_id using hash, window_at;
+        union all select id from @schema@.%I where digest = $1 and created_at >= $2', w.current_table, w.previous_table
+    ) into first_id using hash, w.window_at;
+    -- Nobody but retention touches the next table otherwise, so that it can be emptied beside publishers.
+    if first_id is null and w.changed then
+        execute format('select id from @schema@.%I where digest = $1 and created_at >= $2', w.next_table)
+        into first_id using hash, w.window_at;
+    end if;
     if first_id is not null then
         return first_id;
     end if;
-    execute format(put, current_table) using hash, id, now_at;
     -- Under repeatable read an entry may be there that this transaction cannot see; writing beside it fails with 40001.
     if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-        execute format(put, previous_table) using hash, id, now_at;
+        foreach other in array array[w.previous_table, w.next_table] loop
+            execute format(put, other) using hash, id, w.now_at;
+            execute format('delete from @schema@.%I where digest = $1', other) using hash;
+        end loop;
     end if;
+    execute format(put, w.current_table) using hash, id, w.now_at;
     return null;
 end
 $$;
 
--- Empties the table of the next window, for retention. Whoever could still use the table began a window ago: it is left
--- alone then, and looked at again later.
+-- Empties the table of the next window, for retention, if nothing in it counts any more: the clock may have been set back, and
+-- another window may have put keys there. Whoever could still use the table began a window ago: it is left alone then, and
+-- looked at again later.
 create function @schema@.dedup_rotate() returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' as $$
 declare
     next_table text;
     filled boolean;
+    counts boolean;
 begin
     select w.next_table into next_table from @schema@.dedup_window() as w;
     execute format('select exists (select from @schema@.%I)', next_table) into filled;
-    if filled then
+    if not filled then
+        return;
+    end if;
+    execute format('lock table @schema@.%I in access exclusive mode', next_table);
+    execute format(
+        'select w.next_table <> $1 or exists (select from @schema@.%I where created_at >= w.window_at)
+        from @schema@.dedup_window() as w', next_table
+    ) into counts using next_table;
+    if not counts then
         execute format('truncate @schema@.%I', next_table);
     end if;
 exception
@@ -416,7 +483,7 @@ end
 $$;
 
 -- Locks a key until the transaction ends, so that its events get an order before they get positions.
-create function @schema@.order_key(topic text, key text) returns void language plpgsql as $$
+create function @schema@.order_key(key text) returns void language plpgsql as $$
 begin
     if key is null then
         raise exception using
@@ -424,7 +491,7 @@ begin
             message = 'pillarbox: an ordered event needs a key',
             hint = 'Order is kept by key: give the event a key, or leave ordered out.';
     end if;
-    perform pg_advisory_xact_lock(@class@ + 1, hashtext(topic || chr(1) || key));
+    perform pg_advisory_xact_lock(@class@ + 1, hashtext(key));
 end
 $$;
 
@@ -444,7 +511,7 @@ declare
     first_id uuid;
 begin
     if ordered then
-        perform @schema@.order_key(topic, key);
+        perform @schema@.order_key(key);
     end if;
     if dedup_key is not null then
         first_id := @schema@.dedup_claim(topic, key, dedup_key, event_id);
@@ -475,7 +542,7 @@ declare
     first_id uuid;
 begin
     if ordered then
-        perform @schema@.order_key(topic, key);
+        perform @schema@.order_key(key);
     end if;
     if dedup_key is not null then
         first_id := @schema@.dedup_claim(topic, key, dedup_key, event_id);

@@ -1,11 +1,11 @@
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use pillarbox::{Error, ErrorKind, Result};
+use pillarbox::{Error, ErrorKind, InstanceId, Result};
 use tokio::sync::{MutexGuard, mpsc, watch};
 use tokio_postgres::config::Host;
 use tokio_postgres::{AsyncMessage, CancelToken, Client, Config, Notification, Statement};
@@ -28,10 +28,28 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// What every session is pinned to, whatever the database, the role or the environment say. A frozen host frees its locks
 /// within seconds, and no statement of ours waits for long on a lock unless it says so itself.
 const SETTINGS: &str = "-c synchronous_commit=on -c statement_timeout=0 -c lock_timeout=10s \
-    -c idle_in_transaction_session_timeout=60s -c default_transaction_isolation=read\\ committed \
+    -c idle_in_transaction_session_timeout=60s -c idle_session_timeout=0 -c default_transaction_isolation=read\\ committed \
     -c default_transaction_read_only=off -c client_encoding=UTF8 -c TimeZone=UTC -c client_min_messages=warning \
-    -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000 \
-    -c client_connection_check_interval=2s";
+    -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000";
+
+/// Ends a statement whose client has gone; not every server's system can tell.
+const CHECK_CLIENT: &str = "set client_connection_check_interval = '2s'";
+
+/// The same for what older servers do not know and would refuse.
+const LATER_SETTINGS: &str = "select case when current_setting('server_version_num')::integer >= 170000 \
+    then set_config('transaction_timeout', '0', false) end";
+
+/// Schemas that are somebody else's, besides those that begin with `pg_`.
+const FOREIGN_SCHEMAS: [&str; 2] = ["public", "information_schema"];
+
+/// The words that cannot be a schema's name without quotes: `pg_get_keywords()`, `catcode` R and T, of PostgreSQL 14 to 18.
+const RESERVED: &str = "all analyse analyze and any array as asc asymmetric authorization binary both case cast check \
+    collate collation column concurrently constraint create cross current_catalog current_date current_role \
+    current_schema current_time current_timestamp current_user default deferrable desc distinct do else end except false \
+    fetch for foreign freeze from full grant group having ilike in initially inner intersect into is isnull join lateral \
+    leading left like limit localtime localtimestamp natural not notnull null offset on only or order outer overlaps \
+    placing primary references returning right select session_user similar some symmetric system_user table tablesample \
+    then to trailing true union unique user using variadic verbose when where window with";
 
 /// How the connection is secured; the names and meanings of libpq.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,6 +160,13 @@ impl PgConfig {
         Ok(client)
     }
 
+    /// How long a connection may take to be made: each address of each host has the time that is set.
+    fn patience(&self) -> Duration {
+        const ADDRESSES_A_HOST: u32 = 2;
+        let each = self.postgres.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
+        each * (self.postgres.get_hosts().len().max(1) as u32 * ADDRESSES_A_HOST)
+    }
+
     /// The first half of the keys of all advisory locks of this log; the second is 0 for the doorbell, or an instance's number.
     pub(crate) fn lock_class(&self) -> i32 {
         lock_class(&self.schema)
@@ -156,15 +181,17 @@ pub(crate) fn lock_class(schema: &str) -> i32 {
 /// The second half of the doorbell's lock key.
 pub(crate) const BELL: i32 = 0;
 
-/// Refuses a name that would have to be quoted.
+/// Refuses a name that would have to be quoted, and a schema in which others may create what we then call by name.
 pub(crate) fn check_schema(schema: &str) -> Result<()> {
-    if is_plain(schema) {
+    let foreign = FOREIGN_SCHEMAS.contains(&schema) || schema.starts_with("pg_");
+    if is_plain(schema) && !foreign && !RESERVED.split_whitespace().any(|word| word == schema) {
         return Ok(());
     }
     Err(Error::new(
         ErrorKind::Invalid,
         format!(
-            "'{schema}' cannot be the schema's name; use 1 to 48 small letters, digits and '_', not beginning with a digit"
+            "'{schema}' cannot be the schema's name; use 1 to 48 small letters, digits and '_', not beginning with a digit or \
+             'pg_', no word of SQL, and not public: the log has its schema for itself"
         ),
     ))
 }
@@ -215,6 +242,10 @@ pub(crate) struct Session {
     /// Never used twice in this process; see `Page::session`.
     pub(crate) number: u64,
     statements: Mutex<HashMap<&'static str, Statement>>,
+    /// Up to where retention has looked at the dead ranges in this round.
+    pub(crate) dead_looked_at: AtomicI64,
+    /// Not before then is it tried again whether the leaf in use can be cut quickly.
+    pub(crate) cut_again_at: Mutex<Option<Instant>>,
     /// True once the connection has ended, for whatever reason.
     closed: watch::Receiver<bool>,
     driver: tokio::task::JoinHandle<()>,
@@ -247,32 +278,40 @@ impl Session {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let mut postgres = config.postgres.clone();
         let own = postgres.get_options().unwrap_or_default().to_owned();
-        postgres.options(format!("{own} {SETTINGS} -c search_path={},pg_catalog", config.schema));
+        // PostgreSQL's own schema comes before all; temporary tables would too, if they were not named last.
+        postgres.options(format!("{own} {SETTINGS} -c search_path={},pg_temp", config.schema));
         postgres.application_name(name);
         // The client's own time-out ends with the first packet, and a frozen server sends no second one.
-        let patience = config.postgres.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
+        let patience = config.patience();
         let connecting = tls::connect(&postgres, config, notifications);
-        let (client, driver) = tokio::time::timeout(patience, connecting).await.map_err(|_| {
-            DbError::own(
-                ErrorKind::Unavailable,
-                format!("PostgreSQL did not answer within {patience:?} to a new connection"),
-            )
-        })??;
+        let unanswered = |_| {
+            let message = format!("PostgreSQL did not answer within {patience:?} to a new connection");
+            DbError::own(ErrorKind::Unavailable, message)
+        };
+        let (client, driver) = tokio::time::timeout(patience, connecting).await.map_err(unanswered)??;
         let (sender, closed) = watch::channel(false);
         let driver = tokio::spawn(async move {
             driver.await;
             sender.send_replace(true);
         });
         let cancel = client.cancel_token();
-        Ok(Session {
+        let session = Session {
             client,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             statements: Mutex::default(),
+            dead_looked_at: AtomicI64::new(0),
+            cut_again_at: Mutex::default(),
             closed,
             driver,
             cancel,
             config: config.clone(),
-        })
+        };
+        tokio::time::timeout(patience, session.batch_execute(LATER_SETTINGS)).await.map_err(unanswered)??;
+        let checked = tokio::time::timeout(patience, session.batch_execute(CHECK_CLIENT)).await.map_err(unanswered)?;
+        if let Err(error) = checked {
+            tracing::debug!(%error, "the server cannot tell when a client has gone");
+        }
+        Ok(session)
     }
 
     /// A statement, prepared once a session.
@@ -331,12 +370,22 @@ pub(crate) struct Link {
     name: Mutex<String>,
     /// What is run first in every session.
     setup: &'static str,
+    /// The instance that this is a connection of. Its lock is held on the server that it joined, and nowhere else.
+    instance: Mutex<Option<InstanceId>>,
+    used: Mutex<Instant>,
     session: tokio::sync::Mutex<Option<Session>>,
 }
 
 impl Link {
     pub(crate) fn new(config: Arc<PgConfig>, name: &str, setup: &'static str) -> Self {
-        Link { config, name: Mutex::new(name.to_owned()), setup, session: tokio::sync::Mutex::new(None) }
+        Link {
+            config,
+            name: Mutex::new(name.to_owned()),
+            setup,
+            instance: Mutex::new(None),
+            used: Mutex::new(Instant::now()),
+            session: tokio::sync::Mutex::new(None),
+        }
     }
 
     /// Under which name the next connection is made.
@@ -344,14 +393,58 @@ impl Link {
         *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name;
     }
 
+    /// Whose connection this is from now on, under which name; also the one that there is, unless it is in use or was lost.
+    pub(crate) async fn belongs_to(&self, instance: InstanceId, name: String) -> Db<()> {
+        self.rename(name.clone());
+        *self.instance.lock().unwrap_or_else(PoisonError::into_inner) = Some(instance);
+        let Ok(session) = self.session.try_lock() else { return Ok(()) };
+        if let Some(session) = session.as_ref().filter(|session| !session.is_closed()) {
+            session.execute("select set_config('application_name', $1, false)", &[&name]).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends a session that nobody has asked for since so long.
+    pub(crate) fn close_if_idle(&self, since: Duration) {
+        let idle = self.used.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= since;
+        if let Ok(mut session) = self.session.try_lock()
+            && idle
+        {
+            *session = None;
+        }
+    }
+
+    /// Nobody's connection; the one that there was is ended.
+    pub(crate) async fn belongs_to_nobody(&self) {
+        *self.instance.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.close().await;
+    }
+
+    /// After a failover a name may lead to another server, which has a past of its own.
+    async fn check_server(&self, session: &Session) -> Db<()> {
+        let Some(instance) = *self.instance.lock().unwrap_or_else(PoisonError::into_inner) else { return Ok(()) };
+        let rows =
+            session.query(include_str!("sql/instance_locks.sql"), &[&i64::from(self.config.lock_class())]).await?;
+        if rows.iter().any(|row| row.get::<_, i64>(0) == instance.0) {
+            return Ok(());
+        }
+        let message = format!(
+            "instance {} has ended: a new connection led to a server that does not know it; joining again",
+            instance.0
+        );
+        Err(DbError::own(ErrorKind::Ended, message))
+    }
+
     /// The session, for one caller at a time.
     pub(crate) async fn session(&self) -> Db<MappedSession<'_>> {
         let mut slot = self.session.lock().await;
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         if slot.as_ref().is_none_or(|session| session.client.is_closed()) {
             *slot = None;
             let name = self.name.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let session = Session::connect(&self.config, &name, None).await?;
             session.batch_execute(self.setup).await?;
+            self.check_server(&session).await?;
             *slot = Some(session);
         }
         Ok(MutexGuard::map(slot, |slot| slot.as_mut().expect("made above")))

@@ -70,8 +70,9 @@ impl Doorbell {
             let now = Instant::now();
             let due = {
                 let mut state = self.shared.state();
-                if state.chime.take(now) {
-                    return Wake::Rang;
+                let fleet = std::mem::take(&mut state.fleet);
+                if state.chime.take(now) || fleet {
+                    return if fleet { Wake::Rang } else { Wake::Published };
                 }
                 state.chime.due(now)
             };
@@ -95,7 +96,7 @@ impl Doorbell {
         let mut state = self.shared.state();
         state.polled_at = Some(now);
         let moved = state.note(now, horizon, writers, events);
-        state.chime.polled(now, moved);
+        state.chime.polled(now, moved, events);
         let wanted = state.on && state.governor.wants_awake(now, state.awake);
         let silent = state.silent;
         state.keep_silence_in_mind(now);
@@ -170,6 +171,8 @@ struct State {
     asked_for: bool,
     /// Writers are to be watched that may have seen the bell held.
     leftovers: bool,
+    /// The fleet may have changed since a wait last ended.
+    fleet: bool,
     /// The instance leaves.
     closing: bool,
     /// A writer rang since the keeper last looked.
@@ -198,6 +201,7 @@ impl Shared {
             pass: false,
             asked_for: false,
             leftovers: true,
+            fleet: true,
             closing: false,
             rang: false,
             neighbour: None,
@@ -217,10 +221,16 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something may have been committed, or somebody may have ended.
+    /// Something may have been committed.
     fn ring(&self) {
         self.state().chime.ring();
         self.woken.notify_waiters();
+    }
+
+    /// Somebody may have ended, or lanes may have changed hands.
+    fn ring_for_the_fleet(&self) {
+        self.state().fleet = true;
+        self.ring();
     }
 
     fn is_broken(&self) -> bool {
@@ -244,7 +254,7 @@ impl State {
         if moved {
             self.moved_at = Some(now);
             self.pass |= self.awake && self.others;
-            self.governor.moved(now, self.writers.len());
+            self.governor.moved(now, writers.map_or(0, <[Writer]>::len));
         }
         moved
     }

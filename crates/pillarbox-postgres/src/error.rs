@@ -74,9 +74,10 @@ pub(crate) fn kind_of_code(code: &str) -> ErrorKind {
         // Serialisation failure, deadlock, lock timeout, cancelled.
         "40001" | "40P01" | "55P03" | "57014" => ErrorKind::Busy,
         "53100" => ErrorKind::Full,
-        "53300" | "53200" | "53000" | "57P01" | "57P02" | "57P03" | "57P05" | "25P03" => ErrorKind::Unavailable,
-        // A standby, or a promotion under way.
-        "25006" => ErrorKind::Fatal,
+        "53300" | "53200" | "53000" | "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "25P04" => ErrorKind::Unavailable,
+        // A standby, in the middle of a failover: the primary is elsewhere, or about to be here. One that is asked for by name is
+        // refused when it is opened.
+        "25006" | "55000" => ErrorKind::Unavailable,
         "42P01" | "3F000" | "42703" | "42883" => ErrorKind::Schema,
         "3D000" | "28000" | "28P01" | "42501" => ErrorKind::Invalid,
         code if code.starts_with("08") || code.starts_with("58") || code.starts_with("XX") => ErrorKind::Unavailable,
@@ -106,6 +107,10 @@ pub(crate) fn message_for(kind: ErrorKind, code: &str, said: &str) -> String {
         (_, "28000" | "28P01") => format!("PostgreSQL refused the login: {said}"),
         (ErrorKind::Full, _) => format!("PostgreSQL has no room left: {said}"),
         (ErrorKind::Unavailable, _) => format!("PostgreSQL is not reachable: {said}"),
+        (_, "55P03" | "57014") => {
+            format!("{said}; another transaction was in the way: see who in `pillarbox status`, and try again")
+        }
+        (ErrorKind::Busy, _) => format!("{said}; two were in each other's way, and this one was taken back: try again"),
         _ => said.to_owned(),
     }
 }
@@ -117,4 +122,25 @@ fn cause_of(error: &tokio_postgres::Error) -> String {
         cause = inner;
     }
     cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_was_in_the_way_of_another_is_told_what_to_do() {
+        for (code, said) in [
+            ("55P03", "canceling statement due to lock timeout"),
+            ("57014", "canceling statement due to statement timeout"),
+            ("40P01", "deadlock detected"),
+            ("40001", "could not serialize access"),
+        ] {
+            assert_eq!(kind_of_code(code), ErrorKind::Busy);
+            let message = message_for(ErrorKind::Busy, code, said);
+            assert!(message.starts_with(said) && message.ends_with("try again"), "{message}");
+            let waited = code == "55P03" || code == "57014";
+            assert_eq!(message.contains("`pillarbox status`"), waited, "{message}");
+        }
+    }
 }

@@ -257,23 +257,22 @@ async fn declare(config: &PgConfig, change: impl AsyncFnOnce(&Transaction<'_>, H
     let class = config.lock_class();
     let tx = session.begin().await?;
     tx.execute("select from meta for update", &[]).await?;
+    tx.execute("select from cursor order by subscription, lane for update", &[]).await?;
     let horizon = horizon(&tx).await?;
     tx.execute(include_str!("sql/forget_instances.sql"), &[&i64::from(class)]).await?;
     change(&tx, here, horizon).await?;
     Ok(tx.commit().await?)
 }
 
-/// The highest position handed out. A sequence that was set back below what is in the log is set right: it would hand out
-/// positions that are taken.
+/// The highest position handed out. A sequence that was set back is set right: it would hand out positions that are taken, or
+/// that no leaf holds any more.
 async fn horizon(tx: &Transaction<'_>) -> Db<Position> {
-    let sql = "select coalesce(pg_sequence_last_value('event_position_seq'::regclass), 0), coalesce(max(position), 0)
-        from event";
-    let row = tx.query_one(sql, &[]).await?;
-    let (drawn, stored): (Position, Position) = (row.get(0), row.get(1));
-    if stored > drawn {
-        tx.execute("select setval('event_position_seq', $1)", &[&stored]).await?;
+    let row = tx.query_one(include_str!("sql/horizon_known.sql"), &[]).await?;
+    let (drawn, known): (Position, Position) = (row.get(0), row.get(1));
+    if known > drawn {
+        tx.execute("select setval('event_position_seq', $1)", &[&known]).await?;
     }
-    Ok(drawn.max(stored))
+    Ok(drawn.max(known))
 }
 
 #[cfg(test)]

@@ -4,10 +4,12 @@
 mod plan;
 
 use std::collections::HashSet;
-use std::time::Duration;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 use pillarbox::{ErrorKind, Position, Result, Timestamp};
-use tokio_postgres::GenericClient;
+use tokio_postgres::types::Type;
+use tokio_postgres::{GenericClient, Transaction};
 
 use crate::connection::Session;
 use crate::error::{Db, DbError};
@@ -22,13 +24,29 @@ pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long the leaves may take to be laid anew once the log is locked.
 pub(crate) const CUT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The largest leaf that is cut while publishers wait: all of it is read for that. A million events of 230 MB took 0.2 s.
-pub(crate) const CUT_BYTES_MAX: i64 = 64 * 1024 * 1024;
+/// A leaf that is cut is read from end to end while publishers wait. It is read once beforehand, beside them: it is cut only if
+/// that took less than this, and is in memory then. A million events of 230 MB took 0.2 s.
+pub(crate) const READ_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The largest leaf of which that is tried.
+pub(crate) const CUT_BYTES_MAX: i64 = 1024 * 1024 * 1024;
+
+/// A leaf that took too long is tried again after this.
+const CUT_PAUSE: Duration = Duration::from_secs(600);
 
 /// Whoever uses the log for longer than this is not waited for.
 const HOLDER_AGE_MAX: Duration = Duration::from_millis(200);
 
-/// A leaf that is cut gets room for so many times what was published during [`HOLDER_AGE_MAX`].
+/// What is waited for instead, by us and by publishers, when the leaves have been due for [`DUE_MAX`].
+const HOLDER_AGE_MAX_WHEN_DUE: Duration = Duration::from_millis(500);
+
+/// Leaves that have been due for longer are worth an alarm.
+pub(crate) const DUE_MAX: Duration = Duration::from_secs(600);
+
+/// How often an operator's command tries to lay the leaves before it gives up.
+const TRIES: usize = 20;
+
+/// A leaf that is cut gets room for so many times what was published while it was looked who uses the log.
 const MARGIN_OF_WATCH: i64 = 4;
 
 /// A table of the log.
@@ -61,45 +79,143 @@ pub(crate) async fn leaves(client: &impl GenericClient) -> Db<Vec<Leaf>> {
 }
 
 /// Takes all events out of a leaf. Waits for those who use that leaf for [`LOCK_TIMEOUT`] at most; no publisher waits.
-pub(crate) async fn empty_leaf(tx: &tokio_postgres::Transaction<'_>, leaf: &Leaf) -> Db<()> {
-    set_local(tx, "lock_timeout", LOCK_TIMEOUT).await?;
-    tx.execute("select empty_leaf($1)", &[&leaf.name]).await?;
-    Ok(())
+pub(crate) async fn empty_leaf(tx: &Transaction<'_>, leaf: &Leaf) -> Db<()> {
+    Ok(tx.batch_execute(&empty_sql(leaf)).await?)
+}
+
+/// As [`empty_leaf`], with the commit in the same message: if we are stopped in between, readers of the log wait for us.
+pub(crate) async fn empty_leaf_and_commit(tx: Transaction<'_>, leaf: &Leaf) -> Db<()> {
+    tx.batch_execute(&format!("{}; commit", empty_sql(leaf))).await?;
+    // There is no transaction any more; this lets the client know.
+    Ok(tx.commit().await?)
+}
+
+fn empty_sql(leaf: &Leaf) -> String {
+    let (timeout, name) = (LOCK_TIMEOUT.as_millis(), leaf.name.replace('\'', "''"));
+    format!("set local lock_timeout = {timeout}; select empty_leaf('{name}')")
 }
 
 /// Keeps enough leaves ahead of the horizon, of a size that suits `keep`, using emptied ones again. Publishers wait for a few
 /// hundredths of a second when leaves are laid, which is once in several leaves; if somebody uses the log for longer, the next
-/// call tries again.
+/// call tries again. What keeps us from it is written down, for [`warning`].
 pub(crate) async fn maintain(session: &mut Session, keep: Option<Duration>) -> Db<()> {
-    if due(session, keep, 0, Some(CUT_BYTES_MAX)).await?.is_none() {
-        return Ok(());
+    let obstacle = attempt(session, keep).await?;
+    if let Some(obstacle) = &obstacle {
+        tracing::debug!(obstacle, "the leaves of the log are not laid now; tried again later");
     }
-    let Some(margin) = watch(session).await? else {
-        tracing::debug!("a transaction has used the log for long; its leaves are laid once it is over");
-        return Ok(());
+    note(session, obstacle.as_deref()).await
+}
+
+/// Lays leaves if they are due. What was in the way of all that is wanted, if anything.
+async fn attempt(session: &mut Session, keep: Option<Duration>) -> Db<Option<String>> {
+    let obstacle = match cut(session, keep).await? {
+        Some(leaf) => obstacle_to_cutting(session, &leaf).await?,
+        None => None,
     };
-    let Some(plan) = due(session, keep, margin, Some(CUT_BYTES_MAX)).await? else { return Ok(()) };
-    match lay(session, &plan, Some(CUT_TIMEOUT)).await {
-        Err(error) if passes(&error) => {
-            tracing::debug!(error = %pillarbox::Error::from(error), "the leaves could not be laid now; tried again later");
-            Ok(())
-        }
-        other => other,
+    let may_cut = obstacle.is_none();
+    if due(session, keep, 0, may_cut).await?.is_none() {
+        return Ok(obstacle);
     }
+    let patience = patience(session).await?;
+    let Some(margin) = watch(session, patience).await? else {
+        return Ok(Some(
+            obstacle.unwrap_or_else(|| "there is always a transaction that has used the log for long".into()),
+        ));
+    };
+    let Some(plan) = due(session, keep, margin, may_cut).await? else { return Ok(obstacle) };
+    // At first that is LOCK_TIMEOUT.
+    match lay(session, &plan, patience / 2, Some(CUT_TIMEOUT)).await {
+        Err(error) if passes(&error) => {
+            tracing::debug!(error = %pillarbox::Error::from(error), "the leaves could not be laid");
+            Ok(Some(obstacle.unwrap_or_else(|| "others use the log all the time".into())))
+        }
+        other => other.map(|()| obstacle),
+    }
+}
+
+/// The leaf in use that should end here.
+async fn cut(session: &Session, keep: Option<Duration>) -> Db<Option<String>> {
+    let leaves = leaves(&**session).await?;
+    let (horizon, size, now) = figures(&**session).await?;
+    let view = View { leaves: &leaves, horizon, now, keep, size, margin: 0 };
+    Ok(view.cut().map(|(name, _)| name.to_owned()))
+}
+
+/// Why a leaf is not cut while publishers wait: reading it takes too long.
+async fn obstacle_to_cutting(session: &Session, leaf: &str) -> Db<Option<String>> {
+    let too_large = || Some(format!("leaf {leaf} should end here, and is too large to be cut while publishers wait"));
+    let again_at = *session.cut_again_at.lock().unwrap_or_else(PoisonError::into_inner);
+    if again_at.is_some_and(|at| at > Instant::now()) {
+        return Ok(too_large());
+    }
+    let quick = reads_quickly(session, leaf).await?;
+    let next = (!quick).then(|| Instant::now() + CUT_PAUSE);
+    *session.cut_again_at.lock().unwrap_or_else(PoisonError::into_inner) = next;
+    Ok(if quick { None } else { too_large() })
+}
+
+async fn reads_quickly(session: &Session, leaf: &str) -> Db<bool> {
+    let row = session.query_one("select pg_relation_size($1::text::regclass), quote_ident($1)", &[&leaf]).await?;
+    let (bytes, name): (i64, String) = (row.try_get(0)?, row.try_get(1)?);
+    if bytes > CUT_BYTES_MAX {
+        return Ok(false);
+    }
+    // Alone, as the table is read when it is attached.
+    let timeout = READ_TIMEOUT.as_millis();
+    let sql = format!(
+        "set local max_parallel_workers_per_gather = 0; set local enable_indexonlyscan = off; \
+         set local statement_timeout = {timeout}; select count(position) from {name}"
+    );
+    match session.batch_execute(&sql).await.map_err(DbError::from) {
+        Err(error) if error.kind() == ErrorKind::Busy => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
+/// Writes down what is in the way, or that nothing is any more.
+async fn note(session: &Session, obstacle: Option<&str>) -> Db<()> {
+    let sql = "update meta set leaves_due = $1,
+            leaves_due_since = case when $1 is not null then coalesce(leaves_due_since, clock_timestamp()) end
+        where leaves_due is distinct from $1";
+    session.execute_typed(sql, &[(&obstacle, Type::TEXT)]).await?;
+    Ok(())
+}
+
+/// How long who uses the log may have done so, to be waited for.
+async fn patience(session: &Session) -> Db<Duration> {
+    let sql = "select extract(epoch from clock_timestamp() - leaves_due_since)::double precision from meta";
+    let due: Option<f64> = session.query_one(sql, &[]).await?.try_get(0)?;
+    let long = due.is_some_and(|seconds| seconds > DUE_MAX.as_secs_f64());
+    Ok(if long { HOLDER_AGE_MAX_WHEN_DUE } else { HOLDER_AGE_MAX })
 }
 
 /// What should be said about the leaves, if anything, with what to do.
 pub(crate) async fn warning(client: &impl GenericClient) -> Db<Option<String>> {
-    let (leaves, (horizon, _, _)) = (leaves(client).await?, figures(client).await?);
+    let (leaves, (horizon, _, now)) = (leaves(client).await?, figures(client).await?);
     let open = leaves.iter().find(|leaf| leaf.high.is_none());
-    Ok(match open {
-        None => Some("the log has no open-ended leaf, so that publishing will fail; run `pillarbox prune`".into()),
-        Some(leaf) if leaf.low <= horizon => Some(format!(
+    let holds = |leaf: &&Leaf| leaf.low <= horizon + 1 && leaf.high.is_none_or(|high| high > horizon + 1);
+    if !leaves.iter().any(|leaf| holds(&leaf)) {
+        return Ok(Some(format!(
+            "no leaf holds position {}, which is the next one: publishing fails; the sequence was set back: run `pillarbox \
+             migrate --adopt`",
+            horizon + 1
+        )));
+    }
+    let row = client.query_one("select leaves_due, leaves_due_since from meta", &[]).await?;
+    let due = row.try_get::<_, Option<String>>(0)?.zip(row.try_get::<_, Option<Time>>(1)?);
+    Ok(match (open, due) {
+        (None, _) => Some("the log has no open-ended leaf, so that publishing will fail; run `pillarbox prune`".into()),
+        (_, Some((obstacle, since))) if now.since(since.0) >= DUE_MAX => Some(format!(
+            "since {} the leaves of the log could not be laid as retention wants them, so that old events stay for longer: \
+             {obstacle}; run `pillarbox prune` when publishers can wait for a few seconds",
+            since.0
+        )),
+        (Some(leaf), _) if leaf.low <= horizon => Some(format!(
             "events are published into the open-ended leaf {}, which retention cannot empty; run `pillarbox prune` when \
              publishers can wait for a few seconds",
             leaf.name
         )),
-        Some(_) => None,
+        _ => None,
     })
 }
 
@@ -108,33 +224,35 @@ impl PostgresStore {
     /// end to end if it has to be cut. Relays do this by themselves as long as it takes a moment only.
     pub async fn lay_leaves(&self, keep: Option<Duration>) -> Result<()> {
         let mut session = self.desk().await?;
-        let margin = watch(&session).await?.unwrap_or_default();
-        let Some(plan) = due(&session, keep, margin, None).await? else { return Ok(()) };
-        lay(&mut session, &plan, None).await.map_err(|error| match passes(&error) {
-            true => DbError::own(
-                ErrorKind::Busy,
-                "the leaves could not be laid: a transaction that has used the log is still open; end it (see `pillarbox \
-                 status`) and try again",
-            ),
-            false => error,
-        })?;
-        Ok(())
+        for _ in 0..TRIES {
+            if due(&session, keep, 0, true).await?.is_none() {
+                return Ok(note(&session, None).await?);
+            }
+            let Some(margin) = watch(&session, HOLDER_AGE_MAX_WHEN_DUE).await? else { continue };
+            let Some(plan) = due(&session, keep, margin, true).await? else { continue };
+            match lay(&mut session, &plan, HOLDER_AGE_MAX_WHEN_DUE, None).await {
+                Err(error) if passes(&error) => {}
+                other => {
+                    other?;
+                    return Ok(note(&session, None).await?);
+                }
+            }
+        }
+        Err(pillarbox::Error::new(
+            ErrorKind::Busy,
+            "the leaves could not be laid: a transaction that has used the log is still open; end it (see `pillarbox \
+             status`) and try again",
+        ))
     }
 }
 
-/// What is to be done about the leaves now. A leaf of more than `bytes_max` is not cut.
-async fn due(session: &Session, keep: Option<Duration>, margin: i64, bytes_max: Option<i64>) -> Db<Option<Plan>> {
+/// What is to be done about the leaves now.
+async fn due(session: &Session, keep: Option<Duration>, margin: i64, may_cut: bool) -> Db<Option<Plan>> {
     let leaves = leaves(&**session).await?;
     let (horizon, size, now) = figures(&**session).await?;
     let view = View { leaves: &leaves, horizon, now, keep, size, margin };
-    if let Some((name, plan)) = view.cut() {
-        let sql = "select pg_relation_size($1::text::regclass)";
-        let bytes: i64 = session.query_one(sql, &[&name]).await?.get(0);
-        if bytes_max.is_none_or(|max| bytes <= max) {
-            return Ok(Some(plan));
-        }
-    }
-    Ok(view.lay())
+    let cut = view.cut().filter(|_| may_cut).map(|(_, plan)| plan);
+    Ok(cut.or_else(|| view.lay()))
 }
 
 /// The horizon, the size of a leaf that somebody wished for, and the time.
@@ -145,37 +263,36 @@ async fn figures(client: &impl GenericClient) -> Db<(Position, i64, Timestamp)> 
     Ok((row.try_get(0)?, row.try_get(1)?, row.try_get::<_, Time>(2)?.0))
 }
 
-/// How many positions a leaf that is cut must still have room for; None if a transaction uses the log for so long that waiting
-/// for it would only make publishers wait.
-async fn watch(session: &Session) -> Db<Option<i64>> {
+/// How many positions a leaf that is cut must still have room for; None if a transaction uses the log for longer than `age`, so
+/// that waiting for it would only make publishers wait.
+async fn watch(session: &Session, age: Duration) -> Db<Option<i64>> {
     let look = async || -> Db<(HashSet<String>, Position)> {
         let rows = session.query(include_str!("sql/log_holders.sql"), &[]).await?;
         Ok((rows.iter().map(|row| row.get(0)).collect(), figures(&**session).await?.0))
     };
     let (holders, horizon) = look().await?;
-    tokio::time::sleep(HOLDER_AGE_MAX).await;
+    tokio::time::sleep(age).await;
     let (later_holders, later_horizon) = look().await?;
     let published = later_horizon - horizon;
     Ok(holders.is_disjoint(&later_holders).then_some(published * MARGIN_OF_WATCH))
 }
 
-async fn lay(session: &mut Session, plan: &Plan, timeout: Option<Duration>) -> Db<()> {
-    let tx = session.begin().await?;
-    set_local(&tx, "lock_timeout", LOCK_TIMEOUT).await?;
-    set_local(&tx, "statement_timeout", timeout.unwrap_or_default()).await?;
-    tx.execute("select arrange_leaves($1)", &[&plan.bounds]).await?;
-    tx.commit().await?;
+/// In one message, which is one transaction: publishers do not wait for us if we are stopped in the middle.
+async fn lay(session: &mut Session, plan: &Plan, lock_timeout: Duration, timeout: Option<Duration>) -> Db<()> {
+    let bounds: Vec<String> = plan.bounds.iter().map(ToString::to_string).collect();
+    let sql = format!(
+        "set local lock_timeout = {}; set local statement_timeout = {}; select arrange_leaves('{{{}}}')",
+        lock_timeout.as_millis(),
+        timeout.unwrap_or_default().as_millis(),
+        bounds.join(",")
+    );
+    session.batch_execute(&sql).await?;
     tracing::info!(
         from = plan.bounds[0],
         leaves = plan.bounds.len(),
         size = plan.size,
         "new leaves lie ahead of the log"
     );
-    Ok(())
-}
-
-async fn set_local(tx: &tokio_postgres::Transaction<'_>, name: &str, value: Duration) -> Db<()> {
-    tx.execute("select set_config($1, $2, true)", &[&name, &value.as_millis().to_string()]).await?;
     Ok(())
 }
 

@@ -26,7 +26,7 @@ pub use migrate::{
     Migrated, SCHEMA_VERSION, SchemaState, check, dump_schema, migrate, print_roles, print_sql, set_doorbell,
 };
 #[cfg(feature = "mutants")]
-pub use mutant::{BETWEEN_STATEMENTS, Hook, Mutant};
+pub use mutant::{BEFORE_TAKE, BETWEEN_STATEMENTS, HORIZON_GATE, Hook, Mutant, SETTLE_STEPS};
 #[cfg(feature = "sqlx")]
 pub use publish::sqlx;
 pub use publish::{

@@ -1,12 +1,14 @@
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
-use pillarbox::PollRequest;
+use pillarbox::{Epoch, LaneRef, LaneState, PollRequest, Result, Settlement, Store, Take};
 use tokio_postgres::Row;
 
+use crate::PostgresStore;
 use crate::connection::Session;
 use crate::error::Db;
-use crate::reader::{Answers, Gathered, Reader, ScanPlan, writer_of};
+use crate::reader::{Answers, Gathered, Reader, ScanPlan, SeenWriter};
+use crate::settle::{Statements, answers, check_horizon, close_dead, fence, write_cursors, write_deliveries};
 
 /// Deliberately broken variants of the store; the tests must find each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,8 +21,10 @@ pub enum Mutant {
     SelectLastValue,
     /// All statements of a poll see one snapshot.
     RepeatableRead,
-    /// What is wanted and what is visible are read by two statements.
+    /// What is wanted is read by one statement, and what is visible by the next.
     WantedApart,
+    /// What is visible is read by one statement, and what is wanted by the next.
+    VisibleApart,
     /// What was read is returned without being made durable.
     NoBarrier,
     /// A settlement looks at the epoch without locking the cursor.
@@ -31,14 +35,57 @@ pub enum Mutant {
     SleepWithoutWriters,
 }
 
-/// What is called after each step of a poll, with how many are done.
+/// What is called after each step of a poll with how many are done, and elsewhere with one of the numbers below.
 pub type Hook = Arc<dyn Fn(usize) -> BoxFuture<'static, ()> + Send + Sync>;
 
+/// What a hook is given between two statements of a poll that should have been one.
+pub const BETWEEN_STATEMENTS: usize = 100;
+
+/// What a hook is given in a settlement, plus how many of its steps are done.
+pub const SETTLE_STEPS: usize = 200;
+
+/// What a hook is given before lanes are taken.
+pub const BEFORE_TAKE: usize = 300;
+
+/// The advisory lock that a test holds to stop a poll in the middle of the statement that reads the horizon: after the
+/// server has found the sequence's row, before it looks into it.
+pub const HORIZON_GATE: i64 = 1_705_030_400;
+
 /// What a test does to a store.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Laboratory {
-    pub(crate) mutant: Option<Mutant>,
-    pub(crate) hook: Option<Hook>,
+    mutant: Option<Mutant>,
+    hook: Option<Hook>,
+    /// What was loaded too early.
+    loaded: Arc<Mutex<Option<Vec<Option<LaneState>>>>>,
+}
+
+impl Laboratory {
+    pub(crate) fn new(mutant: Option<Mutant>, hook: Option<Hook>) -> Self {
+        Laboratory { mutant, hook, loaded: Arc::default() }
+    }
+
+    async fn call(&self, step: usize) {
+        if let Some(hook) = &self.hook {
+            hook(step).await;
+        }
+    }
+
+    /// The broken variant loads the lanes that it is about to take.
+    pub(crate) async fn before_take(&self, store: &PostgresStore, lanes: &[Take]) -> Result<()> {
+        if self.mutant == Some(Mutant::LoadBeforeCommit) {
+            let lanes: Vec<(LaneRef, Epoch)> = lanes.iter().map(|take| (take.lane, take.expected)).collect();
+            let states = store.load(&lanes).await?;
+            *self.loaded.lock().unwrap_or_else(PoisonError::into_inner) = Some(states);
+        }
+        self.call(BEFORE_TAKE).await;
+        Ok(())
+    }
+
+    /// What the broken variant has loaded instead of what is asked for now.
+    pub(crate) fn loaded(&self) -> Option<Vec<Option<LaneState>>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// The steps of a poll in the order in which they are taken.
@@ -62,30 +109,29 @@ pub(crate) async fn ask(
         _ => [Step::Horizon, Step::Writers, Step::Rows],
     };
     let plan = ScanPlan::new(session, request, usize::MAX).await?;
-    let begin = match laboratory.mutant {
-        Some(Mutant::RepeatableRead) => "begin isolation level repeatable read read only",
-        _ => "begin isolation level read committed read only",
-    };
-    session.batch_execute(begin).await?;
+    let one_snapshot = laboratory.mutant == Some(Mutant::RepeatableRead);
+    if one_snapshot {
+        session.batch_execute("begin isolation level repeatable read read only").await?;
+    }
     let (mut horizon, mut writers, mut scans) = (0, Vec::new(), Vec::new());
     for (done, step) in steps.into_iter().enumerate() {
         match step {
             Step::Horizon => horizon = read_horizon(session, laboratory.mutant).await?,
             Step::Writers => {
                 let rows: Vec<Row> = session.query(include_str!("sql/writers.sql"), &[]).await?;
-                writers = rows.iter().map(|row| writer_of(row.get(0))).collect();
+                writers = rows.iter().map(SeenWriter::of).collect::<Db<_>>()?;
             }
             Step::Rows => scans = read_rows(reader, session, &plan, laboratory).await?,
         }
-        if let Some(hook) = &laboratory.hook {
-            hook(done + 1).await;
-        }
+        laboratory.call(done + 1).await;
     }
     let after = session.query_one(include_str!("sql/after_scan.sql"), &[]).await?;
-    session.batch_execute("commit").await?;
+    if one_snapshot {
+        session.batch_execute("commit").await?;
+    }
     Ok(Answers {
         horizon,
-        isolation: "read committed".into(),
+        clock: pillarbox::Timestamp::now(),
         writers: (!request.without_writers).then_some(writers),
         scans: plan.finish(scans, horizon),
         log_start: after.get(0),
@@ -101,27 +147,52 @@ async fn read_horizon(session: &Session, mutant: Option<Mutant>) -> Db<i64> {
         }
         _ => include_str!("sql/horizon.sql"),
     };
-    Ok(session.query_one(sql, &[]).await?.get(0))
+    let gated = format!("{sql} where pg_advisory_xact_lock_shared({HORIZON_GATE}) is not null");
+    Ok(session.query_one(&gated, &[]).await?.get(0))
 }
 
-/// The broken variant reads the wanted events first, and what is visible by another statement.
+/// The broken variants read twice, and take what is wanted from one answer and what is visible from the other.
 async fn read_rows(
     reader: &mut Reader,
     session: &Session,
     plan: &ScanPlan<'_>,
     laboratory: &Laboratory,
 ) -> Db<Vec<Gathered>> {
-    let first = reader.scan(session, plan).await?;
-    if laboratory.mutant != Some(Mutant::WantedApart) {
+    let mut first = reader.scan(session, plan).await?;
+    if !matches!(laboratory.mutant, Some(Mutant::WantedApart | Mutant::VisibleApart)) {
         return Ok(first);
     }
-    if let Some(hook) = &laboratory.hook {
-        hook(BETWEEN_STATEMENTS).await;
-    }
+    laboratory.call(BETWEEN_STATEMENTS).await;
     let mut second = reader.scan(session, plan).await?;
-    second.iter_mut().zip(first).for_each(|(visible, wanted)| visible.events = wanted.events);
-    Ok(second)
+    first.iter_mut().zip(&mut second).for_each(|(first, second)| std::mem::swap(&mut first.events, &mut second.events));
+    Ok(if laboratory.mutant == Some(Mutant::WantedApart) { second } else { first })
 }
 
-/// The step that a hook is given between the two statements that should have been one.
-pub const BETWEEN_STATEMENTS: usize = 100;
+/// A settlement one step at a time. The broken variant looks at the epoch as a sub-select of its first write would: the cursor
+/// is locked by nobody until it is written, after the deliveries.
+pub(crate) async fn settle(session: &mut Session, settlement: &Settlement, laboratory: &Laboratory) -> Db<Vec<bool>> {
+    let broken = laboratory.mutant == Some(Mutant::FenceInSubselect);
+    let locking = include_str!("sql/settle_lock.sql");
+    let looking = locking.replace("for update of c", "");
+    assert_ne!(looking, locking, "the fence is a lock");
+    let lock = session.prepare(if broken { &looking } else { locking }).await?;
+    let statements = Statements::prepare(session).await?;
+    let tx = session.begin().await?;
+    let writes = fence(&tx, &lock, settlement).await?;
+    check_horizon(&tx, &statements, &writes).await?;
+    laboratory.call(SETTLE_STEPS + 1).await;
+    if broken {
+        write_deliveries(&tx, &statements, &writes).await?;
+        laboratory.call(SETTLE_STEPS + 2).await;
+        write_cursors(&tx, &statements, &writes).await?;
+    } else {
+        write_cursors(&tx, &statements, &writes).await?;
+        laboratory.call(SETTLE_STEPS + 2).await;
+        write_deliveries(&tx, &statements, &writes).await?;
+    }
+    laboratory.call(SETTLE_STEPS + 3).await;
+    close_dead(&tx, &statements, &settlement.dead).await?;
+    let answers = answers(settlement, &writes);
+    tx.commit().await?;
+    Ok(answers)
+}

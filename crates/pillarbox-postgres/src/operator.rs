@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::connection::{Session, lock_class};
 use crate::error::{Db, DbError};
 use crate::ownership::parse_filter;
-use crate::publish::Publisher;
+use crate::publish::{FOREVER_MS, Publisher};
 use crate::store::PostgresStore;
 use crate::types::{Time, range_set};
 
@@ -91,7 +91,7 @@ async fn snapshot(session: &mut Session) -> Db<Transaction<'_>> {
 
 /// Lets sleeping relays look at what a command changed, once it is committed.
 pub(crate) async fn ring(tx: &Transaction<'_>) -> Db<()> {
-    crate::doorbell::announce(tx, "changed").await
+    crate::doorbell::announce(tx, "fleet").await
 }
 
 /// What operators' commands look at.
@@ -100,10 +100,14 @@ pub(crate) struct World {
     pub(crate) now: Timestamp,
     pub(crate) horizon: Position,
     pub(crate) log_start: Position,
+    /// Retention has been this far; a journal may begin below.
+    pub(crate) pruned_to: Position,
     pub(crate) fresh_floor: Position,
     pub(crate) log_id: Uuid,
     pub(crate) incarnation: i64,
     pub(crate) schema_version: i64,
+    /// Nobody's retention removes what is younger; None: it removes nothing.
+    pub(crate) retention_keep: Option<Duration>,
     pub(crate) subscriptions: Vec<SubscriptionRow>,
     pub(crate) instances: Vec<InstanceRow>,
 }
@@ -169,6 +173,11 @@ impl World {
             log_id: world.try_get(4)?,
             incarnation: world.try_get(5)?,
             schema_version: world.try_get::<_, i32>(6)?.into(),
+            pruned_to: world.try_get(8)?,
+            retention_keep: match world.try_get(9)? {
+                FOREVER_MS => None,
+                keep => Some(Duration::from_millis(keep.max(0) as u64)),
+            },
             subscriptions,
             instances,
         })

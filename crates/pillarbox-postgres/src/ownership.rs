@@ -20,7 +20,7 @@ pub(crate) use self::lanes::load;
 use self::lanes::{check_anchors, take};
 use self::locks::LockBook;
 use self::subscriptions::define;
-pub(crate) use self::subscriptions::{add_lane, find, parse_filter, record_progress, start_floor};
+pub(crate) use self::subscriptions::{parse_filter, record_progress, start_floor};
 use crate::connection::{PgConfig, SCHEMA, Session};
 use crate::doorbell::{Doorbell, announce, neighbour_of};
 use crate::error::{Db, DbError};

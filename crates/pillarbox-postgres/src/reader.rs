@@ -1,46 +1,60 @@
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use futures_util::{StreamExt, future};
 use pillarbox::decode::{Names, Wanted};
-use pillarbox::{ErrorKind, Event, Filter, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Writer};
+use pillarbox::{Event, Filter, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Timestamp, Writer};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::connection::Session;
-use crate::error::{Db, DbError};
+use crate::error::Db;
 use crate::home;
 use crate::types::{Json, Time};
 
 /// The most bytes of payload that one page returns, beyond the first event of each scan.
 pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
+/// A writer counts as idle only after it has been so for this long.
+const IDLE_MARGIN: Duration = Duration::from_secs(60);
+
 /// However large the payloads lately were, a scan asks for so many rows at least.
 const ROWS_MIN: usize = 16;
-
-/// Begins every poll in the poll's own message: neither the database, the role nor a pooler has a say in it.
-const BEGIN: &str = "begin isolation level read committed read only";
 
 /// Reads the log.
 #[derive(Default)]
 pub(crate) struct Reader {
     decoder: Decoder,
-    /// The incarnation and the horizon that the last poll saw.
-    seen: (i64, Position),
-    /// The mean size of a payload lately, so that a page of large ones is not read only to be thrown away.
-    mean_bytes: usize,
+    seen: Seen,
+    /// The mean size of a row lately, so that a page of large ones is not read only to be thrown away.
+    mean_bytes: MeanBytes,
     pub(crate) barriers: Arc<AtomicU64>,
     #[cfg(feature = "mutants")]
     pub(crate) laboratory: Option<crate::mutant::Laboratory>,
 }
 
+/// What the last whole poll saw. Nothing of it holds for another session: a server that crashed may have forgotten positions that
+/// nobody committed.
+#[derive(Default)]
+struct Seen {
+    session: u64,
+    incarnation: i64,
+    horizon: Position,
+    log_start: Position,
+    clock: Timestamp,
+    /// Transactions that were prepared, and a time by which they were.
+    prepared: HashMap<Writer, Timestamp>,
+}
+
 /// What one poll read, in the order in which it was read.
 pub(crate) struct Answers {
     pub(crate) horizon: Position,
-    pub(crate) isolation: String,
-    pub(crate) writers: Option<Vec<Writer>>,
+    pub(crate) clock: Timestamp,
+    pub(crate) writers: Option<Vec<SeenWriter>>,
     pub(crate) scans: Vec<Scan>,
     pub(crate) log_start: Position,
     pub(crate) incarnation: i64,
@@ -49,26 +63,53 @@ pub(crate) struct Answers {
 }
 
 impl Reader {
-    /// Horizon, then writers, then all scans in one statement, then what retention took: one message, in this order.
+    /// Horizon, then writers, then all scans in one statement, then what retention took: one message, in this order. Each
+    /// statement is a transaction of its own and so sees anew, whatever isolation level the database or a pooler sets.
     pub(crate) async fn poll(&mut self, session: &Session, request: &PollRequest) -> Db<Page> {
-        let answers = self.ask(session, request).await?;
-        if answers.isolation != "read committed" {
-            return Err(DbError::own(
-                ErrorKind::Fatal,
-                format!("a poll ran with isolation level {}; every statement must see anew", answers.isolation),
-            ));
+        let known = self.seen.session == session.number && !self.is_experiment();
+        if known && request.without_writers && request.scans.len() == 1 {
+            return self.glance(session, request).await;
         }
-        let Answers { horizon, writers, scans, log_start, incarnation, volatile, .. } = answers;
-        if self.seen.0 == incarnation && horizon < self.seen.1 {
-            let what =
-                format!("positions up to {} were handed out, and now only those up to {horizon} are", self.seen.1);
+        let Answers { horizon, clock, writers, scans, log_start, incarnation, volatile } =
+            self.ask(session, request).await?;
+        let seen = &self.seen;
+        if (seen.session, seen.incarnation) == (session.number, incarnation) && horizon < seen.horizon {
+            let before = seen.horizon;
+            let what = format!("positions up to {before} were handed out, and now only those up to {horizon} are");
             return Err(home::not_itself(&what));
         }
-        self.seen = (incarnation, horizon);
+        let idle = writers.as_ref().map_or_else(Vec::new, |writers| self.seen.idle(writers));
+        let prepared = std::mem::take(&mut self.seen.prepared);
+        self.seen = Seen { session: session.number, incarnation, horizon, log_start, clock, prepared };
         if volatile && scans.iter().any(|scan| !scan.visible.is_empty()) {
             self.make_durable(session).await?;
         }
-        Ok(Page { horizon, writers, session: session.number, log_start, scans })
+        let writers = writers.map(|writers| writers.iter().map(|writer| writer.id).collect());
+        Ok(Page { horizon, writers, clock: clock.0, idle, session: session.number, log_start, scans })
+    }
+
+    /// The rows alone, in one statement: all that is needed while there is nothing to close. What is above the last one shown is
+    /// left to the next poll, and so is what retention took.
+    async fn glance(&mut self, session: &Session, request: &PollRequest) -> Db<Page> {
+        let plan = ScanPlan::new(session, request, self.rows_max()).await?;
+        let scans = self.scan(session, &plan).await?;
+        let volatile = scans.iter().any(|scan| scan.volatile);
+        let last = scans.iter().filter_map(|scan| scan.last()).max().unwrap_or(0);
+        let horizon = self.seen.horizon.max(last);
+        let scans = plan.finish(scans, horizon);
+        self.seen.horizon = horizon;
+        if volatile {
+            self.make_durable(session).await?;
+        }
+        let (log_start, clock) = (self.seen.log_start, self.seen.clock.0);
+        Ok(Page { horizon, writers: None, clock, idle: Vec::new(), session: session.number, log_start, scans })
+    }
+
+    fn is_experiment(&self) -> bool {
+        #[cfg(feature = "mutants")]
+        return self.laboratory.is_some();
+        #[cfg(not(feature = "mutants"))]
+        false
     }
 
     async fn ask(&mut self, session: &Session, request: &PollRequest) -> Db<Answers> {
@@ -88,22 +129,15 @@ impl Reader {
         };
         let scans = self.scan(session, &plan);
         // Polled in this order, they travel in this order: what is sent first is answered first.
-        let ((begin, horizon, writers), (scans, after, commit)) = future::join(
-            future::join3(session.batch_execute(BEGIN), session.query_one(&horizon, &[]), ask_writers),
-            future::join3(scans, session.query_one(&after, &[]), session.batch_execute("commit")),
-        )
-        .await;
-        begin?;
+        let (horizon, writers, scans, after) =
+            future::join4(session.query_one(&horizon, &[]), ask_writers, scans, session.query_one(&after, &[])).await;
         let (horizon, writers, scans, after) = (horizon?, writers?, scans?, after?);
-        commit?;
-        let horizon_position: Position = horizon.get(0);
-        let writers = writers.map(|rows| rows.iter().map(|row| writer_of(row.get(0))).collect());
-        let scans = plan.finish(scans, horizon_position);
+        let position: Position = horizon.try_get(0)?;
         Ok(Answers {
-            horizon: horizon_position,
-            isolation: horizon.get(1),
-            writers,
-            scans,
+            horizon: position,
+            clock: horizon.try_get::<_, Time>(1)?.0,
+            writers: writers.map(|rows| rows.iter().map(SeenWriter::of).collect::<Db<_>>()).transpose()?,
+            scans: plan.finish(scans, position),
             log_start: after.get(0),
             incarnation: after.get(1),
             volatile: after.get(2),
@@ -120,7 +154,7 @@ impl Reader {
     }
 
     fn rows_max(&self) -> usize {
-        PAGE_BYTES_MAX.checked_div(self.mean_bytes).map_or(usize::MAX, |rows| rows.max(ROWS_MIN))
+        (PAGE_BYTES_MAX / self.mean_bytes.0.max(1)).max(ROWS_MIN)
     }
 
     /// Reads the rows of all scans as they come, keeping no more than a page may hold.
@@ -128,20 +162,21 @@ impl Reader {
         let mut gathered: Vec<Gathered> = plan.scans.iter().map(|_| Gathered::default()).collect();
         let mut rows = std::pin::pin!(plan.send(session).await?);
         let mut wanted = Wanted::new(plan.filters);
-        let (mut bytes, mut count) = (0_usize, 0_usize);
+        let mut bytes = 0;
         while let Some(row) = rows.next().await {
             let row = row?;
-            let scan = if plan.many { row.get::<_, i64>(12) as usize - 1 } else { 0 };
+            // Row by row: a page that takes too long must not be asked for like that again.
+            self.mean_bytes.add(row.raw_size_bytes());
+            let scan = if plan.many { row.try_get::<_, i64>(12)? as usize - 1 } else { 0 };
             let into = &mut gathered[scan];
             if into.cut {
                 continue;
             }
-            let size = self.decoder.take(&row, &mut wanted, into)?;
-            (bytes, count) = (bytes + size, count + 1);
+            if !plan.many && into.rows == 0 {
+                into.volatile = row.try_get(12)?;
+            }
+            bytes += self.decoder.take(&row, &mut wanted, into)?;
             into.cut = bytes >= PAGE_BYTES_MAX;
-        }
-        if count > 0 {
-            self.mean_bytes = (self.mean_bytes * 3 + bytes / count) / 4;
         }
         Ok(gathered)
     }
@@ -160,6 +195,56 @@ impl Reader {
             }
         }
         Ok(events)
+    }
+}
+
+/// A mean that forgets what is long past.
+struct MeanBytes(usize);
+
+impl Default for MeanBytes {
+    /// So that the first page of a log of large payloads is not the largest.
+    fn default() -> Self {
+        MeanBytes(4096)
+    }
+}
+
+impl MeanBytes {
+    fn add(&mut self, bytes: usize) {
+        self.0 = (self.0 * 63 + bytes) / 64;
+    }
+}
+
+/// A writer as `sql/writers.sql` shows it.
+pub(crate) struct SeenWriter {
+    pub(crate) id: Writer,
+    prepared: bool,
+    idle_since: Option<Timestamp>,
+    looked_at: Timestamp,
+}
+
+impl SeenWriter {
+    pub(crate) fn of(row: &Row) -> Db<Self> {
+        Ok(SeenWriter {
+            id: writer_of(row.try_get(0)?),
+            prepared: row.try_get(1)?,
+            idle_since: row.try_get::<_, Option<Time>>(2)?.map(|time| time.0),
+            looked_at: row.try_get::<_, Time>(3)?.0,
+        })
+    }
+}
+
+impl Seen {
+    /// Who has done nothing since when. The clock is that of the wall: only who has been idle for longer than it may be set back
+    /// unseen counts.
+    fn idle(&mut self, writers: &[SeenWriter]) -> Vec<(Writer, i64)> {
+        let since = |writer: &SeenWriter| match writer.prepared {
+            true => Some(self.prepared.get(&writer.id).copied().unwrap_or(writer.looked_at)),
+            false => writer.idle_since,
+        };
+        let idle = writers.iter().filter_map(|writer| Some((writer.id, since(writer)?.plus(IDLE_MARGIN).0))).collect();
+        let prepared = writers.iter().filter(|writer| writer.prepared);
+        self.prepared = prepared.map(|writer| (writer.id, since(writer).unwrap_or(writer.looked_at))).collect();
+        idle
     }
 }
 
@@ -254,6 +339,8 @@ pub(crate) struct Gathered {
     pub(crate) events: Vec<Arc<Event>>,
     rows: usize,
     cut: bool,
+    /// What was shown may not be on disk yet; only where one stretch alone was read.
+    volatile: bool,
 }
 
 impl Gathered {
@@ -266,6 +353,11 @@ impl Gathered {
                 self.run = Some((position, position));
             }
         }
+    }
+
+    /// The highest position shown.
+    fn last(&self) -> Option<Position> {
+        self.run.map(|run| run.1).into_iter().chain(self.visible.last()).max()
     }
 
     fn end_run(&mut self) {

@@ -9,6 +9,7 @@ use tokio_postgres::Transaction;
 use uuid::Uuid;
 
 use crate::connection::Session;
+use crate::doorbell::announce;
 use crate::error::Db;
 use crate::home;
 use crate::types::{Time, multirange};
@@ -17,13 +18,13 @@ use crate::types::{Time, multirange};
 const PROGRESS_SPAN_MS: f64 = 60_000.0;
 
 /// What the fence found of a lane that is still at its epoch.
-struct Held {
+pub(crate) struct Held {
     floor: Position,
     revision: i64,
 }
 
 /// A lane's write and what was found of it.
-type Write<'a> = (&'a LaneWrite, Held);
+pub(crate) type Write<'a> = (&'a LaneWrite, Held);
 
 /// Names a delivery.
 type DeliveryRef = (i64, Position);
@@ -33,27 +34,44 @@ pub(crate) async fn settle(session: &mut Session, settlement: &Settlement) -> Db
     let lock = session.statement(include_str!("sql/settle_lock.sql")).await?;
     let statements = Statements::prepare(session).await?;
     let tx = session.begin().await?;
-    let subscriptions: Vec<i64> = settlement.lanes.iter().map(|write| write.lane.subscription.0).collect();
-    let lanes: Vec<i32> = settlement.lanes.iter().map(|write| write.lane.lane as i32).collect();
-    let epochs: Vec<i64> = settlement.lanes.iter().map(|write| write.epoch).collect();
-    let mut held: HashMap<LaneRef, Held> = HashMap::new();
-    for row in tx.query(&lock, &[&subscriptions, &lanes, &epochs]).await? {
-        let lane = LaneRef { subscription: SubscriptionId(row.try_get(0)?), lane: row.try_get::<_, i32>(1)? as u32 };
-        held.insert(lane, Held { floor: row.try_get(2)?, revision: row.try_get(3)? });
-    }
-    let writes: Vec<Write<'_>> =
-        settlement.lanes.iter().filter_map(|write| Some((write, held.remove(&write.lane)?))).collect();
-    let answers = settlement.lanes.iter().map(|write| writes.iter().any(|(own, _)| own.lane == write.lane)).collect();
+    let writes = fence(&tx, &lock, settlement).await?;
     check_horizon(&tx, &statements, &writes).await?;
     write_cursors(&tx, &statements, &writes).await?;
     write_deliveries(&tx, &statements, &writes).await?;
     close_dead(&tx, &statements, &settlement.dead).await?;
+    if writes.iter().any(|(write, _)| write.release) {
+        // Whoever should have the lane takes it at once, and not when it next looks.
+        announce(&tx, "fleet").await?;
+    }
+    let answers = answers(settlement, &writes);
     tx.commit().await?;
     Ok(answers)
 }
 
+/// The writes of those lanes that are still at their epoch, and stay there until the transaction ends.
+pub(crate) async fn fence<'a>(
+    tx: &Transaction<'_>,
+    lock: &tokio_postgres::Statement,
+    settlement: &'a Settlement,
+) -> Db<Vec<Write<'a>>> {
+    let subscriptions: Vec<i64> = settlement.lanes.iter().map(|write| write.lane.subscription.0).collect();
+    let lanes: Vec<i32> = settlement.lanes.iter().map(|write| write.lane.lane as i32).collect();
+    let epochs: Vec<i64> = settlement.lanes.iter().map(|write| write.epoch).collect();
+    let mut held: HashMap<LaneRef, Held> = HashMap::new();
+    for row in tx.query(lock, &[&subscriptions, &lanes, &epochs]).await? {
+        let lane = LaneRef { subscription: SubscriptionId(row.try_get(0)?), lane: row.try_get::<_, i32>(1)? as u32 };
+        held.insert(lane, Held { floor: row.try_get(2)?, revision: row.try_get(3)? });
+    }
+    Ok(settlement.lanes.iter().filter_map(|write| Some((write, held.remove(&write.lane)?))).collect())
+}
+
+/// Which lanes of a settlement are among those to be written.
+pub(crate) fn answers(settlement: &Settlement, writes: &[Write<'_>]) -> Vec<bool> {
+    settlement.lanes.iter().map(|write| writes.iter().any(|(own, _)| own.lane == write.lane)).collect()
+}
+
 /// Everything that a settlement may send, prepared before its transaction begins.
-struct Statements {
+pub(crate) struct Statements {
     horizon: tokio_postgres::Statement,
     cursor: tokio_postgres::Statement,
     progress: tokio_postgres::Statement,
@@ -66,7 +84,7 @@ struct Statements {
 }
 
 impl Statements {
-    async fn prepare(session: &Session) -> Db<Self> {
+    pub(crate) async fn prepare(session: &Session) -> Db<Self> {
         Ok(Statements {
             horizon: session.statement(include_str!("sql/horizon.sql")).await?,
             cursor: session.statement(include_str!("sql/settle_cursor.sql")).await?,
@@ -82,7 +100,7 @@ impl Statements {
 }
 
 /// Written, a cursor above the horizon would skip the events that get these positions next.
-async fn check_horizon(tx: &Transaction<'_>, statements: &Statements, writes: &[Write<'_>]) -> Db<()> {
+pub(crate) async fn check_horizon(tx: &Transaction<'_>, statements: &Statements, writes: &[Write<'_>]) -> Db<()> {
     let highest = |write: &LaneWrite| write.cursor.settled.last().unwrap_or(0).max(write.cursor.floor);
     let highest = writes.iter().map(|(write, _)| highest(write)).max().unwrap_or(0);
     let horizon: Position = tx.query_one(&statements.horizon, &[]).await?.try_get(0)?;
@@ -93,7 +111,7 @@ async fn check_horizon(tx: &Transaction<'_>, statements: &Statements, writes: &[
     Ok(())
 }
 
-async fn write_cursors(tx: &Transaction<'_>, statements: &Statements, writes: &[Write<'_>]) -> Db<()> {
+pub(crate) async fn write_cursors(tx: &Transaction<'_>, statements: &Statements, writes: &[Write<'_>]) -> Db<()> {
     if writes.is_empty() {
         return Ok(());
     }
@@ -125,7 +143,7 @@ async fn write_cursors(tx: &Transaction<'_>, statements: &Statements, writes: &[
 
 /// Puts, then changes, then finishes. Where an operator has changed deliveries since they were loaded, only those that
 /// are put now are changed: what the operator said is newer than what the attempts in flight have to say.
-async fn write_deliveries(tx: &Transaction<'_>, statements: &Statements, writes: &[Write<'_>]) -> Db<()> {
+pub(crate) async fn write_deliveries(tx: &Transaction<'_>, statements: &Statements, writes: &[Write<'_>]) -> Db<()> {
     let (mut put, mut add) = (Vec::new(), Vec::new());
     for (write, held) in writes {
         let into = if held.revision == write.revision { &mut put } else { &mut add };
@@ -188,9 +206,11 @@ async fn change_rows(
     statements: &Statements,
     rows: &[(i64, &Delivery, Option<&AttemptError>)],
 ) -> Db<()> {
+    let rows = one_a_delivery(rows);
     let failed: Vec<DeliveryRef> = rows
         .iter()
-        .filter_map(|(subscription, delivery, error)| error.map(|_| (*subscription, delivery.position)))
+        .filter(|(.., errors)| !errors.is_empty())
+        .map(|(subscription, delivery, _)| (*subscription, delivery.position))
         .collect();
     let mut kept: HashMap<DeliveryRef, String> = HashMap::new();
     if !failed.is_empty() {
@@ -201,9 +221,9 @@ async fn change_rows(
     }
     let errors: Vec<Option<String>> = rows
         .iter()
-        .map(|(subscription, delivery, error)| {
+        .map(|(subscription, delivery, errors)| {
             let kept = kept.get(&(*subscription, delivery.position))?;
-            error.map(|error| with_error(kept, error))
+            (!errors.is_empty()).then(|| with_errors(kept, errors))
         })
         .collect();
     let subscriptions: Vec<i64> = rows.iter().map(|(subscription, ..)| *subscription).collect();
@@ -219,14 +239,35 @@ async fn change_rows(
     Ok(())
 }
 
-/// The stored errors with one more, the oldest beyond the limit left out.
-fn with_error(kept: &str, error: &AttemptError) -> String {
+/// A delivery's last change, with the errors of all of them.
+type Merged<'a> = (i64, &'a Delivery, Vec<&'a AttemptError>);
+
+/// Several attempts may have failed since the last settlement. An UPDATE would take any one of several changes of a row: they are made
+/// one, which has the last state and all errors.
+fn one_a_delivery<'a>(rows: &[(i64, &'a Delivery, Option<&'a AttemptError>)]) -> Vec<Merged<'a>> {
+    let mut merged: Vec<Merged<'a>> = Vec::with_capacity(rows.len());
+    let mut places: HashMap<DeliveryRef, usize> = HashMap::new();
+    for (subscription, delivery, error) in rows {
+        let place = *places.entry((*subscription, delivery.position)).or_insert(merged.len());
+        if place == merged.len() {
+            merged.push((*subscription, delivery, Vec::new()));
+        }
+        merged[place].1 = delivery;
+        merged[place].2.extend(error);
+    }
+    merged
+}
+
+/// The stored errors with some more, the oldest beyond the limit left out.
+fn with_errors(kept: &str, more: &[&AttemptError]) -> String {
     let mut errors = parse_errors(kept);
-    let mut error = error.clone();
-    error.message.truncate(error.message.floor_char_boundary(ERROR_BYTES_MAX));
-    // PostgreSQL's text cannot hold it.
-    error.message = error.message.replace('\0', "\u{fffd}");
-    errors.push(error);
+    errors.extend(more.iter().map(|error| {
+        let mut error = (*error).clone();
+        error.message.truncate(error.message.floor_char_boundary(ERROR_BYTES_MAX));
+        // PostgreSQL's text cannot hold it.
+        error.message = error.message.replace('\0', "\u{fffd}");
+        error
+    }));
     errors.drain(..errors.len().saturating_sub(ERRORS_KEPT_MAX));
     serde_json::to_string(&errors).expect("errors are JSON")
 }
@@ -236,7 +277,7 @@ pub(crate) fn parse_errors(text: &str) -> Vec<AttemptError> {
     serde_json::from_str(text).unwrap_or_default()
 }
 
-async fn close_dead(tx: &Transaction<'_>, statements: &Statements, dead: &RangeSet) -> Db<()> {
+pub(crate) async fn close_dead(tx: &Transaction<'_>, statements: &Statements, dead: &RangeSet) -> Db<()> {
     if dead.is_empty() {
         return Ok(());
     }

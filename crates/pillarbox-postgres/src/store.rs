@@ -20,6 +20,9 @@ use crate::{home, migrate};
 /// At least this long between two settlements, so that a lane's cursor is rewritten at most twenty times a second.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
 
+/// How long a relay keeps the connection for operators' work that nobody uses.
+const DESK_KEPT: Duration = Duration::from_secs(5);
+
 /// A scan's plan is the same whatever is asked for, and planning it anew for many leaves costs more than reading a page.
 const READER_SETUP: &str = "set plan_cache_mode = force_generic_plan";
 
@@ -36,6 +39,8 @@ pub struct PostgresStore {
     member: Mutex<Option<Arc<Membership>>>,
     listener: tokio::sync::Mutex<Option<Listener>>,
     barriers: Arc<AtomicU64>,
+    #[cfg(feature = "mutants")]
+    lane_laboratory: Mutex<Option<crate::mutant::Laboratory>>,
 }
 
 impl PostgresStore {
@@ -47,10 +52,18 @@ impl PostgresStore {
 
     /// As [`open`](PostgresStore::open), with what the URL means.
     pub async fn open_with(config: PgConfig) -> Result<Self> {
+        let store = Self::unexamined(config);
+        store.inspect().await?;
+        Ok(store)
+    }
+
+    /// A log that nobody has looked at, not even whether it is there. For [`doctor`](pillarbox::Operator::doctor) alone, which
+    /// shows all that [`open`](PostgresStore::open) would refuse.
+    pub fn unexamined(config: PgConfig) -> Self {
         let config = Arc::new(config);
         let reading = Reader::default();
         let barriers = reading.barriers.clone();
-        let store = PostgresStore {
+        PostgresStore {
             reader: Link::new(config.clone(), "pillarbox reader", READER_SETUP),
             writer: Link::new(config.clone(), "pillarbox writer", ""),
             desk: Link::new(config.clone(), "pillarbox operator", ""),
@@ -58,10 +71,10 @@ impl PostgresStore {
             member: Mutex::new(None),
             listener: tokio::sync::Mutex::new(None),
             barriers,
+            #[cfg(feature = "mutants")]
+            lane_laboratory: Mutex::new(None),
             config,
-        };
-        store.inspect().await?;
-        Ok(store)
+        }
     }
 
     /// Checks every premise that can be checked before anything is done.
@@ -97,7 +110,19 @@ impl PostgresStore {
     /// Breaks the store, or calls something between the steps of its polls.
     #[cfg(feature = "mutants")]
     pub async fn experiment(&self, mutant: Option<crate::Mutant>, hook: Option<crate::Hook>) {
-        self.reading.lock().await.laboratory = Some(crate::mutant::Laboratory { mutant, hook });
+        self.reading.lock().await.laboratory = Some(crate::mutant::Laboratory::new(mutant, hook));
+    }
+
+    /// Breaks how lanes are taken and settled, or calls something between the steps of that.
+    #[cfg(feature = "mutants")]
+    pub fn experiment_with_lanes(&self, mutant: Option<crate::Mutant>, hook: Option<crate::Hook>) {
+        let laboratory = crate::mutant::Laboratory::new(mutant, hook);
+        *self.lane_laboratory.lock().unwrap_or_else(PoisonError::into_inner) = Some(laboratory);
+    }
+
+    #[cfg(feature = "mutants")]
+    fn lane_laboratory(&self) -> Option<crate::mutant::Laboratory> {
+        self.lane_laboratory.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Breaks the doorbell of the instance that this is, or lets it fall asleep after another time.
@@ -130,22 +155,25 @@ impl PostgresStore {
     }
 
     async fn join_fleet(&self, hello: Hello) -> Db<Joined> {
-        self.reader.close().await;
-        self.writer.close().await;
+        self.reader.belongs_to_nobody().await;
+        self.writer.belongs_to_nobody().await;
         {
-            let mut desk = self.desk().await?;
-            home::check(&mut desk).await?;
+            // Not the desk, which may be busy with something long.
+            let mut session = Session::connect(&self.config, "pillarbox joining", None).await?;
+            home::check(&mut session).await?;
             if let Some(former) = self.member() {
                 former.end();
-                give_up(&mut desk, former.instance()).await?;
+                give_up(&mut session, former.instance()).await?;
             }
         }
+        *self.member.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        // An instance that cannot work must not get lanes: what it works with is there before it is one.
+        drop((self.reader.session().await?, self.writer.session().await?));
         let (member, joined) = Membership::join(&self.config, &hello).await?;
-        let name = |role| session_name(&self.config, joined.instance, role);
-        self.reader.rename(name(Role::Reader));
-        self.writer.rename(name(Role::Writer));
-        self.desk.rename(name(Role::Operator));
-        self.desk.close().await;
+        self.desk.close_if_idle(Duration::ZERO);
+        for (link, role) in [(&self.reader, Role::Reader), (&self.writer, Role::Writer), (&self.desk, Role::Operator)] {
+            link.belongs_to(joined.instance, session_name(&self.config, joined.instance, role)).await?;
+        }
         *self.member.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(member));
         Ok(joined)
     }
@@ -189,21 +217,30 @@ impl Store for PostgresStore {
     }
 
     async fn join(&self, hello: Hello) -> Result<Joined> {
-        Ok(self.join_fleet(hello).await?)
+        Ok(self.writer.bounded(self.join_fleet(hello)).await?)
     }
 
     async fn observe(&self, report: &Report) -> Result<Fleet> {
+        self.desk.close_if_idle(DESK_KEPT);
         Ok(self.living()?.observe(report).await?)
     }
 
     async fn take(&self, lanes: &[Take]) -> Result<Vec<Option<Epoch>>> {
         let member = self.living()?;
+        #[cfg(feature = "mutants")]
+        if let Some(laboratory) = self.lane_laboratory() {
+            laboratory.before_take(self, lanes).await?;
+        }
         let take = async { member.take(&mut *self.writer.session().await?, lanes).await };
         Ok(self.writer.bounded(take).await?)
     }
 
     async fn load(&self, lanes: &[(LaneRef, Epoch)]) -> Result<Vec<Option<LaneState>>> {
         self.check()?;
+        #[cfg(feature = "mutants")]
+        if let Some(states) = self.lane_laboratory().and_then(|laboratory| laboratory.loaded()) {
+            return Ok(states);
+        }
         let load = async { ownership::load(&mut *self.reader.session().await?, lanes).await };
         Ok(self.reader.bounded(load).await?)
     }
@@ -223,6 +260,10 @@ impl Store for PostgresStore {
 
     async fn settle(&self, settlement: &Settlement) -> Result<Vec<bool>> {
         self.check()?;
+        #[cfg(feature = "mutants")]
+        if let Some(laboratory) = self.lane_laboratory() {
+            return Ok(crate::mutant::settle(&mut *self.writer.session().await?, settlement, &laboratory).await?);
+        }
         let settle = async { settle(&mut *self.writer.session().await?, settlement).await };
         Ok(self.writer.bounded(settle).await?)
     }

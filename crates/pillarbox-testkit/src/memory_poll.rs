@@ -58,7 +58,7 @@ impl PollSteps {
         }
         match self.steps[self.done] {
             Step::Horizon => self.page.horizon = inner.next - 1,
-            Step::Writers => self.page.writers = Some(inner.writers()),
+            Step::Writers => self.page.writers = (!self.request.without_writers).then(|| inner.writers()),
             Step::Rows => {
                 let scan = |scan: &ScanRequest| inner.scan(scan, &self.request.wanted);
                 self.page.scans = self.request.scans.iter().map(scan).collect();

@@ -46,7 +46,7 @@ pub struct EngineConfig {
     pub in_flight_max: usize,
     /// The same in bytes held in memory. Default: 32 MiB.
     pub in_flight_bytes_max: usize,
-    /// Holes asked for in one poll; beyond it neighbours are asked for as one. Default: 256.
+    /// Holes asked for in one poll; beyond it neighbours are asked for as one. Default: 1,000, as many as a cursor may have.
     pub hole_scans_max: usize,
     /// Ranges of one cursor; with more holes than this a lane goes no higher until some close. Default: 1,000.
     pub ranges_max: usize,
@@ -73,7 +73,7 @@ impl Default for EngineConfig {
             page_size: 2_000,
             in_flight_max: 10_000,
             in_flight_bytes_max: 32 * 1024 * 1024,
-            hole_scans_max: 256,
+            hole_scans_max: 1_000,
             ranges_max: 1_000,
             parked_max: 10_000,
             blocked_max: 1_000_000,
@@ -138,8 +138,10 @@ pub enum Input {
         /// How many it keeps.
         kept: usize,
     },
-    /// The doorbell.
+    /// The doorbell: events may be there, and the fleet may have changed.
     Rang,
+    /// The doorbell: events may be there.
+    Published,
     /// A call to the store failed; nothing is known about it having happened.
     CallFailed(Call),
     /// Finish what is at the sink, settle, give everything back.
@@ -366,6 +368,7 @@ impl Engine {
                 self.rang_at.get_or_insert(now.mono);
                 self.observe_now = true;
             }
+            Input::Published => _ = self.rang_at.get_or_insert(now.mono),
             Input::CallFailed(call) => self.call_failed(now, call),
             Input::Drain => self.drain(),
             Input::Tick => {}

@@ -1,47 +1,76 @@
 use crate::{Page, Position, RangeSet, Scan, Writer};
 
+/// So many stretches are told apart; beyond it the two highest are one.
+const STRETCHES_MAX: usize = 64;
+
 /// Decides which positions are dead: handed out to transactions that have ended without showing them.
 ///
 /// A position is drawn before its row is visible, so a gap may still fill. The poll reads the horizon, then the
 /// writers, then the rows. Once every writer seen beside a horizon has ended, whatever a *later or the same* poll's
-/// rows do not show up to that horizon never comes. New writers never extend an old grace period.
+/// rows do not show up to that horizon never comes. New writers never extend an old grace period, and one that has been idle
+/// since before the horizon was last read has drawn nothing above it.
 #[derive(Debug, Default)]
 pub struct Grace {
-    /// All writers that drew a position at or below have ended.
-    proven: Position,
-    /// A horizon and those of the writers seen beside it that have not ended yet.
-    open: Option<(Position, Vec<Writer>)>,
+    /// Positions whose every possible writer has ended.
+    proven: RangeSet,
+    /// What lies above, lowest first.
+    open: Vec<Stretch>,
+    /// The horizon of the last look at the writers, and the database's clock before it was read.
+    horizon: Position,
+    clock: i64,
     /// The session that saw the writers.
     session: u64,
+}
+
+/// Positions from `low` to `high`, and those who may have drawn them and have not ended.
+#[derive(Debug)]
+struct Stretch {
+    low: Position,
+    high: Position,
+    writers: Vec<Writer>,
 }
 
 impl Grace {
     /// Takes the horizon and writers of a poll into account. Call it before asking [`Grace::dead`] about its scans.
     pub fn observe(&mut self, page: &Page) {
         let Some(seen) = &page.writers else { return };
-        if self.session != page.session {
+        if self.session != page.session || page.clock < self.clock {
             *self = Grace { session: page.session, ..Grace::default() };
         }
-        if seen.is_empty() {
-            self.proven = self.proven.max(page.horizon);
-            self.open = None;
-            return;
+        for mut stretch in std::mem::take(&mut self.open) {
+            stretch.writers.retain(|writer| seen.contains(writer));
+            self.keep(stretch);
         }
-        if let Some((horizon, writers)) = &mut self.open {
-            writers.retain(|writer| seen.contains(writer));
-            if !writers.is_empty() {
-                return;
+        if page.horizon > self.horizon {
+            let idle = |writer: &Writer| page.idle.iter().any(|(idle, since)| idle == writer && *since < self.clock);
+            let writers = seen.iter().copied().filter(|writer| !idle(writer)).collect();
+            self.keep(Stretch { low: self.horizon + 1, high: page.horizon, writers });
+        }
+        (self.horizon, self.clock) = (self.horizon.max(page.horizon), page.clock);
+    }
+
+    fn keep(&mut self, stretch: Stretch) {
+        if stretch.writers.is_empty() {
+            return self.proven.insert_range(stretch.low, stretch.high);
+        }
+        let full = self.open.len() >= STRETCHES_MAX;
+        match self.open.last_mut() {
+            Some(last) if full => {
+                last.high = stretch.high;
+                last.writers.extend(stretch.writers);
             }
-            self.proven = self.proven.max(*horizon);
+            _ => self.open.push(stretch),
         }
-        self.open = Some((page.horizon, seen.clone()));
     }
 
     /// The positions that this scan proves dead. A full page proves nothing beyond its last position, and nothing
     /// below `log_start` is ever dead: retention took it.
     pub fn dead(&self, scan: &Scan, log_start: Position) -> RangeSet {
         let low = (scan.after + 1).max(log_start);
-        scan.visible.missing(low, scan.covered_to.min(self.proven))
+        let high = scan.covered_to.min(self.proven.last().unwrap_or(0));
+        let mut dead = scan.visible.missing(low, high);
+        dead.subtract(&self.proven.missing(low, high));
+        dead
     }
 }
 
@@ -86,6 +115,40 @@ mod tests {
         assert_eq!(dead(&grace, &[1, 3], 3), "", "nobody looked");
         grace.observe(&Page { session: 1, ..page(6, &[]) });
         assert_eq!(dead(&grace, &[1, 3], 3), "2");
+    }
+
+    #[test]
+    fn an_idle_writer_holds_only_what_it_may_have_drawn() {
+        let mut grace = Grace::default();
+        let idle = vec![(Writer(7), 5)];
+        grace.observe(&Page { clock: 10, ..page(3, &[7]) });
+        assert_eq!(dead(&grace, &[1, 3], 3), "", "2 may be 7's");
+        grace.observe(&Page { clock: 20, idle: idle.clone(), ..page(6, &[7, 8]) });
+        assert_eq!(dead(&grace, &[1, 3, 6], 6), "", "4 and 5 may be 8's");
+        grace.observe(&Page { clock: 30, idle: idle.clone(), ..page(6, &[7]) });
+        assert_eq!(
+            dead(&grace, &[1, 3, 6], 6),
+            "4-5",
+            "7 has been idle since before 4 was drawn, and 2 may still be its own"
+        );
+        let woken = Page { clock: 40, idle: vec![(Writer(7), 31)], ..page(9, &[7]) };
+        grace.observe(&woken);
+        assert_eq!(dead(&grace, &[1, 3, 6, 9], 9), "4-5", "it was at work when 7 and 8 were drawn");
+        grace.observe(&Page { clock: 35, ..page(9, &[7]) });
+        assert_eq!(dead(&grace, &[1, 3, 6, 9], 9), "", "a clock that was set back proves nothing");
+        grace.observe(&Page { clock: 50, ..page(9, &[]) });
+        assert_eq!(dead(&grace, &[1, 3, 6, 9], 9), "", "the horizon has not risen since");
+    }
+
+    #[test]
+    fn many_stretches_become_one() {
+        let mut grace = Grace::default();
+        for horizon in 1..=200 {
+            grace.observe(&page(horizon, &[7, 1000 + horizon as u64]));
+        }
+        assert!(grace.open.len() <= STRETCHES_MAX);
+        grace.observe(&page(201, &[]));
+        assert_eq!(dead(&grace, &[201], 201), "1-200");
     }
 
     #[test]

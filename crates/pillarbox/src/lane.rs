@@ -195,7 +195,9 @@ impl Lane {
 
     /// Whether the lane may go higher.
     pub(crate) fn may_rise(&self, ranges_max: usize) -> bool {
-        !self.cut && self.holes.len() < ranges_max
+        // What was cut off may have closed since the cursor was last written.
+        let cut = self.cut && self.holes.len() + self.open.len() >= ranges_max;
+        !cut && self.holes.len() < ranges_max
     }
 
     /// The cursor as it would be written now. Beyond `ranges_max` ranges the highest are left out: they would come again

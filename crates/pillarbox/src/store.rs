@@ -322,6 +322,10 @@ pub struct Page {
     pub horizon: Position,
     /// The transactions that were writing events when the poll began, after the horizon was read. None: not looked up.
     pub writers: Option<Vec<Writer>>,
+    /// The database's clock, read before the horizon, in units of its own.
+    pub clock: i64,
+    /// Those of the writers that are known to have done nothing since a time by that clock.
+    pub idle: Vec<(Writer, i64)>,
     /// Names the session with the database that saw the writers: what two polls saw may only be compared within one.
     pub session: u64,
     /// The lowest position that retention has left whole, read with the scans or after them. Nothing below it is ever dead:
@@ -384,6 +388,8 @@ pub struct LaneWrite {
 pub enum Wake {
     /// Something may have been committed, or an instance may have ended.
     Rang,
+    /// Events may have been committed, and nothing is known to have changed in the fleet.
+    Published,
     /// The time is over.
     Timeout,
 }

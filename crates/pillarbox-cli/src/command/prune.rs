@@ -1,5 +1,7 @@
+use std::time::Duration;
+
 use anyhow::Result;
-use pillarbox::{Operator, PrunePolicy, Pruned, Status};
+use pillarbox::{ErrorKind, Operator, PrunePolicy, Pruned, Status};
 use serde_json::json;
 
 use super::Scope;
@@ -7,6 +9,9 @@ use crate::args::PruneArgs;
 use crate::exit::Exit;
 use crate::log::Log;
 use crate::output::{Output, dash};
+
+/// How often a spinner turns.
+const TICK: Duration = Duration::from_millis(100);
 
 /// Applies retention now, in slices. Asks nothing: it is what every relay does by itself.
 pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
@@ -24,8 +29,32 @@ pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
         }
         return Ok(Exit::Done);
     }
-    let pruned = all_slices(&store, &policy, &scope.output).await?;
+    let mut pruned = all_slices(&store, &policy, &scope.output).await?;
+    if lay_leaves(&store, &policy, &scope.output).await? {
+        let more = all_slices(&store, &policy, &scope.output).await?;
+        pruned.events += more.events;
+        pruned.kept += more.kept;
+        pruned.dead += more.dead;
+        pruned.dedup += more.dedup;
+        pruned.held_by = more.held_by;
+    }
     print(scope, &pruned)
+}
+
+/// What relays leave alone because publishers would wait for too long: the table in use ends here, if it is due, and can be
+/// emptied from now on. Whether the tables are as they should be; what keeps them from that passes, so it is only said.
+async fn lay_leaves(store: &Log, policy: &PrunePolicy, output: &Output) -> Result<bool> {
+    let bar = output.progress(None, "laying leaves");
+    bar.enable_steady_tick(TICK);
+    let laid = store.lay_leaves(policy.keep).await;
+    bar.finish_and_clear();
+    match laid {
+        Err(error) if error.kind() == ErrorKind::Busy => {
+            output.say(error.to_string());
+            Ok(false)
+        }
+        other => Ok(other.map(|()| true)?),
+    }
 }
 
 /// Prunes until nothing is left to remove, and adds the slices up.

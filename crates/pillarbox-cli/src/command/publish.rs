@@ -1,26 +1,27 @@
 use std::io::{self, BufRead, Read};
 
 use anyhow::{Context, Result};
-use pillarbox::{NewEvent, Operator, PAYLOAD_BYTES_MAX, Timestamp};
+use pillarbox::{NewEvent, PAYLOAD_BYTES_MAX, Timestamp};
 use serde_json::json;
 use uuid::Uuid;
 
 use super::Scope;
 use crate::args::PublishArgs;
+use crate::database::Outlet;
 use crate::exit::{Exit, OutputClosed, Stop};
-use crate::log::Log;
 
 /// How many lines are published in one transaction.
 const BATCH_LINES: usize = 1_000;
 
 /// Publishes one event or many, and prints their ids.
 pub(super) async fn run(scope: &Scope, args: &PublishArgs) -> Result<Exit> {
-    let store = scope.open().await?;
+    let database = scope.database()?;
+    let mut outlet = database.outlet().await?;
     if args.ndjson {
-        return lines(scope, &store, args).await;
+        return lines(scope, &mut outlet, args).await;
     }
     let event = with_payload(event(args), args)?;
-    let ids = store.publish(&[event]).await?;
+    let ids = outlet.publish(&[event]).await.map_err(|error| database.explain(error))?;
     print(scope, &ids)?;
     Ok(Exit::Done)
 }
@@ -66,7 +67,7 @@ fn json_text(bytes: &[u8]) -> Result<String, String> {
 }
 
 /// One event per line of standard input. Lines before a bad one are published, so that its number says where to go on.
-async fn lines(scope: &Scope, store: &Log, args: &PublishArgs) -> Result<Exit> {
+async fn lines(scope: &Scope, outlet: &mut Outlet, args: &PublishArgs) -> Result<Exit> {
     let bar = scope.output.progress(None, "publishing");
     let mut input = io::stdin().lock();
     let (mut batch, mut line, mut number, mut published) = (Vec::new(), Vec::new(), 0u64, 0u64);
@@ -87,7 +88,7 @@ async fn lines(scope: &Scope, store: &Log, args: &PublishArgs) -> Result<Exit> {
             None => None,
         };
         if !batch.is_empty() && (batch.len() >= BATCH_LINES || !more || bad.is_some()) {
-            let sent = store.publish(&batch).await;
+            let sent = outlet.publish(&batch).await;
             let ids = sent.with_context(|| stopped(published, number, "the database refused the lines before it"))?;
             published += ids.len() as u64;
             bar.set_position(published);

@@ -81,6 +81,10 @@ impl Postgres {
         PostgresStore::open_with(self.config.clone()).await
     }
 
+    pub(super) fn unexamined(&self) -> PostgresStore {
+        PostgresStore::unexamined(self.config.clone())
+    }
+
     /// What PostgreSQL said, with what to do about it.
     pub(super) fn explain(&self, error: Error) -> Error {
         let (kind, place) = (error.kind(), self.place());

@@ -55,6 +55,40 @@ fn dead_events_are_listed_requeued_and_skipped(on: On) {
     assert_eq!((arrived.len(), &arrived[0]["id"]), (1, &ids[1].as_str().into()));
 }
 
+fn lanes_are_changed_and_each_key_keeps_its_order(on: On) {
+    let place = Place::with_file_sink(on);
+    let keys = ["a", "b", "c", "d"];
+    let publish = |round: usize| {
+        let events: Vec<String> = (0..10)
+            .flat_map(|number| keys.map(|key| (key, round * 10 + number)))
+            .map(|(key, number)| format!(r#"{{"topic":"t","type":"y","key":"{key}","payload":{number}}}"#))
+            .collect();
+        let output = place.pipe(&["publish", "--ndjson", "-"], events.join("\n").as_bytes());
+        assert_eq!(output.status.code(), Some(0), "{}", crate::place::stderr(&output));
+    };
+    publish(0);
+    place.ok(&["run", "--until-idle"]);
+    let relane = ["subscription", "relane", "out", "--lanes", "3", "--yes"];
+    let text = place.fails(1, &relane);
+    assert!(text.contains("pause it first"), "{text}");
+    place.ok(&["pause", "out"]);
+    publish(1);
+    assert_eq!(place.json(&relane)["count"], 3);
+    assert_eq!(place.json(&["subscription", "list"])[0]["lanes"], 3);
+    place.ok(&["resume", "out"]);
+    place.ok(&["run", "--until-idle"]);
+    publish(2);
+    place.ok(&["run", "--until-idle"]);
+    let arrived = place.lines("out.ndjson");
+    assert_eq!(arrived.len(), 3 * 10 * keys.len(), "each once");
+    for key in keys {
+        let of_key = arrived.iter().filter(|event| event["key"] == key);
+        let numbers: Vec<i64> = of_key.map(|event| event["payload"].as_i64().unwrap()).collect();
+        assert_eq!(numbers, (0..30).collect::<Vec<_>>(), "{key}");
+    }
+    assert_eq!(place.json(&["audit", "--received", "out.ndjson"])["subscriptions"][0]["missing"], 0);
+}
+
 fn subscriptions_are_listed_renamed_and_deleted(on: On) {
     let place = Place::with_file_sink(on);
     place.ok(&["run", "--until-idle"]);
@@ -137,6 +171,7 @@ on_each!(
     rewind_asks_shows_and_replays,
     dead_events_are_listed_requeued_and_skipped,
     subscriptions_are_listed_renamed_and_deleted,
+    lanes_are_changed_and_each_key_keeps_its_order,
     reset_empties_everything,
     questions_and_dry_runs_say_what_would_be_done,
 );

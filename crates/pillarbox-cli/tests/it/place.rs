@@ -85,9 +85,9 @@ impl Place {
         Place::empty(on).migrated()
     }
 
-    /// With a current schema.
+    /// With a current schema, and the doorbell that a server which allows prepared transactions would not have.
     pub(crate) fn migrated(self) -> Self {
-        self.ok(&["migrate"]);
+        self.ok(&["migrate", "--doorbell", "on"]);
         self
     }
 

@@ -194,3 +194,75 @@ fn two_logs_in_two_schemas_of_a_database_do_not_meet() {
     place.ok(&["run", "--until-idle", "--database", &other]);
     assert!(place.read("out.ndjson").contains(&id));
 }
+
+#[test]
+fn a_role_that_may_only_publish_publishes() {
+    let server = Server::shared();
+    let place = Place::new(On::Postgres);
+    let database = place.url().rsplit('/').next().unwrap().to_owned();
+    let role = format!("shop_{database}");
+    let grants = place.ok(&["migrate", "--print-roles"]).replace("pillarbox_publisher", &role);
+    // The other two roles may be there from another test.
+    let mine: Vec<&str> = grants.split_inclusive(';').filter(|statement| statement.contains(&role)).collect();
+    let mine = mine.concat().replace(&format!("{role}, pillarbox_relay, pillarbox_viewer"), &role);
+    server.psql(&database, &format!("{mine}; alter role {role} login")).unwrap();
+    let url = server.url_as(&role, &database);
+    let publish = ["publish", "--topic", "t", "--type", "y", "--dedup-key", "d", "--database", &url];
+    let id = place.ok(&publish);
+    assert_eq!(place.ok(&publish), id);
+    assert!(place.ok(&["run", "--until-idle"]).contains(id.trim()));
+    let (code, text) = run(&place, &url, &["status"]);
+    assert!(code == Some(1) && text.contains("migrate --print-roles"), "{text}");
+    server.psql(&database, &format!("drop owned by {role}; drop role {role}")).unwrap();
+}
+
+#[test]
+fn doctor_shows_what_every_other_command_refuses() {
+    let place = Place::new(On::Postgres);
+    place.sql().execute("alter sequence pillarbox_event_position_seq cache 10");
+    assert!(place.fails(1, &["status"]).contains("cache is 10"));
+    let (code, text) = run(&place, place.url(), &["doctor"]);
+    assert_eq!(code, Some(1), "{text}");
+    let fix = "fix: run `alter sequence pillarbox.event_position_seq cache 1";
+    assert!(text.contains("failed   sequence: cache is 10") && text.contains(fix), "{text}");
+    assert!(text.contains("ok       home:"), "the rest is looked at too: {text}");
+    place.sql().execute("drop schema pillarbox cascade");
+    let (code, text) = run(&place, place.url(), &["doctor"]);
+    assert!(code == Some(3) && text.contains("pillarbox migrate"), "{text}");
+}
+
+#[test]
+fn prune_ends_the_table_in_use_so_that_it_can_be_emptied() {
+    let place = Place::with_file_sink(On::Postgres);
+    (0..3).for_each(|_| drop(place.publish(&[])));
+    place.ok(&["run", "--until-idle"]);
+    let sql = place.sql();
+    sql.execute(
+        "alter table pillarbox_event disable trigger is_never_changed; \
+         update pillarbox_event set created_at = created_at - interval '10 days'",
+    );
+    sql.execute("begin; insert into pillarbox_event (topic, type) values ('t', 'y')");
+    let output = place.command(&["prune", "--json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).contains("the leaves could not be laid"), "{}", stderr(&output));
+    sql.execute("rollback");
+    // A relay would have done it by itself, had nobody been in the way.
+    assert_eq!(place.json(&["prune"])["events"], 3);
+}
+
+#[test]
+fn fresh_on_the_log_itself_is_refused_beside_a_journal_too() {
+    let place = Place::with_file_sink(On::Postgres);
+    let sql = place.sql();
+    sql.execute("select pillarbox_append('stream', 0, '[{\"type\": \"y\"}]')");
+    (0..3).for_each(|_| drop(place.publish(&[])));
+    place.ok(&["run", "--until-idle"]);
+    assert!(sql.number("select count(*) from pillarbox_cursor where anchor_position > 1") > 0);
+    // As retention leaves it that went around the journal.
+    sql.execute(
+        "alter table pillarbox_event disable trigger is_never_changed; delete from pillarbox_event where position > 1; \
+         update pillarbox_meta set pruned_to = 4",
+    );
+    let text = place.fails(2, &["migrate", "--fresh"]);
+    assert!(text.contains("--fresh --yes"), "{text}");
+}

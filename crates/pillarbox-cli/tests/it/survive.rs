@@ -10,6 +10,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::ledger::{Ledger, until};
 use crate::place::{On, PATIENCE, Place, on_each, stderr};
+use crate::sql::Sql;
 
 const INSERT: &str = "insert into pillarbox_event (topic, key, type, payload) values ('t', ?1, 'y', ?2)";
 
@@ -67,8 +68,8 @@ async fn start(place: &Place, subscription: Subscription, handler: impl Handler)
 }
 
 /// The states and errors of the slow path, in log order.
-fn deliveries(place: &Place) -> Vec<(String, String)> {
-    let rows = place.sql().rows("select state, errors from pillarbox_delivery order by position");
+fn deliveries(sql: &Sql) -> Vec<(String, String)> {
+    let rows = sql.rows("select state, errors from pillarbox_delivery order by position");
     rows.into_iter().map(|mut row| (row[0].take().unwrap(), row[1].take().unwrap())).collect()
 }
 
@@ -89,12 +90,13 @@ async fn a_handler_that_panics_is_a_failure_and_the_relay_lives(on: On) {
     publish(&place, &["bad", "good", "bad", "fine"]);
     let relay = start(&place, subscription(3), handler).await;
     calls.wait_for(|calls| calls.of("bad") == 3 && calls.of("good") == 1 && calls.of("fine") == 1).await;
-    until("the event is dead", || deliveries(&place).iter().any(|(state, _)| state == "dead"));
+    let sql = place.sql();
+    until("the event is dead", || deliveries(&sql).iter().any(|(state, _)| state == "dead"));
     publish(&place, &["good"]);
     calls.wait_for(|calls| calls.of("good") == 2).await;
     assert!(relay.ready());
     relay.drain().await.unwrap();
-    let found = deliveries(&place);
+    let found = deliveries(&sql);
     assert_eq!(found.len(), 2, "its key waits behind it: {found:?}");
     assert!(found[0].1.contains("\"panic\"") && found[0].1.contains("on purpose"), "{found:?}");
     assert_eq!(calls.of("bad"), 3);
@@ -136,9 +138,10 @@ async fn a_handler_that_never_returns_is_cancelled_and_others_flow(on: On) {
     calls.wait_for(|calls| ["stuck", "a", "b", "c"].iter().all(|key| calls.of(key) == 1)).await;
     assert_eq!(*count.borrow(), 0, "the others waited for the time-out");
     tokio::time::timeout(PATIENCE, count.wait_for(|count| *count == 1)).await.expect("it is cancelled").unwrap();
-    until("the event is dead", || deliveries(&place).iter().any(|(state, _)| state == "dead"));
+    let sql = place.sql();
+    until("the event is dead", || deliveries(&sql).iter().any(|(state, _)| state == "dead"));
     relay.drain().await.unwrap();
-    let found = deliveries(&place);
+    let found = deliveries(&sql);
     assert_eq!(found.len(), 2, "its key waits behind it: {found:?}");
     assert!(found[0].1.contains("\"timeout\""), "{found:?}");
     assert_eq!((calls.of("stuck"), calls.of("a"), calls.of("b"), calls.of("c")), (1, 1, 1, 1));

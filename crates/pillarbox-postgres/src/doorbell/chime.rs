@@ -10,6 +10,10 @@ const AWAKE_CLOSELY_MAX: Duration = Duration::from_millis(1);
 const AWAKE_CLOSELY_FOR: Duration = Duration::from_millis(20);
 const GAP_PART: u32 = 4;
 
+/// When so many events came with one poll, the next one waits for more: publishers need the processors too.
+const BUSY_EVENTS: usize = 8;
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
+
 /// How often a relay polls whose bell is silent though events move.
 const SILENT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -80,7 +84,7 @@ impl Chime {
         self.answered = self.rings;
     }
 
-    pub(super) fn polled(&mut self, now: Instant, moved: bool) {
+    pub(super) fn polled(&mut self, now: Instant, moved: bool, events: usize) {
         self.paced_at = now;
         let Some((shortest, longest)) = self.pauses() else { return };
         if moved {
@@ -88,6 +92,7 @@ impl Chime {
             self.gap = (self.gap * 3 + gap) / 4;
             self.moved_at = now;
             self.pause = match self.mode {
+                Mode::Awake if events >= BUSY_EVENTS => BUSY_PAUSE,
                 Mode::Awake => (self.gap / GAP_PART).clamp(shortest, AWAKE_CLOSELY_MAX),
                 _ => shortest,
             };
@@ -142,7 +147,7 @@ mod tests {
         assert!(chime.take(start), "nobody has polled yet");
         chime.poll_begins();
         chime.ring();
-        chime.polled(start, true);
+        chime.polled(start, true, 1);
         assert!(chime.take(start), "it rang while the poll was under way");
         assert!(!chime.take(start + RING_AGAIN.0 / 2));
         assert!(chime.take(start + RING_AGAIN.0));
@@ -160,7 +165,7 @@ mod tests {
         chime.set_mode(Mode::Awake);
         let mut round = |chime: &mut Chime, moved| {
             chime.poll_begins();
-            chime.polled(now, moved);
+            chime.polled(now, moved, 1);
             let pause = chime.due(now).unwrap() - now;
             now += pause;
             assert!(chime.take(now));

@@ -180,7 +180,7 @@ impl Keeper {
     fn look_again(&self, now: Instant) {
         let due = self.shared.state().look_again_at.take_if(|at| *at <= now).is_some();
         if due {
-            self.shared.ring();
+            self.shared.ring_for_the_fleet();
         }
     }
 
@@ -225,7 +225,7 @@ impl Keeper {
                         match news {
                             News::Released | News::Lost => return,
                             News::Granted => {}
-                            News::Ended(_) => self.shared.ring(),
+                            News::Ended(_) => self.shared.ring_for_the_fleet(),
                         }
                     }
                 };
@@ -393,7 +393,7 @@ impl Keeper {
                 self.freed();
             }
             News::Lost => {}
-            News::Ended(_) => self.shared.ring(),
+            News::Ended(_) => self.shared.ring_for_the_fleet(),
         }
     }
 
@@ -417,8 +417,8 @@ impl Keeper {
                 return;
             }
             // Writers that saw the bell in the hands of one that has ended ring nobody.
-            "ended" => state.leftovers = true,
-            _ => {}
+            "ended" => (state.leftovers, state.fleet) = (true, true),
+            _ => state.fleet = true,
         }
         state.chime.ring();
     }

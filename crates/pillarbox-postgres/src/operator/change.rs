@@ -12,7 +12,7 @@ use super::{InstanceRow, LaneRow, SubscriptionRow, World, positions_of, ring, un
 use crate::connection::Session;
 use crate::error::{Db, DbError};
 use crate::ownership::start_floor;
-use crate::types::multirange;
+use crate::types::{Time, multirange};
 
 mod relane;
 
@@ -196,6 +196,9 @@ pub(super) async fn touch_lanes(
     lanes: impl IntoIterator<Item = u32>,
 ) -> Db<()> {
     let lanes: Vec<i32> = lanes.into_iter().collect::<BTreeSet<_>>().into_iter().map(|lane| lane as i32).collect();
+    // In the order in which settlements lock them, or two could wait for each other.
+    let sql = "select from cursor where subscription = $1 and lane = any($2) order by lane for update";
+    tx.execute(sql, &[&id.0, &lanes]).await?;
     let sql = "update cursor set revision = revision + 1 where subscription = $1 and lane = any($2)";
     tx.execute(sql, &[&id.0, &lanes]).await?;
     Ok(())
@@ -217,6 +220,8 @@ struct Place {
     settled: RangeSet,
     /// The place itself.
     position: Position,
+    /// What was asked for, if retention has left less of the log: only copies that deliveries need lie between the two.
+    kept: Position,
     /// What to say if that is not as far back as was asked for.
     note: &'static str,
 }
@@ -225,6 +230,15 @@ impl Place {
     async fn find(tx: &Transaction<'_>, world: &World, to: Start) -> Db<Place> {
         let (floor, settled) = start_floor(tx, to).await?;
         let position = settled.last().unwrap_or(floor);
+        let kept = match to {
+            Start::Beginning => 0,
+            Start::Position(asked) => asked,
+            Start::Now => position,
+            Start::Time(time) => {
+                let sql = "select min(position) - 1 from event_kept where created_at >= $1";
+                tx.query_one(sql, &[&Time(time)]).await?.try_get::<_, Option<Position>>(0)?.unwrap_or(position)
+            }
+        };
         let lower = matches!(to, Start::Position(asked) if asked < position) || to == Start::Beginning;
         let note = match position {
             _ if !lower => "",
@@ -234,7 +248,7 @@ impl Place {
             _ if to == Start::Beginning => "",
             _ => " (as far back as retention has left the log)",
         };
-        Ok(Place { floor, settled, position, note })
+        Ok(Place { floor, settled, position, kept: kept.min(position), note })
     }
 
     /// What a lane keeps as settled: only what both say. Never forwards, and what is open stays open.
@@ -260,11 +274,11 @@ async fn rewind(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: 
         tx.execute(include_str!("../sql/rewind_lane.sql"), &values).await?;
     }
     // Retention has left only the copies that deliveries need: what is read again does not have these.
-    let kept = multirange(&place.settled);
-    tx.execute(include_str!("../sql/rewind_kept.sql"), &[&row.id.0, &place.floor, &kept]).await?;
-    tx.execute(include_str!("../sql/rewind_deliveries.sql"), &[&row.id.0, &place.floor, &kept]).await?;
-    let sql = "delete from skip where subscription = $1 and position > $2";
-    tx.execute(sql, &[&row.id.0, &place.position]).await?;
+    let settled = multirange(&place.settled);
+    let any_key: Option<&str> = None;
+    tx.execute(include_str!("../sql/rewind_kept.sql"), &[&row.id.0, &place.kept, &any_key]).await?;
+    tx.execute(include_str!("../sql/rewind_deliveries.sql"), &[&row.id.0, &place.floor, &settled]).await?;
+    take_up(tx, row.id, &RangeSet::from_iter([place.position + 1..=Position::MAX - 1])).await?;
     // What was covered before says nothing about the replay.
     let sql = "delete from progress where subscription = $1 and floor_from >= $2";
     tx.execute(sql, &[&row.id.0, &place.floor]).await?;
@@ -277,8 +291,10 @@ async fn rewind(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: 
 
 /// Replays the settled events of one key as a chain of deliveries; what is not settled yet comes by itself.
 async fn rewind_key(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: Start, key: &str) -> Db<Changed> {
-    let Place { position: place, note, .. } = Place::find(tx, world, to).await?;
+    let Place { position: place, kept, note, .. } = Place::find(tx, world, to).await?;
     let lane = row.lane_of(Some(key), 0).ok_or_else(|| invalid(format!("'{}' has no lanes", row.name)))?;
+    // Those stand before all others of their key, as they have arrived before.
+    let kept = tx.query(include_str!("../sql/rewind_kept.sql"), &[&row.id.0, &kept, &Some(key)]).await?;
     let events = key_events(tx, row, lane, key, place).await?;
     let positions: Vec<Position> = events.iter().map(|(position, _)| *position).collect();
     let sql = "select coalesce(max(arrival), 0) from delivery where subscription = $1 and lane = $2";
@@ -286,12 +302,19 @@ async fn rewind_key(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, 
     let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
         [&row.id.0, &positions, &lane.number(), &arrival, &key];
     tx.execute(include_str!("../sql/rewind_key.sql"), &values).await?;
-    let sql = "delete from skip where subscription = $1 and position = any($2) and position_to = position";
-    tx.execute(sql, &[&row.id.0, &positions]).await?;
+    take_up(tx, row.id, &positions.iter().map(|position| *position..=*position).collect()).await?;
     touch_lanes(tx, row.id, [lane.lane]).await?;
-    let count = events.len() as u64;
+    let mut ids = kept.iter().map(|row| Ok(row.try_get(0)?)).collect::<Db<Vec<Uuid>>>()?;
+    ids.extend(events.into_iter().map(|(_, id)| id));
+    let count = ids.len() as u64;
     let message = format!("'{}' replays {count} events of key '{key}' above position {place}{note}", row.name);
-    Ok(Changed { count, events: events.into_iter().map(|(_, id)| id).collect(), message })
+    Ok(Changed { count, events: ids, message })
+}
+
+/// Takes back that positions were given up, whatever else was given up with them.
+async fn take_up(tx: &Transaction<'_>, id: SubscriptionId, positions: &RangeSet) -> Db<()> {
+    tx.execute(include_str!("../sql/take_up.sql"), &[&id.0, &multirange(positions)]).await?;
+    Ok(())
 }
 
 /// The wanted events of a key above a place that the lane has settled.

@@ -15,9 +15,14 @@ const OWN_SNAPSHOT_SECONDS_MAX: f64 = 5.0;
 /// Above this share of the server's connections in use there is hardly room for another relay.
 const CONNECTIONS_SHARE_MAX: f64 = 0.9;
 
-/// Checks every premise, each with its fix. Where one does not hold, what builds on it may not be there to be looked at.
+/// Checks every premise, each with its fix. Where one does not hold, what builds on it may not be there to be looked at;
+/// without a schema that this build knows nothing is.
 pub(super) async fn doctor(session: &mut Session) -> Db<Vec<Check>> {
-    let mut checks = vec![schema(session).await?];
+    let schema = schema(session).await?;
+    if schema.level == Level::Failed {
+        return Ok(vec![schema]);
+    }
+    let mut checks = vec![schema];
     checks.extend(premises::checks(session).await?);
     let broken = checks.iter().any(|check| check.level == Level::Failed);
     match examine(session).await {
@@ -76,7 +81,7 @@ fn text(error: DbError) -> String {
 /// The event at each anchor must still be the one that was settled, unless retention has passed it.
 async fn anchors(tx: &Transaction<'_>, world: &World) -> Db<Check> {
     let lanes = world.subscriptions.iter().flat_map(|subscription| &subscription.lanes);
-    let anchors = lanes.filter_map(|lane| lane.cursor.anchor).filter(|(position, _)| *position >= world.log_start);
+    let anchors = lanes.filter_map(|lane| lane.cursor.anchor).filter(|(position, _)| *position > world.pruned_to);
     let (positions, ids): (Vec<i64>, Vec<uuid::Uuid>) = anchors.unzip();
     let sql = "select a.position, a.id from unnest($1::bigint[], $2::uuid[]) as a (position, id) \
                where not exists (select from event as e where e.position = a.position and e.id = a.id) limit 1";
@@ -213,11 +218,7 @@ async fn grants(tx: &Transaction<'_>, server: &Row) -> Db<Check> {
             .iter()
             .map(|(relation, grantee, privilege)| format!("{grantee} may {privilege} on {relation}"))
             .collect();
-        let revoke = match relation.strip_prefix("event.") {
-            Some(column) => format!("revoke {privilege} ({column}) on event from {grantee}"),
-            None if relation.ends_with("_seq") => format!("revoke {privilege} on sequence {relation} from {grantee}"),
-            None => format!("revoke {privilege} on {relation} from {grantee}"),
-        };
+        let revoke = format!("revoke {privilege} on {relation} from {grantee}");
         let finding = format!("positions can be chosen, or leaves written to, by hand: {}", all.join(", "));
         let fix = format!("run `{revoke}`, and grant what `pillarbox migrate --print-roles` prints");
         return Ok(bad(name, Level::Warning, finding, fix));

@@ -6,7 +6,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{GenericClient, Row, Transaction};
 
 use super::change::{give_up, touch_lanes};
-use super::risen::deliver_risen;
+use super::risen::{self, Suspects};
 use super::status::Line;
 use super::{LaneRow, SubscriptionRow, World, ring};
 use crate::connection::Session;
@@ -17,16 +17,20 @@ use crate::publish::FOREVER_MS;
 use crate::types::{Time, multirange};
 
 /// The reason recorded for what a subscription lost because its `hold` was over.
-const REASON_HOLD: &str = "dropped by retention: the subscription's hold was over";
+pub(super) const REASON_HOLD: &str = "dropped by retention: the subscription's hold was over";
 
 /// The reason recorded for dead deliveries that retention removed.
 const REASON_DEAD: &str = "dropped by retention: dead for longer than retention.dead";
+
+/// How many positions of a leaf are counted by one statement.
+const COUNTED_AT_ONCE: i64 = 1_000_000;
 
 /// Removes one slice of what nobody needs: of events a whole leaf, or none. Nobody rewinds or subscribes between what it reads
 /// and what it removes: they share the lock that this takes on `meta`.
 pub(super) async fn prune(session: &mut Session, policy: &PrunePolicy) -> Db<Pruned> {
     let mut pruned = Pruned::default();
-    let keep = tidy(session, policy, &mut pruned).await?;
+    let suspects = risen::look(session).await?;
+    let keep = tidy(session, policy, suspects, &mut pruned).await?;
     if let Some(keep) = keep {
         match empty_one(session, keep, &mut pruned).await {
             Err(error) if leaves::passes(&error) => {
@@ -43,7 +47,12 @@ pub(super) async fn prune(session: &mut Session, policy: &PrunePolicy) -> Db<Pru
 }
 
 /// Everything but the events. Returns how long those are to be kept.
-async fn tidy(session: &mut Session, policy: &PrunePolicy, pruned: &mut Pruned) -> Db<Option<Duration>> {
+async fn tidy(
+    session: &mut Session,
+    policy: &PrunePolicy,
+    suspects: Option<Suspects>,
+    pruned: &mut Pruned,
+) -> Db<Option<Duration>> {
     let tx = session.begin().await?;
     let sql = "select retention_keep_ms, retention_dead_ms, clock_timestamp() from meta for update";
     let limits = tx.query_one(sql, &[]).await?;
@@ -51,14 +60,19 @@ async fn tidy(session: &mut Session, policy: &PrunePolicy, pruned: &mut Pruned) 
     let dead = at_least(policy.dead, limits.try_get(1)?);
     let now = limits.try_get::<_, Time>(2)?.0;
     let slice = i64::try_from(policy.slice.max(1)).unwrap_or(i64::MAX);
-    deliver_risen(&tx).await?;
+    if let Some(suspects) = suspects {
+        risen::deliver_risen(&tx, &suspects).await?;
+    }
     if let Some(age) = dead {
         prune_dead(&tx, before(now, age), slice, pruned).await?;
     }
+    tx.commit().await?;
+    // Another transaction, since cursors are locked in the order of their numbers by everybody.
+    let tx = session.begin().await?;
+    tx.execute("select from meta for update", &[]).await?;
     if let Some(keep) = keep {
         expire_holds(&tx, keep, slice, pruned).await?;
-        let sql = "delete from skip where position_to < (select log_start from meta) and at < $1";
-        tx.execute(sql, &[&Time(before(now, keep))]).await?;
+        tx.execute(include_str!("../sql/prune_skip.sql"), &[&Time(before(now, keep))]).await?;
     }
     let kept = tx.execute(include_str!("../sql/prune_kept.sql"), &[&slice]).await?;
     pruned.more |= kept as i64 == slice;
@@ -83,8 +97,7 @@ async fn empty_one(session: &mut Session, keep: Duration, pruned: &mut Pruned) -
     // Looked at and counted first, for that takes long in a large leaf and nobody is to wait for it.
     let Some((leaf, None)) = candidate(&**session, keep, pruned).await? else { return Ok(()) };
     let range: [&(dyn ToSql + Sync); 2] = [&leaf.low, &leaf.high];
-    let sql = "select count(*) from event where position >= $1 and position < $2";
-    let events: i64 = session.query_one(sql, &range).await?.try_get(0)?;
+    let events = count(session, &leaf).await?;
     let tx = session.begin().await?;
     tx.execute("select from meta for update", &[]).await?;
     // Floors first, deliveries second: a lane that parks an event moves its floor in the same transaction.
@@ -93,14 +106,26 @@ async fn empty_one(session: &mut Session, keep: Duration, pruned: &mut Pruned) -
         return Ok(());
     }
     let kept = tx.execute(include_str!("../sql/prune_keep.sql"), &range).await?;
-    let log_start: Position = tx.query_one(include_str!("../sql/prune_advance.sql"), &range).await?.try_get(0)?;
-    tx.execute("delete from dead_range where high < $1", &[&log_start]).await?;
-    leaves::empty_leaf(&tx, &leaf).await?;
-    tx.commit().await?;
-    pruned.events += events as u64;
+    tx.execute(include_str!("../sql/prune_advance.sql"), &range).await?;
+    tx.execute("delete from dead_range where high <= (select pruned_to from meta)", &[]).await?;
+    leaves::empty_leaf_and_commit(tx, &leaf).await?;
+    pruned.events += events;
     pruned.kept += kept;
     pruned.more = true;
     Ok(())
+}
+
+/// How many events a leaf has. Counted piece by piece, for nobody may keep a snapshot for long.
+async fn count(session: &Session, leaf: &Leaf) -> Db<u64> {
+    let high = leaf.high.unwrap_or(Position::MAX);
+    let (mut low, mut events) = (leaf.low, 0);
+    while low < high {
+        let end = high.min(low.saturating_add(COUNTED_AT_ONCE));
+        let sql = "select count(*) from event where position >= $1 and position < $2";
+        events += session.query_one(sql, &[&low, &end]).await?.try_get::<_, i64>(0)? as u64;
+        low = end;
+    }
+    Ok(events)
 }
 
 /// The lowest leaf that is full and old enough, and who has not passed it.
@@ -129,7 +154,8 @@ async fn candidate(
 
 /// Moves subscriptions on whose hold is over for some of what they have not settled, recorded and with an alarm.
 async fn expire_holds(tx: &Transaction<'_>, keep: Duration, slice: i64, pruned: &mut Pruned) -> Db<()> {
-    let world = World::load(tx).await?;
+    let mut world = World::load(tx).await?;
+    world.subscriptions.sort_by_key(|subscription| subscription.id);
     for subscription in &world.subscriptions {
         let Some(hold) = subscription.hold else { continue };
         let oldest = before(world.now, hold.max(keep));

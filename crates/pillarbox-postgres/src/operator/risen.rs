@@ -1,3 +1,5 @@
+use std::sync::atomic::Ordering;
+
 use pillarbox::{Position, RangeSet};
 use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
@@ -5,16 +7,40 @@ use tokio_postgres::types::Type;
 use super::change::touch_lanes;
 use super::status::Line;
 use super::{LaneRow, SubscriptionRow, World, ring};
+use crate::connection::Session;
 use crate::error::Db;
 use crate::types::Time;
 
 /// How many are looked after at once; the next run finds the others.
 const RISEN_MAX: i64 = 1000;
 
+/// How many dead ranges are looked at in one run; the next one goes on from there.
+const RANGES_MAX: i64 = 10_000;
+
+/// Dead ranges that have an event: those that begin above `after`, up to `last`.
+pub(super) struct Suspects {
+    after: Position,
+    last: Position,
+}
+
 /// Looks for events at positions that were proven dead: a premise was broken, for instance by an insert that named its
-/// position. They are delivered late, with an alarm, and are dead no more. How many there were.
-pub(crate) async fn deliver_risen(tx: &Transaction<'_>) -> Db<u64> {
-    let rows = tx.query_typed(include_str!("../sql/risen.sql"), &[(&RISEN_MAX, Type::INT8)]).await?;
+/// position. Reads without a lock.
+pub(super) async fn look(session: &Session) -> Db<Option<Suspects>> {
+    let after = session.dead_looked_at.load(Ordering::Relaxed);
+    let place = [(&after as _, Type::INT8), (&RANGES_MAX as _, Type::INT8)];
+    let row = session.query_typed_one(include_str!("../sql/risen_look.sql"), &place).await?;
+    let (ranges, last): (i64, Option<Position>) = (row.try_get(0)?, row.try_get(1)?);
+    let next = last.filter(|_| ranges == RANGES_MAX).unwrap_or(0);
+    session.dead_looked_at.store(next, Ordering::Relaxed);
+    let found: bool = row.try_get(2)?;
+    Ok(last.filter(|_| found).map(|last| Suspects { after, last }))
+}
+
+/// The events that were found in dead ranges are delivered late, with an alarm, and are dead no more. How many there were.
+pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects) -> Db<u64> {
+    let Suspects { after, last } = suspects;
+    let place = [(&RISEN_MAX as _, Type::INT8), (after as _, Type::INT8), (last as _, Type::INT8)];
+    let rows = tx.query_typed(include_str!("../sql/risen.sql"), &place).await?;
     if rows.is_empty() {
         return Ok(0);
     }

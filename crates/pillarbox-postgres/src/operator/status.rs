@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::time::Duration;
 
 use pillarbox::{
     InstanceStatus, KeyHash, LogStatus, Position, State, Status, SubscriptionId, SubscriptionReport,
@@ -8,6 +9,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Portal, Row, Transaction};
 
 use super::list::Matcher;
+use super::prune::REASON_HOLD;
 use super::{SubscriptionRow, World, holders};
 use crate::error::Db;
 use crate::types::Time;
@@ -25,12 +27,19 @@ const PAGE_ROWS: i32 = 5_000;
 /// A subscription that has used up this share of its hold is about to lose events.
 const HOLD_NEARLY_OVER: f64 = 0.8;
 
+/// For how long status speaks of events that a subscription has lost.
+const LOST_SPOKEN_OF: Duration = Duration::from_secs(86_400);
+
+/// How many of the newest records of what a subscription gave up are looked at for that.
+const LOST_LOOKED_AT_MAX: i64 = 10_000;
+
 pub(super) async fn status(tx: &Transaction<'_>) -> Db<Status> {
     let world = World::load(tx).await?;
     let mut log = log_status(tx, &world).await?;
     let mut figures = deliveries(tx).await?;
     backlog(tx, &world, &mut figures).await?;
     log.alarms.extend(hold_alarms(&world, &figures));
+    log.alarms.extend(lost_alarms(tx).await?);
     let bytes_each = log.bytes / log.events.max(1);
     let subscriptions = world
         .subscriptions
@@ -48,6 +57,8 @@ struct Figures {
     log_pending: u64,
     log_delayed: u64,
     by_state: HashMap<State, u64>,
+    /// When the first event was published that the cursors have not settled, also one that is not due yet.
+    unsettled_since: Option<Timestamp>,
     oldest: Option<Timestamp>,
     oldest_due: Option<Timestamp>,
 }
@@ -59,6 +70,7 @@ impl Figures {
 
     /// Counts an event that is neither settled nor a delivery.
     fn take(&mut self, line: &Line<'_>, now: Timestamp) {
+        self.unsettled_since = Some(self.unsettled_since.map_or(line.created_at, |since| since.min(line.created_at)));
         if line.deliver_at.is_some_and(|at| at > now) {
             self.log_delayed += 1;
             return;
@@ -80,7 +92,8 @@ async fn log_status(tx: &Transaction<'_>, world: &World) -> Db<LogStatus> {
     if !held.is_empty() {
         alarms.extend(holders::holes(tx, world).await?);
     }
-    let seconds = held.iter().filter_map(|holder| holder.seconds);
+    // Where an age is hidden from this role, nobody knows which is the highest.
+    let seconds = held.iter().try_fold(0.0, |oldest: f64, holder| Some(oldest.max(holder.seconds?)));
     Ok(LogStatus {
         log_id: world.log_id,
         incarnation: world.incarnation,
@@ -90,16 +103,17 @@ async fn log_status(tx: &Transaction<'_>, world: &World) -> Db<LogStatus> {
         events: figures.try_get(2)?,
         bytes: figures.try_get(0)?,
         kept: figures.try_get(1)?,
-        held_seconds: Some(seconds.fold(0.0, f64::max)),
+        held_seconds: seconds,
         holders: held.iter().map(holders::Holder::of_floor).collect(),
         alarms,
     })
 }
 
-/// Says which subscriptions are about to lose events because their hold is nearly over.
+/// Says which subscriptions are about to lose events because their hold is nearly over. Deliveries are never lost to a hold, nor is
+/// what the log keeps for everybody.
 fn hold_alarms(world: &World, figures: &HashMap<SubscriptionId, Figures>) -> Vec<String> {
     let alarm = |row: &SubscriptionRow| {
-        let (hold, oldest) = (row.hold?, figures.get(&row.id)?.oldest?);
+        let (hold, oldest) = (row.hold?.max(world.retention_keep?), figures.get(&row.id)?.unsettled_since?);
         let age = world.now.since(oldest);
         (age > hold.mul_f64(HOLD_NEARLY_OVER)).then(|| {
             format!(
@@ -112,6 +126,24 @@ fn hold_alarms(world: &World, figures: &HashMap<SubscriptionId, Figures>) -> Vec
         })
     };
     world.subscriptions.iter().filter_map(alarm).collect()
+}
+
+/// Says which subscriptions have lost events because their hold was over.
+async fn lost_alarms(tx: &Transaction<'_>) -> Db<Vec<String>> {
+    let seconds = LOST_SPOKEN_OF.as_secs_f64();
+    let parameters =
+        [(&REASON_HOLD as _, Type::TEXT), (&seconds as _, Type::FLOAT8), (&LOST_LOOKED_AT_MAX as _, Type::INT8)];
+    let rows = tx.query_typed(include_str!("../sql/lost.sql"), &parameters).await?;
+    let alarm = |row: &Row| {
+        let (name, events, to): (&str, i64, Position) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        let (at, more) = (row.try_get::<_, Time>(3)?.0, if row.try_get(4)? { " or more" } else { "" });
+        Ok(format!(
+            "subscription '{name}' has lost {events}{more} events, up to position {to}, the last at {at}, since its hold was \
+             over; as long as retention leaves them in the log, `pillarbox rewind {name} --to POSITION` replays them, after \
+             its hold was raised"
+        ))
+    };
+    rows.iter().map(alarm).collect()
 }
 
 /// The figures of the slow path.
@@ -169,6 +201,7 @@ async fn backlog(tx: &Transaction<'_>, world: &World, figures: &mut HashMap<Subs
             let into = figures.entry(subscription.id).or_default();
             into.log_pending = of.log_pending + (of.log_pending as f64 * beyond) as u64;
             into.log_delayed = of.log_delayed;
+            into.unsettled_since = of.unsettled_since;
             into.oldest = [into.oldest, of.oldest].into_iter().flatten().min();
         }
         todo = left;

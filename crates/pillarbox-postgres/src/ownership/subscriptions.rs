@@ -1,10 +1,17 @@
+use std::time::Duration;
+
 use pillarbox::{
     Epoch, Filter, InstanceId, Mode, OnDead, Position, RangeSet, Start, Subscription, SubscriptionId, SubscriptionView,
+    Timestamp,
 };
 use tokio_postgres::{GenericClient, Row};
 
 use crate::error::Db;
 use crate::types::{Time, multirange};
+
+/// How far the server's clock may have been set back, or differ from the one before a failover, for a time to be found in the
+/// log. The events of so long are read through for it.
+const CLOCK_SET_BACK_MAX: Duration = Duration::from_secs(60);
 
 /// Creates a subscription, or gives an existing one what the newest started instance says; lanes and mode stay. One that
 /// only comes back keeps what the database has.
@@ -61,7 +68,7 @@ async fn upsert(tx: &impl GenericClient, me: InstanceId, subscription: &Subscrip
 }
 
 /// A lane's cursor, with the record that what is settled in it was never asked for.
-pub(crate) async fn add_lane(
+async fn add_lane(
     tx: &impl GenericClient,
     id: SubscriptionId,
     lane: u32,
@@ -99,39 +106,71 @@ pub(crate) async fn start_floor(tx: &impl GenericClient, start: Start) -> Db<(Po
     let row = tx.query_one("select log_start, fresh_floor from meta for share", &[]).await?;
     let lowest = (row.try_get::<_, Position>(0)? - 1).max(row.try_get(1)?);
     let horizon: Position = tx.query_one(include_str!("../sql/horizon.sql"), &[]).await?.try_get(0)?;
-    let to = match start {
+    let highest = match start {
         Start::Beginning => return Ok((lowest, RangeSet::new())),
-        Start::Now => horizon,
         Start::Position(position) => position.min(horizon),
-        Start::Time(time) => {
-            let sql = "select position from event where created_at >= $1 order by position limit 1";
-            let first =
-                tx.query_opt(sql, &[&Time(time)]).await?.map(|row| row.try_get::<_, Position>(0)).transpose()?;
-            first.map_or(horizon, |first| first - 1)
-        }
+        Start::Now | Start::Time(_) => horizon,
     };
-    let to = to.max(lowest);
+    let highest = highest.max(lowest);
     // After the horizon: without a writer now, whatever is not there up to it never comes.
-    if tx.query(include_str!("../sql/writers.sql"), &[]).await?.is_empty() {
-        return Ok((to, RangeSet::new()));
-    }
-    let known: Position = tx.query_one("select coalesce(max(floor), 0) from cursor", &[]).await?.try_get(0)?;
-    let base = known.min(to).max(lowest);
-    let mut settled = RangeSet::new();
-    let dead = "select low, high from dead_range where high > $1 and low <= $2";
-    for sql in [include_str!("../sql/visible_ranges.sql"), dead] {
-        for row in tx.query(sql, &[&base, &to]).await? {
-            settled.insert_range(row.try_get(0)?, row.try_get(1)?);
-        }
-    }
-    let mut settled = settled.within(base + 1, to);
+    let known = match tx.query(include_str!("../sql/writers.sql"), &[]).await?.is_empty() {
+        true => None,
+        false => Some(known_above(tx, lowest, highest).await?),
+    };
+    // After what is known: an event that is committed in between is not among it, and stays open.
+    let to = match start {
+        Start::Time(time) => first_since(tx, time, lowest, horizon).await?.map_or(horizon, |first| first - 1),
+        _ => highest,
+    };
+    let Some((base, known)) = known.filter(|(base, _)| *base < to) else { return Ok((to, RangeSet::new())) };
+    let mut settled = known.within(base + 1, to);
     let floor = settled.missing(base + 1, to).first().map_or(to, |hole| hole - 1);
     settled.remove_range(0, floor);
     Ok((floor, settled))
 }
 
+/// A position up to which everything is decided, and what is visible or dead above it, up to `to`.
+async fn known_above(tx: &impl GenericClient, lowest: Position, to: Position) -> Db<(Position, RangeSet)> {
+    let decided: Position = tx.query_one("select coalesce(max(floor), 0) from cursor", &[]).await?.try_get(0)?;
+    let base = decided.min(to).max(lowest);
+    let mut known = RangeSet::new();
+    let dead = "select low, high from dead_range where high > $1 and low <= $2";
+    for sql in [include_str!("../sql/visible_ranges.sql"), dead] {
+        for row in tx.query(sql, &[&base, &to]).await? {
+            known.insert_range(row.try_get(0)?, row.try_get(1)?);
+        }
+    }
+    Ok((base, known))
+}
+
+/// The lowest position up to the horizon whose event was published at `time` or later. Positions and times rise together but
+/// for [`CLOCK_SET_BACK_MAX`]: so the log is not read from its beginning, only from so much before that time.
+async fn first_since(
+    tx: &impl GenericClient,
+    time: Timestamp,
+    lowest: Position,
+    horizon: Position,
+) -> Db<Option<Position>> {
+    let before = Timestamp(time.0.saturating_sub(CLOCK_SET_BACK_MAX.as_millis() as i64));
+    let next = "select position, created_at < $2 from event where position > $1 order by position limit 1";
+    let next = tx.prepare(next).await?;
+    // An event at `low` is older, or there is none below; the first one above `high` is not older, or there is none.
+    let (mut low, mut high) = (lowest, horizon);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match tx.query_opt(&next, &[&middle, &Time(before)]).await? {
+            Some(row) if row.try_get(1)? => low = row.try_get(0)?,
+            _ => high = middle,
+        }
+    }
+    let sql = "select position from event where position > $1 and position <= $2 and created_at >= $3 \
+               order by position limit 1";
+    let first = tx.query_opt(sql, &[&low, &horizon, &Time(time)]).await?;
+    Ok(first.map(|row| row.try_get(0)).transpose()?)
+}
+
 /// A subscription by its name.
-pub(crate) async fn find(client: &impl GenericClient, name: &str) -> Db<Option<SubscriptionView>> {
+async fn find(client: &impl GenericClient, name: &str) -> Db<Option<SubscriptionView>> {
     let sql = "select id, name, filter, lanes, paused from subscription where name = $1";
     client.query_opt(sql, &[&name]).await?.map(|row| subscription_view(&row)).transpose()
 }

@@ -14,7 +14,10 @@ pub(crate) const FOREVER_MS: i64 = i64::MAX;
 /// Changes the log's limits for everybody, in whatever language publishers are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// The largest payload, up to [`PAYLOAD_BYTES_MAX_HIGHEST`]. None: as it is.
+    /// The largest payload, up to [`PAYLOAD_BYTES_MAX_HIGHEST`]. Only the log's owner may change it. None: as it is.
+    ///
+    /// It is no barrier to somebody who wants to pass it: the size is the one that PostgreSQL has at hand, and a value that it
+    /// has compressed in another table (`insert into … select payload from …`) counts as what it takes there.
     pub payload_bytes_max: Option<usize>,
     /// How long a `dedup_key` is remembered. None: as it is.
     pub dedup_window: Option<Duration>,
@@ -43,7 +46,7 @@ impl Limits {
     }
 }
 
-/// Writes the limit into the table's check. Old events are not looked at: the limit is for new ones.
+/// Writes the limit into the function that the table's check asks. Old events are not looked at: the limit is for new ones.
 async fn set_payload_bytes_max(tx: &impl GenericClient, bytes: usize) -> Db<()> {
     if !(1..=PAYLOAD_BYTES_MAX_HIGHEST).contains(&bytes) {
         return Err(DbError::own(
@@ -55,15 +58,13 @@ async fn set_payload_bytes_max(tx: &impl GenericClient, bytes: usize) -> Db<()> 
     let row =
         tx.query_one("update meta set payload_bytes_max = $1 returning current_schema()::text", &[&bytes]).await?;
     let sql = include_str!("../sql/set_payload_bytes_max.sql").replace("@schema@", row.get(0));
-    // A value in memory has four bytes of its own.
-    Ok(tx.batch_execute(&sql.replace("@size@", &(bytes + 4).to_string())).await?)
+    Ok(tx.batch_execute(&sql.replace("@size@", &bytes.to_string())).await?)
 }
 
-/// The window decides which table is the current one: what still counts moves there.
+/// The window decides which table is the current one. Keys stay where they are, and for a while are looked for everywhere: no
+/// publisher waits for the change.
 async fn set_dedup_window(tx: &impl GenericClient, window_ms: i64) -> Db<()> {
-    let changed = "update meta set dedup_window_ms = $1 where dedup_window_ms <> $1";
-    if tx.execute(changed, &[&window_ms]).await? == 0 {
-        return Ok(());
-    }
-    Ok(tx.batch_execute(include_str!("../sql/set_dedup_window.sql")).await?)
+    let sql = "update meta set dedup_window_ms = $1, dedup_changed_at = clock_timestamp() where dedup_window_ms <> $1";
+    tx.execute(sql, &[&window_ms]).await?;
+    Ok(())
 }

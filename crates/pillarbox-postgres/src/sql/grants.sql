@@ -1,5 +1,8 @@
--- What gives a role other than the owner a way to insert a position of its choice, or an event unseen by readers.
-select c.oid::regclass::text, coalesce(r.rolname, 'public')::text, g.privilege_type::text
+-- What gives a role other than the owner a way to insert a position of its choice, or an event unseen by readers: the object,
+-- the role and the privilege, as a REVOKE writes them.
+select
+    case c.relkind when 'S' then 'sequence ' else '' end || format('%s.%I', c.relnamespace::regnamespace, c.relname),
+    coalesce(quote_ident(r.rolname), 'public'), g.privilege_type::text
 from pg_class as c
 cross join lateral aclexplode(c.relacl) as g
 left join pg_roles as r on r.oid = g.grantee
@@ -10,7 +13,9 @@ where g.grantee <> c.relowner
         or (c.oid = to_regclass('event_position_seq') and g.privilege_type in ('USAGE', 'UPDATE'))
     )
 union all
-select 'event.' || a.attname, coalesce(r.rolname, 'public')::text, g.privilege_type::text
+select
+    format('%s.%I', c.relnamespace::regnamespace, c.relname), coalesce(quote_ident(r.rolname), 'public'),
+    g.privilege_type || ' (' || a.attname || ')'
 from pg_attribute as a
 join pg_class as c on c.oid = a.attrelid
 cross join lateral aclexplode(a.attacl) as g

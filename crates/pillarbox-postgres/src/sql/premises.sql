@@ -2,7 +2,7 @@ select
     current_setting('server_version_num')::integer,
     pg_is_in_recovery(),
     array(
-        select c.oid::regclass::text
+        select format('%s.%I', c.relnamespace::regnamespace, c.relname)
         from pg_class as c
         where c.relpersistence <> 'p'
             and (c.oid = e.oid or c.oid in (select inhrelid from pg_inherits where inhparent = e.oid))

@@ -2,4 +2,3 @@
 update meta
 set log_start = coalesce((select min(position) from event where position < $1::bigint), $2::bigint),
     pruned_to = greatest(pruned_to, $2 - 1)
-returning log_start

@@ -11,7 +11,7 @@ grant insert (id, topic, key, type, payload, payload_bytes, content_type, header
 to pillarbox_publisher;
 grant execute on function
     @schema@.new_id(),
-    @schema@.order_key(text, text),
+    @schema@.order_key(text),
     @schema@.publish(text, text, jsonb, text, jsonb, timestamptz, text, uuid, boolean),
     @schema@.publish_bytes(text, text, bytea, text, text, jsonb, timestamptz, text, uuid, boolean),
     @schema@.dedup_claim(text, text, text, uuid),
@@ -24,7 +24,7 @@ grant select on all sequences in schema @schema@ to pillarbox_relay;
 grant usage on sequence @schema@.instance_id_seq to pillarbox_relay;
 grant insert, update, delete on
     @schema@.subscription, @schema@.cursor, @schema@.instance, @schema@.delivery, @schema@.dead_range, @schema@.skip,
-    @schema@.progress, @schema@.event_kept, @schema@.leaf
+    @schema@.progress, @schema@.event_kept
 to pillarbox_relay;
 grant update on @schema@.meta to pillarbox_relay;
 grant execute on function

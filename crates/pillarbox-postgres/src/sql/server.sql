@@ -5,7 +5,7 @@ select
     current_setting('fsync') = 'on' and current_setting('full_page_writes') = 'on',
     current_setting('autovacuum') = 'on',
     array(
-        select c.oid::regclass::text
+        select format('%s.%I', c.relnamespace::regnamespace, c.relname)
         from pg_class as c
         where c.relnamespace = current_schema()::regnamespace and 'autovacuum_enabled=false' = any(c.reloptions)
         order by 1

@@ -159,6 +159,31 @@ async fn a_sequence_that_was_set_back_is_noticed_before_and_after_events_have_gr
     assert_eq!(waiting(&url).await, [&ids[6..], &new].concat(), "and the sequence is right again");
 }
 
+#[tokio::test]
+async fn an_adopted_log_can_be_published_into_though_its_first_leaves_are_used_again() {
+    let database = crate::retention::database(5).await;
+    let url = database.url();
+    publish(url, 62).await;
+    let store = PostgresStore::open(url).await.unwrap();
+    let policy = pillarbox::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
+    crate::retention::prune_all(&store, &policy).await;
+    let none_below = "select count(*) from pillarbox.leaf where low = 1";
+    assert_eq!(database.number(none_below).await, 0, "the first leaf lies elsewhere now");
+    database.execute("set session_replication_role = replica; truncate pillarbox.event restart identity").await;
+    let refused = publish_all(&connect(url).await, &[NewEvent::new("t", "y")]).await.unwrap_err();
+    assert!(refused.to_string().contains("no partition"), "{refused}");
+    assert_eq!(PostgresStore::open(url).await.unwrap_err().kind(), ErrorKind::Foreign);
+    let alarms = pillarbox::Operator::status(&store).await.unwrap().log.alarms.join("\n");
+    assert!(alarms.contains("no leaf holds position") && alarms.contains("--adopt"), "{alarms}");
+    drop(store);
+    adopt(&config(url)).await.unwrap();
+    publish(url, 100).await;
+    let store = PostgresStore::open(url).await.unwrap();
+    assert_eq!(events(&store).await.len(), 100);
+    let alarms = pillarbox::Operator::status(&store).await.unwrap().log.alarms.join("\n");
+    assert!(!alarms.contains("leaf"), "{alarms}");
+}
+
 /// Joins and works as a relay does until something is refused.
 async fn refused_at_work(url: &str) -> ErrorKind {
     let work = async || {

@@ -64,7 +64,7 @@ async fn publishing_never_fails_when_nobody_looks_after_the_leaves() {
     let database = database(10).await;
     publish(&database, 3_000).await;
     let store = database.store().await;
-    assert_eq!(poll_tail(&store, 0).await.visible.to_string(), "1-3000", "the leaves ahead grow");
+    assert_eq!(database.number("select count(*) from pillarbox.event").await, 3_000, "the leaves ahead grow");
     let (lane, epoch) = own(&store, "s").await;
     assert!(settle(&store, write(lane, epoch, 2_000)).await);
     let pruned = prune_all(&store, &nothing_is_kept()).await;
@@ -195,6 +195,104 @@ async fn a_position_that_was_drawn_before_retention_and_used_afterwards_is_not_l
     assert_eq!(database.number(&format!("select low from pillarbox.leaf where name = '{name}'")).await, low);
     assert_eq!(poll_tail(&store, 0).await.visible.first(), Some(low));
     assert_eq!(prune_all(&store, &nothing_is_kept()).await.events, 11, "it goes with the next ones");
+}
+
+#[tokio::test]
+async fn of_two_who_lay_leaves_at_once_the_second_uses_what_the_first_has_laid() {
+    let database = database(5).await;
+    publish(&database, 12).await;
+    let (one, two) = (database.client().await, database.client().await);
+    one.batch_execute("begin; select pillarbox.arrange_leaves(array(select generate_series(101, 2101, 100)))")
+        .await
+        .unwrap_err();
+    one.batch_execute("rollback").await.unwrap();
+    let bounds = "array(select generate_series(16, 2016, 50))";
+    one.batch_execute(&format!("begin; select pillarbox.arrange_leaves({bounds})")).await.unwrap();
+    let second = format!("select pillarbox.arrange_leaves({bounds})");
+    let second = two.batch_execute(&second);
+    let ending = async {
+        let waits =
+            "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
+        while database.number(waits).await == 0 {
+            tokio::task::yield_now().await;
+        }
+        one.batch_execute("commit").await.unwrap();
+    };
+    let (second, ()) = tokio::join!(second, ending);
+    second.unwrap();
+    assert_eq!(database.number("select count(*) from pillarbox.leaf").await, database.number(TABLES).await);
+    let beyond = two.batch_execute("select pillarbox.arrange_leaves(array[9001])").await.unwrap_err();
+    assert_eq!(beyond.code().unwrap().code(), "55006", "{beyond:?}");
+    publish(&database, 60).await;
+}
+
+#[tokio::test]
+async fn a_leaf_of_a_hundred_megabytes_is_cut_beside_publishers() {
+    let database = Database::new().await;
+    let fill = "insert into pillarbox.event (topic, type, payload_bytes)
+        select 't', 'y', convert_to(repeat(md5(n::text), 30), 'UTF8') from generate_series(1, 9000) as n";
+    database.execute("update pillarbox.meta set leaf_size = 1000000").await;
+    let store = database.store().await;
+    store.lay_leaves(None).await.unwrap();
+    database.execute("alter table pillarbox.event alter payload_bytes set storage external").await;
+    let leaf: String = {
+        let client = database.client().await;
+        client.query_one("select name from pillarbox.leaf where low = 1", &[]).await.unwrap().get(0)
+    };
+    database.execute(&format!("alter table pillarbox.{leaf} alter payload_bytes set storage external")).await;
+    for _ in 0..9 {
+        database.execute(fill).await;
+    }
+    let size = format!("select pg_relation_size('pillarbox.{leaf}')");
+    assert!(database.number(&size).await > 64 * 1024 * 1024);
+    database.execute("update pillarbox.meta set leaf_size = 1000").await;
+    prune_all(&store, &nothing_is_kept()).await;
+    assert_eq!(database.number(&format!("select high from pillarbox.leaf where name = '{leaf}'")).await, 81_001);
+}
+
+#[tokio::test]
+async fn leaves_that_cannot_be_laid_are_an_alarm_and_are_laid_beside_overlapping_publishers() {
+    let database = Arc::new(database(5).await);
+    publish(&database, 40).await;
+    let store = database.store().await;
+    let alarms = async || store.status().await.unwrap().log.alarms.join("\n");
+    let due = "select count(*) from pillarbox.meta where leaves_due is not null";
+    let back = "update pillarbox.meta set leaves_due_since = leaves_due_since - interval '11 minutes'";
+    let dump = database.client().await;
+    dump.batch_execute("begin; lock table pillarbox.event in access share mode").await.unwrap();
+    prune_all(&store, &nothing_is_kept()).await;
+    assert_eq!(database.number(due).await, 1);
+    assert!(!alarms().await.contains("leaves"), "not at once");
+    database.execute(back).await;
+    let said = alarms().await;
+    assert!(said.contains("used the log for long") && said.contains("pillarbox prune"), "{said}");
+    assert!(store.doctor().await.unwrap().iter().any(|check| check.finding.contains("used the log for long")));
+    let error = store.lay_leaves(None).await.unwrap_err();
+    assert_eq!(error.kind(), pillarbox::ErrorKind::Busy, "{error}");
+    dump.batch_execute("commit").await.unwrap();
+
+    // Each uses the log for longer than is waited for at first, and there is always one.
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut publishers = tokio::task::JoinSet::new();
+    for _ in 0..2 {
+        let (database, stop) = (database.clone(), stop.clone());
+        publishers.spawn(async move {
+            let client = database.client().await;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                client.batch_execute(&format!("begin; {INSERT}; select pg_sleep(0.22); commit")).await.unwrap();
+            }
+        });
+    }
+    let mut rounds = 0;
+    while database.number(due).await > 0 {
+        rounds += 1;
+        assert!(rounds < 60, "they are never laid");
+        prune_all(&store, &nothing_is_kept()).await;
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    publishers.join_all().await;
+    assert!(!alarms().await.contains("leaves"));
+    assert!(database.number("select count(*) from pillarbox.leaf where high - low = 5").await >= 5);
 }
 
 #[tokio::test]

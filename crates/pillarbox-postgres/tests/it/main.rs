@@ -8,6 +8,7 @@ mod doctor;
 mod fixture;
 mod home;
 mod leaves;
+mod mutants;
 mod operating;
 mod order;
 mod ownership;

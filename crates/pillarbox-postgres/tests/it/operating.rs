@@ -2,10 +2,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pillarbox::{
-    Change, Changed, Delivery, ErrorKind, Level, ListQuery, NewEvent, OnDead, Operator, Report, Selection, Start,
-    State, Store, Subscription, SubscriptionReport, Timestamp,
+    Change, Changed, Delivery, ErrorKind, LaneWrite, Level, ListQuery, NewEvent, OnDead, Operator, PrunePolicy, Report,
+    Selection, Start, State, Store, Subscription, SubscriptionReport, Timestamp, Wake,
 };
-use pillarbox_postgres::PostgresStore;
+use pillarbox_postgres::{Limits, PostgresStore};
 use uuid::Uuid;
 
 use crate::fixture::{Database, delivery, join, one_lane, own, poll_tail, settle, write};
@@ -459,8 +459,9 @@ async fn what_is_hidden_from_a_role_is_said() {
         .await;
     let url = database.url().replacen("postgres@", &format!("{role}@"), 1);
     let store = PostgresStore::open(&url).await.unwrap();
-    let holders = store.status().await.unwrap().log.holders;
-    assert!(holders[0].contains(&format!("`grant pg_read_all_stats to {role}`")), "{holders:?}");
+    let log = store.status().await.unwrap().log;
+    assert!(log.holders[0].contains(&format!("`grant pg_read_all_stats to {role}`")), "{:?}", log.holders);
+    assert_eq!(log.held_seconds, None, "an age that nobody can see is not 0");
     drop(store);
     database.execute(&format!("drop owned by {role}; drop role {role}")).await;
 }
@@ -480,6 +481,207 @@ async fn a_hold_that_is_nearly_over_is_an_alarm() {
         .await;
     let alarms = store.status().await.unwrap().log.alarms;
     assert!(alarms[0].contains("'s' is about to lose events: its oldest one is 50 min old"), "{alarms:?}");
+}
+
+#[tokio::test]
+async fn what_no_hold_drops_is_no_reason_for_its_alarm() {
+    let database = Database::new().await;
+    database.publish_keys(&["a", "b"]).await;
+    database
+        .execute(
+            "alter table pillarbox.event disable trigger is_never_changed;
+             update pillarbox.event set created_at = clock_timestamp() - interval '50 minutes'",
+        )
+        .await;
+    let store = database.store().await;
+    let joined = join(&store, [Subscription { hold: Some(HOUR), ..one_lane("s") }]).await;
+    let alarms = async || store.status().await.unwrap().log.alarms;
+    assert_eq!(alarms().await.len(), 1);
+    // Nothing is dropped that is younger than what everybody keeps.
+    let keep = |keep| Limits { retention_keep: Some(keep), ..Limits::default() };
+    for (limits, count) in [(keep(Some(2 * HOUR)), 0), (keep(None), 0), (keep(Some(HOUR)), 1)] {
+        store.set_limits(limits).await.unwrap();
+        assert_eq!(alarms().await.len(), count, "{limits:?}");
+    }
+    let lane = crate::fixture::lane(joined.subscriptions[0].id);
+    let epoch = crate::fixture::take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
+    let mut parked = write(lane, epoch, 2);
+    parked.put.push(delivery(1, "a", State::Retrying));
+    assert!(settle(&store, parked).await);
+    assert!(store.status().await.unwrap().subscriptions[0].oldest_age_seconds.unwrap() > 2_900.0);
+    assert_eq!(alarms().await, Vec::<String>::new(), "a delivery stays, however old it is");
+}
+
+#[tokio::test]
+async fn events_that_were_lost_to_a_hold_are_an_alarm_for_a_day() {
+    let database = crate::retention::database(3).await;
+    database.publish_keys(&["a"; 4]).await;
+    crate::retention::age(&database, 3).await;
+    let store = database.store().await;
+    join(&store, [Subscription { hold: Some(HOUR), ..one_lane("s") }]).await;
+    let policy = PrunePolicy { keep: Some(HOUR), ..PrunePolicy::default() };
+    assert_eq!(crate::retention::prune_all(&store, &policy).await.events, 3);
+    let alarms = store.status().await.unwrap().log.alarms;
+    assert!(alarms.iter().any(|alarm| alarm.contains("'s' has lost 3 events, up to position 3")), "{alarms:?}");
+    database.execute("update pillarbox.skip set at = at - interval '25 hours'").await;
+    assert_eq!(store.status().await.unwrap().log.alarms, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_rewind_ends_what_was_given_up_above_its_place() {
+    let database = Database::new().await;
+    database.publish_keys(&["a", "b", "c", "d", "e", "f"]).await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "s").await;
+    assert!(settle(&store, write(lane, epoch, 6)).await);
+    let skip = "insert into pillarbox.skip (subscription, position, position_to, reason) \
+                select id, low, high, 'r' from pillarbox.subscription, (values (2, 5), (4, 4)) as r (low, high)";
+    database.execute(skip).await;
+    let skipped = async || store.books().await.unwrap().lanes[0].skipped.to_string();
+    change(&store, rewind(Start::Beginning, Some("c"))).await.unwrap();
+    assert_eq!(skipped().await, "2,4-5", "of one key its own event alone");
+    change(&store, rewind(Start::Position(4), None)).await.unwrap();
+    assert_eq!(skipped().await, "2,4");
+    change(&store, rewind(Start::Position(1), None)).await.unwrap();
+    assert_eq!(skipped().await, "");
+}
+
+#[tokio::test]
+async fn a_rewind_replays_what_retention_has_only_kept_aside() {
+    for key in [Some("a"), None] {
+        let database = crate::retention::database(3).await;
+        let ids = database.publish_keys(&["a", "b", "b", "a", "b", "c"]).await;
+        crate::retention::age(&database, 3).await;
+        let store = database.store().await;
+        let (lane, epoch) = own(&store, "s").await;
+        let mut parked = write(lane, epoch, 6);
+        parked.put = vec![delivery(1, "a", State::Dead), delivery(2, "b", State::Dead)];
+        assert!(settle(&store, parked).await);
+        let policy = PrunePolicy { keep: Some(HOUR), ..PrunePolicy::default() };
+        assert_eq!(crate::retention::prune_all(&store, &policy).await.kept, 2);
+        // Above it, the dead ones stay.
+        store.change(&rewind(Start::Position(2), key), false).await.unwrap();
+        assert_eq!(states(&store).await[&1], State::Dead);
+        let done = store.change(&rewind(Start::Beginning, key), false).await.unwrap();
+        let states = states(&store).await;
+        assert_eq!((states[&1], states[&4]), (State::Pending, State::Blocked), "{key:?}");
+        match key {
+            Some(_) => {
+                assert_eq!((done.count, done.events), (2, vec![ids[0], ids[3]]));
+                assert_eq!(states[&2], State::Dead);
+            }
+            None => assert_eq!(states[&2], State::Pending),
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_place_of_a_time_is_found_among_many_leaves_and_holes() {
+    let database = crate::retention::database(50).await;
+    // A second apart, but for a stretch that was never committed and a clock that was set back by half a minute.
+    database
+        .execute(
+            "insert into pillarbox.event (topic, type) select 't', 'y' from generate_series(1, 400);
+             begin; insert into pillarbox.event (topic, type) select 't', 'y' from generate_series(1, 120); rollback;
+             insert into pillarbox.event (topic, type) select 't', 'y' from generate_series(1, 400);
+             alter table pillarbox.event disable trigger is_never_changed;
+             update pillarbox.event set created_at = '2020-01-01 00:00:00Z'::timestamptz
+                 + (position - case when position > 700 then 30 else 0 end) * interval '1 second'",
+        )
+        .await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "s").await;
+    assert!(settle(&store, write(lane, epoch, 920)).await);
+    let midnight = Timestamp(1_577_836_800_000);
+    for second in [1000, 890, 889, 700, 699, 690, 671, 670, 521, 520, 450, 401, 400, 200, 51, 50, 2, 1, 0] {
+        let at = Timestamp(midnight.0 + second * 1000);
+        let first = format!(
+            "select coalesce((select min(position) from pillarbox.event where created_at >= \
+             '2020-01-01 00:00:00Z'::timestamptz + {second} * interval '1 second'), 921)"
+        );
+        let first = database.number(&first).await;
+        let done = store.change(&rewind(Start::Time(at), None), true).await.unwrap();
+        assert!(done.message.contains(&format!("above position {}", first - 1)), "{second} s: {}", done.message);
+    }
+}
+
+#[tokio::test]
+async fn other_relays_hear_at_once_of_a_command_and_of_a_lane_that_was_released() {
+    const PATIENCE: Duration = Duration::from_secs(30);
+    let database = Database::new().await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "s").await;
+    let other = database.store().await;
+    join(&other, [one_lane("s")]).await;
+    let quiet = async || while other.wait(Duration::from_millis(100)).await.unwrap() == Wake::Rang {};
+    let rings = async || {
+        let rang = async { while other.wait(PATIENCE).await.unwrap() != Wake::Rang {} };
+        tokio::time::timeout(PATIENCE, rang).await.is_ok()
+    };
+    quiet().await;
+    assert!(settle(&store, write(lane, epoch, 0)).await);
+    assert_ne!(other.wait(Duration::from_millis(100)).await.unwrap(), Wake::Rang, "a settlement is nobody else's matter");
+    assert!(settle(&store, LaneWrite { release: true, ..write(lane, epoch, 0) }).await);
+    assert!(rings().await, "a lane was released");
+    quiet().await;
+    store.change(&Change::Pause("s".into()), false).await.unwrap();
+    assert!(rings().await, "a subscription was paused");
+}
+
+/// Locks the first cursor, waits until `work` waits for it, and looks whether the second one is free: everybody takes them in
+/// the same order, or two could wait for each other.
+async fn check_order(database: &Database, work: impl Future<Output = ()>) {
+    let mut holder = database.client().await;
+    let settling = holder.transaction().await.unwrap();
+    let lock = "select from pillarbox.cursor order by subscription, lane limit 1";
+    settling.execute(&format!("{lock} for update"), &[]).await.unwrap();
+    let look = async {
+        let waiting =
+            "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+        while database.number(waiting).await == 0 {
+            tokio::task::yield_now().await;
+        }
+        settling.execute(&format!("{lock} offset 1 for update nowait"), &[]).await.expect("the second one is free");
+        settling.commit().await.unwrap();
+    };
+    tokio::join!(work, look);
+}
+
+#[tokio::test]
+async fn lanes_are_locked_in_their_order() {
+    let database = Database::new().await;
+    database.publish_keys(&["a", "b"]).await;
+    // So the rows are found in the order in which they lie, which is none.
+    let name = database.url().rsplit_once('/').unwrap().1.to_owned();
+    database
+        .execute(&format!(
+            "alter database {name} set enable_indexscan = off; alter database {name} set enable_bitmapscan = off"
+        ))
+        .await;
+    let store = database.store().await;
+    let id = join(&store, [Subscription { lanes: 2, ..Subscription::new("s") }]).await.subscriptions[0].id.0;
+    database
+        .execute(&format!(
+            "insert into pillarbox.delivery (subscription, position, lane, arrival, state, attempts, due_at, since, died_at)
+             select {id}, n, n - 1, n, 'dead', 1, now(), now(), now() - interval '1 day' from generate_series(1, 2) as n;
+             update pillarbox.cursor set floor = 2 where lane = 1; update pillarbox.cursor set floor = 2 where lane = 0"
+        ))
+        .await;
+    let policy = PrunePolicy { keep: None, dead: Some(HOUR), ..PrunePolicy::default() };
+    check_order(&database, async { assert_eq!(store.prune(&policy).await.unwrap().dead, 2) }).await;
+}
+
+#[tokio::test]
+async fn subscriptions_whose_hold_is_over_are_locked_in_the_order_of_their_numbers() {
+    let database = crate::retention::database(3).await;
+    database.publish_keys(&["a"; 4]).await;
+    crate::retention::age(&database, 3).await;
+    let store = database.store().await;
+    for name in ["z", "a"] {
+        join(&store, [Subscription { hold: Some(HOUR), ..one_lane(name) }]).await;
+    }
+    let policy = PrunePolicy { keep: Some(HOUR), ..PrunePolicy::default() };
+    check_order(&database, async { drop(store.prune(&policy).await.unwrap()) }).await;
 }
 
 #[tokio::test]

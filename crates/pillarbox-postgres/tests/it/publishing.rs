@@ -276,24 +276,58 @@ async fn dedup_keys_survive_the_change_of_tables_and_old_ones_are_emptied() {
     assert_eq!(publish(&client, &event()).await.unwrap(), first);
     database.execute(&format!("insert into pillarbox.{next} select * from pillarbox.{previous}")).await;
     database.execute("select pillarbox.dedup_rotate()").await;
+    assert_eq!(database.number(&format!("select count(*) from pillarbox.{next}")).await, 1, "it still counts");
+    database.execute(&format!("update pillarbox.{next} set created_at = created_at - interval '25 hours'")).await;
+    database.execute("select pillarbox.dedup_rotate()").await;
     assert_eq!(database.number(&format!("select count(*) from pillarbox.{next}")).await, 0);
     assert_eq!(database.number(&format!("select count(*) from pillarbox.{previous}")).await, 1);
 
     // Somebody still uses the table: emptying it waits for a moment only, and makes nobody wait.
     let mut late = database.client().await;
     let tx = late.transaction().await.unwrap();
-    tx.execute(&format!("insert into pillarbox.{next} values ('x', gen_random_uuid(), now())"), &[]).await.unwrap();
-    database.execute(&format!("insert into pillarbox.{next} values ('y', gen_random_uuid(), now())")).await;
+    let old = "gen_random_uuid(), now() - interval '25 hours'";
+    tx.execute(&format!("insert into pillarbox.{next} values ('x', {old})"), &[]).await.unwrap();
+    database.execute(&format!("insert into pillarbox.{next} values ('y', {old})")).await;
     database.execute("select pillarbox.dedup_rotate()").await;
     tx.commit().await.unwrap();
     assert_eq!(database.number(&format!("select count(*) from pillarbox.{next}")).await, 2);
 
     let store = database.store().await;
-    for hours in [1, 1000, 24] {
+    for hours in [1, 1000, 24, 7, 10, 5, 3] {
         let window = Some(Duration::from_secs(hours * 3600));
         store.set_limits(Limits { dedup_window: window, ..Limits::default() }).await.unwrap();
+        prune(&store).await;
         assert_eq!(publish(&client, &event()).await.unwrap(), first, "a window of {hours} h");
     }
+}
+
+async fn prune(store: &pillarbox_postgres::PostgresStore) {
+    pillarbox::Operator::prune(store, &pillarbox::PrunePolicy::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_change_of_the_dedup_window_waits_for_nobody_and_nobody_for_it() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let event = |key: &str| NewEvent::new("t", "y").dedup_key(key);
+    let mut open = database.client().await;
+    let tx = open.transaction().await.unwrap();
+    let first = publish(&tx, &event("d")).await.unwrap();
+    for hours in [1, 1000, 5, 24, 3] {
+        let window = Some(Duration::from_secs(hours * 3600));
+        store.set_limits(Limits { dedup_window: window, ..Limits::default() }).await.unwrap();
+        publish(&database.client().await, &event(&format!("{hours}"))).await.unwrap();
+    }
+    tx.commit().await.unwrap();
+    let client = database.client().await;
+    assert_eq!(publish(&client, &event("d")).await.unwrap(), first, "put there by the window of before");
+    client.batch_execute("set default_transaction_isolation = 'repeatable read'").await.unwrap();
+    assert_eq!(publish(&client, &event("d")).await.unwrap(), first);
+    let other = publish(&client, &event("e")).await.unwrap();
+    assert_eq!(publish(&client, &event("e")).await.unwrap(), other);
+    let rows = "select (select count(*) from pillarbox.dedup_0) + (select count(*) from pillarbox.dedup_1)
+        + (select count(*) from pillarbox.dedup_2)";
+    assert_eq!(database.number(rows).await, 7, "one row a key");
 }
 
 #[tokio::test]
@@ -334,6 +368,9 @@ async fn ordered_publishers_of_a_key_exclude_each_other_before_they_get_a_positi
     two.batch_execute("set lock_timeout = '50ms'").await.unwrap();
     let error = two.query_one(sql, &[&"too early", &"k"]).await.unwrap_err();
     assert_eq!(error.code().unwrap().code(), "55P03");
+    let other_topic = "select pillarbox.publish('u', $1, key => $2, ordered => true)";
+    let error = two.query_one(other_topic, &[&"too early", &"k"]).await.unwrap_err();
+    assert_eq!(error.code().unwrap().code(), "55P03", "order is kept by key, whatever the topic");
     two.query_one(sql, &[&"other key", &"l"]).await.unwrap();
     assert_eq!(
         database.number("select last_value from pillarbox.event_position_seq").await,

@@ -206,6 +206,69 @@ async fn journal_leaves_stay_and_what_went_around_them_is_not_dead() {
 }
 
 #[tokio::test]
+async fn the_books_do_not_grow_for_ever_because_of_one_journal_event() {
+    let database = database(4).await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "s").await;
+    database.execute("select pillarbox.append('stream', 0, '[{\"type\": \"y\"}, {\"type\": \"y\"}]')").await;
+    let mut skipped = write(lane, epoch, 2);
+    skipped.put.push(delivery(2, "a", State::Dead));
+    assert!(settle(&store, skipped).await);
+    let give_up = |position| Change::Skip { subscription: "s".into(), event: position, reason: "test".into() };
+    let second = events(&store).await[1].id;
+    store.change(&give_up(second), false).await.unwrap();
+    for round in 1..=6_i64 {
+        // Two events, one that nobody commits, and one that is given up.
+        let ids = database.publish_keys(&["a"; 3]).await;
+        database.execute("begin; insert into pillarbox.event (topic, type) values ('t', 'y'); rollback").await;
+        let last = 2 + round * 4;
+        let mut parked = write(lane, epoch, last);
+        parked.put.push(delivery(last - 1, "a", State::Dead));
+        let mut dead = RangeSet::new();
+        dead.insert(last);
+        let settlement = Settlement { lanes: vec![parked], dead };
+        assert!(store.settle(&settlement).await.unwrap()[0]);
+        store.change(&give_up(ids[2]), false).await.unwrap();
+        // As if each settlement had been long after the one before.
+        database.execute("update pillarbox.progress set epoch = 1").await;
+    }
+    database.execute("update pillarbox.skip set at = now() - interval '10 days'").await;
+    age(&database, 26).await;
+    prune_all(&store, &policy()).await;
+    assert_eq!(database.number("select log_start from pillarbox.meta").await, 1);
+    assert_eq!(database.number("select pruned_to from pillarbox.meta").await, 24);
+    assert_eq!(store.books().await.unwrap().dead.to_string(), "26");
+    assert_eq!(store.books().await.unwrap().lanes[0].skipped.to_string(), "2,25");
+    let mut auditor = pillarbox::Auditor::new(store.books().await.unwrap()).only("s").unwrap();
+    events(&store).await.iter().for_each(|event| auditor.event(event));
+    let audit = auditor.finish().subscriptions.remove(0);
+    assert_eq!((audit.missing, audit.skipped), (0, 2), "the journal's events are still accounted for: {audit:?}");
+    assert!(database.number("select count(*) from pillarbox.progress").await <= 3);
+}
+
+#[tokio::test]
+async fn events_in_dead_ranges_are_found_in_rotation() {
+    let database = database(100_000).await;
+    database.publish_keys(&["a"; 3]).await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "s").await;
+    assert!(settle(&store, write(lane, epoch, 30_003)).await);
+    database
+        .execute(
+            "select setval('pillarbox.event_position_seq', 30003);
+            insert into pillarbox.dead_range (low, high) select n, n from generate_series(4, 30002, 2) as n;
+            insert into pillarbox.event (position, topic, key, type) overriding system value values (24000, 't', 'a', 'y')",
+        )
+        .await;
+    let delivered = "select count(*) from pillarbox.delivery where position = 24000";
+    prune_all(&store, &PrunePolicy { keep: None, ..policy() }).await;
+    assert_eq!(database.number(delivered).await, 0, "that was the first ten thousand");
+    prune_all(&store, &PrunePolicy { keep: None, ..policy() }).await;
+    assert_eq!(database.number(delivered).await, 1);
+    assert_eq!(database.number("select count(*) from pillarbox.dead_range where low = 24000").await, 0);
+}
+
+#[tokio::test]
 async fn old_dead_deliveries_and_dedup_keys_go() {
     let database = database(10).await;
     let event = NewEvent::new("t", "y").key("a").dedup_key("d");
@@ -239,7 +302,8 @@ async fn old_dead_deliveries_and_dedup_keys_go() {
     // The keys of the window before last are in the table that comes next.
     let next = "select next_table from pillarbox.dedup_window()";
     let next: String = database.client().await.query_one(next, &[]).await.unwrap().get(0);
-    database.execute(&format!("insert into pillarbox.{next} values ('x', gen_random_uuid(), now())")).await;
+    let insert = format!("insert into pillarbox.{next} values ('x', gen_random_uuid(), now() - interval '2 days')");
+    database.execute(&insert).await;
     prune_all(&store, &policy()).await;
     assert_eq!(database.number(&format!("select count(*) from pillarbox.{next}")).await, 0);
     assert_eq!(database.publish(&[event]).await, ids[..1], "the current window is left alone");

@@ -110,9 +110,47 @@ async fn a_relay_works_without_owning_anything_and_cannot_write_the_log() {
     let policy = pillarbox::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
     pillarbox::Operator::prune(&store, &policy).await.unwrap();
     let client = roles.client("relay").await;
-    for sql in ["truncate pillarbox.event_1", "select setval('pillarbox.event_position_seq', 1)", WAYS[0], WAYS[4]] {
+    for sql in [
+        "truncate pillarbox.event_1",
+        "select setval('pillarbox.event_position_seq', 1)",
+        "insert into pillarbox.leaf (name, low) values ('trap', 1)",
+        "update pillarbox.leaf set name = 'trap'",
+        "delete from pillarbox.leaf",
+        WAYS[0],
+        WAYS[4],
+    ] {
         refused(&client, sql).await;
     }
+    let window = Some(std::time::Duration::from_secs(3600));
+    store.set_limits(pillarbox_postgres::Limits { dedup_window: window, ..Default::default() }).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_relay_cannot_make_the_owner_run_its_code() {
+    let roles = Roles::new().await;
+    let relay = roles.client("relay").await;
+    relay
+        .batch_execute(
+            "create function pg_temp.act() returns boolean language plpgsql as $$
+            begin
+                execute 'grant owner to relay';
+                return true;
+            end $$;
+            create temporary view trap as select pg_temp.act();
+            create temporary view leaf as select 'trap' as name, pg_temp.act() as emptied, 1 as low, 2 as high;
+            create temporary view meta as select pg_temp.act() as x",
+        )
+        .await
+        .unwrap();
+    // Even if its name stood among the leaves.
+    roles.client("owner").await.batch_execute("update pillarbox.leaf set name = 'trap' where low = 1").await.unwrap();
+    for sql in ["select pillarbox.arrange_leaves(array[1, 100])", "select pillarbox.empty_leaf('trap')"] {
+        let error = relay.batch_execute(sql).await.unwrap_err();
+        assert_eq!(error.code().unwrap().code(), "42P01", "{sql}: {error:?}");
+        assert!(error.as_db_error().unwrap().message().contains("pillarbox.trap"), "{error:?}");
+    }
+    relay.batch_execute("select pillarbox.dedup_rotate()").await.unwrap();
+    refused(&relay, "set role owner").await;
 }
 
 #[tokio::test]

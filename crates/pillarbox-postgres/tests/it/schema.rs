@@ -69,6 +69,41 @@ async fn a_log_may_lie_in_another_schema_and_two_in_one_database() {
 }
 
 #[tokio::test]
+async fn a_schema_that_is_a_word_of_sql_or_somebody_elses_is_refused() {
+    let database = Server::shared().create_database().unwrap();
+    let client = connect(database.url()).await;
+    let reserved = "select word::text from pg_get_keywords() where catcode in ('R', 'T')";
+    let rows = client.query(reserved, &[]).await.unwrap();
+    let words: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert!(words.len() > 90, "{words:?}");
+    let others = ["public", "pg_catalog", "pg_x", "information_schema", "Upper", "1a", ""];
+    for name in words.iter().map(String::as_str).chain(others) {
+        let error = format!("{}?schema={name}", database.url()).parse::<PgConfig>().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{name}");
+        assert!(pillarbox_postgres::Publisher::new(name).is_err(), "{name}");
+    }
+    // A word that is none everywhere.
+    let values = format!("{}?schema=values", database.url());
+    migrate(&config(&values)).await.unwrap();
+    let publisher = pillarbox_postgres::Publisher::new("values").unwrap();
+    publisher.publish(&client, &pillarbox::NewEvent::new("t", "y").dedup_key("d")).await.unwrap();
+    client.batch_execute("select values.publish('t', 'y', ordered => true, key => 'k')").await.unwrap();
+    assert_eq!(crate::fixture::events(&PostgresStore::open(&values).await.unwrap()).await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_database_that_ends_idle_sessions_does_not_end_ours() {
+    let database = Server::shared().create_database().unwrap();
+    migrate(&config(database.url())).await.unwrap();
+    let name = database.name();
+    Server::shared().psql("postgres", &format!("alter database {name} set idle_session_timeout = '1ms'")).unwrap();
+    let store = PostgresStore::open(database.url()).await.unwrap();
+    for _ in 0..10 {
+        pillarbox::Operator::status(&store).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_missing_schema_is_named_and_never_created() {
     let database = Server::shared().create_database().unwrap();
     assert_eq!(check(&config(database.url())).await.unwrap(), SchemaState::Missing);

@@ -47,6 +47,10 @@ fn invalid(message: String) -> DbError {
     DbError::own(ErrorKind::Invalid, message)
 }
 
+/// Sets a delivery back to due.
+const REQUEUE: &str = "update pillarbox_delivery set state = 'pending', attempts = 0, due_at = ?3, died_at = null \
+                       where subscription = ?1 and position = ?2";
+
 /// A delivery that a command concerns.
 struct Target {
     position: Position,
@@ -65,10 +69,8 @@ fn requeue(tx: &Transaction<'_>, row: &SubscriptionRow, which: &Selection, limit
     if let (Some(id), true) = (id, targets.is_empty()) {
         return Err(no_delivery(tx, row, id, "requeue"));
     }
-    let sql = "update pillarbox_delivery set state = 'pending', attempts = 0, due_at = ?3, died_at = null \
-               where subscription = ?1 and position = ?2";
     for target in &targets {
-        tx.prepare_cached(sql)?.execute(params![row.id.0, target.position, Timestamp::now().0])?;
+        tx.prepare_cached(REQUEUE)?.execute(params![row.id.0, target.position, Timestamp::now().0])?;
     }
     touch_lanes(tx, row.id, targets.iter().map(|target| target.lane))?;
     let count = targets.len() as u64;
@@ -163,24 +165,43 @@ fn set_paused(tx: &Transaction<'_>, row: &SubscriptionRow, paused: bool) -> Db<C
     Ok(Changed { count, events: Vec::new(), message: format!("'{}' is {was} {state}", row.name) })
 }
 
-/// The place that a rewind goes to, and what to say if that is not as far back as was asked for.
-fn rewind_target(tx: &Transaction<'_>, to: Start) -> Db<(Position, &'static str)> {
-    let target = start_floor(tx, to)?;
-    let lower = matches!(to, Start::Position(position) if position < target) || to == Start::Beginning;
-    let note = match target {
-        _ if !lower => "",
-        target if target > 0 && target == meta_number(tx, "fresh_floor")? => {
-            " (what lies before was in this copy of the log when it was declared fresh)"
-        }
-        _ if to == Start::Beginning => "",
-        _ => " (as far back as retention has left the log)",
-    };
-    Ok((target, note))
+/// Where a rewind goes to.
+struct Place {
+    position: Position,
+    /// What was asked for, if retention has left less of the log: only copies that deliveries need lie between the two.
+    kept: Position,
+    /// What to say if that is not as far back as was asked for.
+    note: &'static str,
 }
 
-/// Replays everything above the target. The raised epochs make every owner drop what it has in memory.
+impl Place {
+    fn find(tx: &Transaction<'_>, to: Start) -> Db<Place> {
+        let position = start_floor(tx, to)?;
+        let lower = matches!(to, Start::Position(asked) if asked < position) || to == Start::Beginning;
+        let note = match position {
+            _ if !lower => "",
+            position if position > 0 && position == meta_number(tx, "fresh_floor")? => {
+                " (what lies before was in this copy of the log when it was declared fresh)"
+            }
+            _ if to == Start::Beginning => "",
+            _ => " (as far back as retention has left the log)",
+        };
+        let kept = match to {
+            Start::Beginning => 0,
+            Start::Position(asked) => asked,
+            Start::Now => position,
+            Start::Time(time) => {
+                let sql = "select min(position) - 1 from pillarbox_event_kept where created_at >= ?1";
+                tx.query_row(sql, [time.0], |row| row.get::<_, Option<Position>>(0))?.unwrap_or(position)
+            }
+        };
+        Ok(Place { position, kept: kept.min(position), note })
+    }
+}
+
+/// Replays everything above the place. The raised epochs make every owner drop what it has in memory.
 fn rewind(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start) -> Db<Changed> {
-    let (target, note) = rewind_target(tx, to)?;
+    let Place { position: target, kept, note } = Place::find(tx, to)?;
     for lane in &row.lanes {
         let settled = lane.cursor.settled.within(0, target);
         let floor = lane.cursor.floor.min(target);
@@ -191,11 +212,9 @@ fn rewind(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start) -> Db<Changed>
             settled.to_string()
         ])?;
     }
-    // Retention has left only the copies that deliveries need: what is read again does not have these.
-    let values = params![row.id.0, target, Timestamp::now().0];
-    tx.execute(include_str!("../sql/rewind_kept.sql"), values)?;
+    replay_kept(tx, row.id, kept, None)?;
     tx.execute(include_str!("../sql/rewind_deliveries.sql"), params![row.id.0, target])?;
-    tx.execute("delete from pillarbox_skip where subscription = ?1 and position > ?2", params![row.id.0, target])?;
+    take_up(tx, row.id, &RangeSet::from_iter([target + 1..=Position::MAX - 1]))?;
     // What was covered before says nothing about the replay.
     let sql = "delete from pillarbox_progress where subscription = ?1 and floor_from >= ?2";
     tx.execute(sql, params![row.id.0, target])?;
@@ -207,23 +226,62 @@ fn rewind(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start) -> Db<Changed>
 
 /// Replays the settled events of one key as a chain of deliveries; what is not settled yet comes by itself.
 fn rewind_key(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start, key: &str) -> Db<Changed> {
-    let (target, note) = rewind_target(tx, to)?;
+    let Place { position: target, kept, note } = Place::find(tx, to)?;
     let lane = row.lane_of(Some(key), 0).ok_or_else(|| invalid(format!("'{}' has no lanes", row.name)))?;
     let sql = "select coalesce(max(arrival), 0) from pillarbox_delivery where subscription = ?1 and lane = ?2";
     let mut arrival: i64 = tx.query_row(sql, params![row.id.0, lane.lane], |row| row.get(0))?;
+    // Those stand before all others of their key, as they have arrived before.
+    let mut ids = replay_kept(tx, row.id, kept, Some(key))?;
     let events = key_events(tx, row, lane, key, target)?;
     let now = Timestamp::now().0;
     for (position, _) in &events {
         arrival += 1;
         let mut statement = tx.prepare_cached(include_str!("../sql/rewind_key.sql"))?;
         statement.execute(params![row.id.0, position, lane.lane, arrival, key, now])?;
-        let sql = "delete from pillarbox_skip where subscription = ?1 and position = ?2 and position_to = ?2";
-        tx.prepare_cached(sql)?.execute(params![row.id.0, position])?;
     }
+    take_up(tx, row.id, &events.iter().map(|(position, _)| *position..=*position).collect())?;
     touch_lanes(tx, row.id, [lane.lane].into_iter())?;
-    let count = events.len() as u64;
+    ids.extend(events.into_iter().map(|(_, id)| id));
+    let count = ids.len() as u64;
     let message = format!("'{}' replays {count} events of key '{key}' above position {target}{note}", row.name);
-    Ok(Changed { count, events: events.into_iter().map(|(_, id)| id).collect(), message })
+    Ok(Changed { count, events: ids, message })
+}
+
+/// Sets deliveries whose events are only kept aside back to due: what is read again does not have these. Above `kept`, of one key
+/// or of all; the events.
+fn replay_kept(tx: &Transaction<'_>, id: SubscriptionId, kept: Position, key: Option<&str>) -> Db<Vec<Uuid>> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/rewind_kept.sql"))?;
+    let found = statement.query_map(params![id.0, kept, key], |row| {
+        Ok((row.get::<_, Position>(0)?, id_of(row.get::<_, String>(1)?.as_bytes())))
+    })?;
+    let mut ids = Vec::new();
+    for found in found.collect::<Result<Vec<_>, _>>()? {
+        tx.prepare_cached(REQUEUE)?.execute(params![id.0, found.0, Timestamp::now().0])?;
+        ids.push(found.1);
+    }
+    Ok(ids)
+}
+
+/// Takes back that positions were given up; whatever else was given up with them stays so.
+fn take_up(tx: &Transaction<'_>, id: SubscriptionId, positions: &RangeSet) -> Db<()> {
+    let (Some(first), Some(last)) = (positions.first(), positions.last()) else { return Ok(()) };
+    let sql = "select position, position_to, reason, at from pillarbox_skip \
+               where subscription = ?1 and position <= ?3 and position_to >= ?2";
+    let mut statement = tx.prepare_cached(sql)?;
+    let rows = statement.query_map(params![id.0, first, last], |row| {
+        Ok((row.get::<_, Position>(0)?, row.get::<_, Position>(1)?, row.get::<_, String>(2)?, row.get::<_, i64>(3)?))
+    })?;
+    for (from, to, reason, at) in rows.collect::<Result<Vec<_>, _>>()? {
+        let mut left = RangeSet::from_iter([from..=to]);
+        left.subtract(positions);
+        let sql = "delete from pillarbox_skip where subscription = ?1 and position = ?2";
+        tx.prepare_cached(sql)?.execute(params![id.0, from])?;
+        for range in left.iter() {
+            let mut put = tx.prepare_cached(include_str!("../sql/give_up.sql"))?;
+            put.execute(params![id.0, range.start(), range.end(), reason, at])?;
+        }
+    }
+    Ok(())
 }
 
 /// The wanted events of a key above `target` that the lane has settled.

@@ -1,4 +1,6 @@
-update pillarbox_delivery
-set state = 'pending', attempts = 0, due_at = ?3, died_at = null
-where subscription = ?1 and position > ?2 and state <> 'delayed'
-    and not exists (select 1 from pillarbox_event as e where e.position = pillarbox_delivery.position)
+select d.position, k.id
+from pillarbox_delivery as d
+join pillarbox_event_kept as k on k.position = d.position
+where d.subscription = ?1 and d.position > ?2 and (?3 is null or d.key = ?3) and d.state <> 'delayed'
+    and not exists (select 1 from pillarbox_event as e where e.position = d.position)
+order by d.position

@@ -216,6 +216,27 @@ async fn rewind_of_a_key_replays_its_settled_events_as_a_chain() {
 }
 
 #[tokio::test]
+async fn a_rewind_ends_what_was_given_up_above_its_place() {
+    let database = Database::new();
+    database.publish_keys(&["a", "b", "c", "d", "e", "f"]);
+    let store = database.store();
+    let (lane, epoch) = own(&store, "s").await;
+    assert!(settle(&store, write(lane, epoch, 6)).await);
+    database.execute(
+        "insert into pillarbox_skip (subscription, position, position_to, reason, at)
+         select id, 2, 5, 'range', 0 from pillarbox_subscription
+         union all select id, 4, 4, 'alone', 0 from pillarbox_subscription",
+    );
+    let skipped = async || store.books().await.unwrap().lanes[0].skipped.to_string();
+    change(&store, rewind(Start::Beginning, Some("c"))).await.unwrap();
+    assert_eq!(skipped().await, "2,4-5", "of one key its own event alone");
+    change(&store, rewind(Start::Position(4), None)).await.unwrap();
+    assert_eq!(skipped().await, "2,4");
+    change(&store, rewind(Start::Position(1), None)).await.unwrap();
+    assert_eq!(skipped().await, "");
+}
+
+#[tokio::test]
 async fn delete_and_rename_are_refused_while_a_living_instance_runs_it() {
     let database = Database::new();
     let (store, _) = mixed(&database, OnDead::Block).await;

@@ -292,6 +292,37 @@ async fn what_retention_removed_between_a_journals_events_is_not_dead_and_its_de
 }
 
 #[tokio::test]
+async fn a_rewind_replays_what_retention_has_only_kept_aside() {
+    for key in [Some("a"), None] {
+        let database = Database::new();
+        let ids = database.publish_keys(&["a", "b", "b", "a", "b", "c"]);
+        age(&database, 3);
+        let store = database.store();
+        let (lane, epoch) = own(&store, "s").await;
+        let mut parked = write(lane, epoch, 6);
+        parked.put = vec![delivery(1, "a", State::Dead), delivery(2, "b", State::Dead)];
+        assert!(settle(&store, parked).await);
+        assert_eq!(prune_all(&store, &policy()).await.kept, 2);
+        let rewind = async |to| {
+            let rewind = pillarbox::Change::Rewind { subscription: "s".into(), to, key: key.map(Into::into) };
+            store.change(&rewind, false).await.unwrap()
+        };
+        let dead = |position| {
+            database.number(&format!(
+                "select count(*) from pillarbox_delivery where position = {position} and state = 'dead'"
+            ))
+        };
+        rewind(Start::Position(2)).await;
+        assert_eq!((dead(1), dead(2)), (1, 1), "they lie below");
+        let done = rewind(Start::Beginning).await;
+        assert_eq!((dead(1), dead(2)), (0, i64::from(key.is_some())), "{key:?}");
+        if key.is_some() {
+            assert_eq!((done.count, done.events), (2, vec![ids[0], ids[3]]));
+        }
+    }
+}
+
+#[tokio::test]
 async fn no_call_prunes_more_than_the_stored_policy_allows() {
     let database = Database::new();
     database.publish_keys(&["a"; 3]);

@@ -22,9 +22,12 @@ pub(crate) async fn one(url: &str, count: usize) -> Result<Figures> {
     let wal = |sql: &'static str| client.query_one(sql, &[]);
     let before: f64 = wal("select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::float8").await?.get(0);
     let subscription = Subscription { lanes: LANES, ..Subscription::new(format!("drain-{}", Uuid::now_v7())) };
+    let updates = updates(&client).await?;
     let elapsed = drain(url, vec![subscription], count).await?;
     let after: f64 = wal("select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::float8").await?.get(0);
-    let (dead, hot) = health(&client).await?;
+    let after_updates = self::updates(&client).await?;
+    let hot = (after_updates.1 - updates.1) / (after_updates.0 - updates.0).max(1.0);
+    let dead = dead_rows(&client, count).await?;
     Ok(Figures::default()
         .with("rate", count as f64 / elapsed.as_secs_f64())
         .with("wal", (after - before) / count as f64)
@@ -70,14 +73,22 @@ async fn drain(url: &str, subscriptions: Vec<Subscription>, count: usize) -> Res
     Ok(elapsed)
 }
 
-/// The dead rows of the log, and the share of HOT updates among those of the cursors.
-async fn health(client: &tokio_postgres::Client) -> Result<(f64, f64)> {
+/// The updates of cursors so far, and how many of them were HOT.
+async fn updates(client: &tokio_postgres::Client) -> Result<(f64, f64)> {
     client.execute("select pg_stat_clear_snapshot()", &[]).await?;
-    let dead = "select coalesce(sum(s.n_dead_tup), 0)::float8 from pillarbox.leaf as l
-        join pg_stat_user_tables as s on s.schemaname = 'pillarbox' and s.relname = l.name";
-    let hot = "select coalesce(n_tup_hot_upd::float8 / nullif(n_tup_upd, 0), 1) from pg_stat_user_tables
+    let sql = "select n_tup_upd::float8, n_tup_hot_upd::float8 from pg_stat_user_tables
         where schemaname = 'pillarbox' and relname = 'cursor'";
-    Ok((client.query_one(dead, &[]).await?.get(0), client.query_one(hot, &[]).await?.get(0)))
+    let row = client.query_one(sql, &[]).await?;
+    Ok((row.get(0), row.get(1)))
+}
+
+/// The dead rows of the log beyond those of inserts that were rolled back.
+async fn dead_rows(client: &tokio_postgres::Client, count: usize) -> Result<f64> {
+    let sql = "select coalesce(sum(s.n_dead_tup), 0)::float8, coalesce(sum(s.n_tup_ins), 0)::float8
+        from pillarbox.leaf as l join pg_stat_user_tables as s on s.schemaname = 'pillarbox' and s.relname = l.name";
+    let row = client.query_one(sql, &[]).await?;
+    let aborted = row.get::<_, f64>(1) - count as f64;
+    Ok((row.get::<_, f64>(0) - aborted.max(0.0)).max(0.0))
 }
 
 /// JSON as its text, as a program that passes it on would take it.

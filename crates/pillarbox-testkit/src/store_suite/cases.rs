@@ -975,7 +975,7 @@ async fn a_wait_notices_what_was_committed_before_it<F: Fixture>(fixture: &F) ->
     member.poll_from(0).await?;
     fixture.publish(events("a", 1)).await?;
     let wake = member.store.wait(AT_ONCE).await?;
-    ensure!(wake == Wake::Rang, "an event committed before the wait was not noticed");
+    ensure!(wake != Wake::Timeout, "an event committed before the wait was not noticed");
     Ok(())
 }
 
@@ -998,7 +998,7 @@ async fn a_wait_is_ended_by_a_commit<F: Fixture>(fixture: &F) -> Outcome {
     };
     let (wake, published) = tokio::join!(wait, publish);
     published?;
-    ensure!(wake? == Wake::Rang, "a commit did not end the wait");
+    ensure!(wake? != Wake::Timeout, "a commit did not end the wait");
     Ok(())
 }
 

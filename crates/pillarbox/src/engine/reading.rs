@@ -8,6 +8,8 @@ use crate::{Now, Page, PollRequest, Position, RangeSet, Scan, ScanRequest, lane_
 
 /// The shortest and the longest wait between polls while a hole is open.
 const HOLE_POLL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+/// Lanes far from each other are read for in so many places at once, and at the highest top.
+const TAIL_SCANS_MAX: usize = 8;
 /// A careful lane moves at most this many events into the delivery table ahead.
 const CAREFUL_ROWS_MAX: usize = 100;
 
@@ -181,21 +183,14 @@ impl Engine {
         // With little room a long page would be read for nothing; not all of it is wanted, though.
         let largest = room.iter().map(|&index: &usize| self.subscribers[index].free(&self.config)).max().unwrap_or(0);
         let limit = self.config.page_size.min(largest.saturating_mul(4).max(1));
-        let (lowest, highest) = (tops.iter().min().copied(), tops.iter().max().copied());
-        if let (Some(lowest), Some(highest)) = (lowest, highest) {
-            scans.push(ScanRequest { after: lowest, to: Position::MAX, limit });
-            if highest > lowest {
-                scans.push(ScanRequest { after: highest, to: Position::MAX, limit });
-            }
-        }
+        scans.extend(tail_scans(tops, limit).into_iter().map(|after| ScanRequest { after, to: Position::MAX, limit }));
         if scans.is_empty() {
             return None;
         }
         let wanted =
             self.subscribers.iter().filter(|sub| sub.active().next().is_some()).map(|sub| sub.filter.clone()).collect();
-        // On the way through a backlog there is nothing to close; whoever comes after it looks.
-        let without_writers =
-            hole_scans == 0 && lowest.is_some_and(|lowest| lowest + limit as Position <= self.horizon);
+        // Without a hole there is nothing to close; if this poll finds one, the next one looks.
+        let without_writers = hole_scans == 0;
         Some((PollRequest { scans, wanted, without_writers }, PollPlan { hole_scans, room }))
     }
 
@@ -232,6 +227,22 @@ fn takes_part(lane: &Lane) -> bool {
     lane.phase == Phase::Active && lane.asked
 }
 
+/// Where to read on from so that the lanes with these tops get on: all of them where they are near each other, and never only the
+/// lowest or only the highest.
+fn tail_scans(mut tops: Vec<Position>, limit: usize) -> Vec<Position> {
+    tops.sort_unstable();
+    let highest = tops.last().copied();
+    let mut scans: Vec<Position> = Vec::new();
+    for top in tops {
+        let reached = scans.last().is_some_and(|after| top < after.saturating_add(limit as Position));
+        if scans.is_empty() || (!reached && scans.len() < TAIL_SCANS_MAX) {
+            scans.push(top);
+        }
+    }
+    scans.extend(highest.filter(|highest| scans.last() != Some(highest)));
+    scans
+}
+
 /// Scans that cover all holes, at most `limit`: beyond it the nearest neighbours are asked for as one.
 fn coalesce(holes: &RangeSet, limit: usize, page_size: usize) -> Vec<ScanRequest> {
     let mut ranges: Vec<(Position, Position)> = holes.iter().map(|range| (*range.start(), *range.end())).collect();
@@ -255,4 +266,19 @@ fn coalesce(holes: &RangeSet, limit: usize, page_size: usize) -> Vec<ScanRequest
         ScanRequest { after: low - 1, to: high, limit: page_size + seen as usize }
     };
     ranges.into_iter().map(scan).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_that_are_far_apart_all_get_on() {
+        assert!(tail_scans(vec![], 100).is_empty());
+        assert_eq!(tail_scans(vec![5, 5, 5], 100), [5]);
+        assert_eq!(tail_scans(vec![5, 60, 90], 100), [5, 90], "the highest never waits for the lowest");
+        assert_eq!(tail_scans(vec![1_000_000, 5, 500_000, 500_050], 100), [5, 500_000, 1_000_000]);
+        let many = tail_scans((0..100).map(|n| n * 1_000).collect(), 100);
+        assert_eq!((many.len(), many.last()), (TAIL_SCANS_MAX + 1, Some(&99_000)));
+    }
 }

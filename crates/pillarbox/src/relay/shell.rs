@@ -157,7 +157,7 @@ impl<S: Store + Operator> Shell<S> {
         self.life.calls.spawn(listen(self.store.clone(), doorbell, answers, self.config.poll_interval));
         let mut input = Input::Tick;
         loop {
-            self.life.rings += u64::from(matches!(input, Input::Rang));
+            self.life.rings += u64::from(matches!(input, Input::Rang | Input::Published));
             let now = self.now();
             let actions = self.life.engine.step(now, input);
             actions.into_iter().for_each(|action| self.act(action));

@@ -87,10 +87,11 @@ pub(super) async fn listen<S: Store>(
         }
         Failpoint::Wait.hit();
         match store.wait(watchdog).await {
-            Ok(Wake::Rang) => {
+            Ok(wake @ (Wake::Rang | Wake::Published)) => {
                 let before = *doorbell.borrow();
                 rings = before.rings + 1;
-                if answers.send(Answer::Input(Input::Rang)).is_err() {
+                let input = if wake == Wake::Rang { Input::Rang } else { Input::Published };
+                if answers.send(Answer::Input(input)).is_err() {
                     return;
                 }
                 let Ok(after) = doorbell.wait_for(|state| state.rings >= rings).await.map(|state| *state) else {
