@@ -13,7 +13,7 @@ use anyhow::{Result, bail};
 
 const USAGE: &str = "usage: cargo xtask COMMAND
   test [--fast | --full]   the whole check; --fast: format, lints and unit tests only; --full: with PostgreSQL 14, 17
-                           and 18 too, which are downloaded
+                           and 18 too, which are downloaded, and with applications of other clients
   tools [--full]           install what `test` needs, without testing
   bench [--postgres] [--quick] [--json]
                            Pillarbox against raw SQLite, or against raw PostgreSQL

@@ -16,6 +16,9 @@ const SCHEMA_TEST: &str = "schema::the_committed_schema_is_what_the_migrations_m
 /// What is said where the tool is missing.
 const NO_CARGO_DENY: &str = "not run: cargo install --locked cargo-deny";
 
+/// The tests that build applications with other clients of PostgreSQL: too long for every day.
+const CLIENT_TESTS: &str = "clients::";
+
 /// The whole check; with more versions of PostgreSQL than the one that is installed, if asked for.
 pub(crate) fn whole(versions: &[Version]) -> Result<()> {
     let mut parts = Parts::default();
@@ -34,6 +37,9 @@ pub(crate) fn whole(versions: &[Version]) -> Result<()> {
     }
     for version in versions {
         parts.run(version.part, || postgres::test(version));
+    }
+    if !versions.is_empty() {
+        parts.run("other clients", other_clients);
     }
     parts.run("docs", docs);
     parts.run("metrics documented", metrics::check);
@@ -84,6 +90,16 @@ fn schema() -> Result<()> {
 
 fn schema_test() -> Command {
     on_workspace(&["test", "--test", "it"], &["--", "--exact", SCHEMA_TEST])
+}
+
+/// Runs the ignored tests of other clients, with the installed PostgreSQL.
+fn other_clients() -> Result<()> {
+    let command = cargo(&["test", "--package", "pillarbox-postgres", "--test", "it", "--", "--ignored", CLIENT_TESTS]);
+    let printed = output(command)?;
+    if printed.contains("ok. 0 passed") || !printed.contains("ok. ") {
+        bail!("no ignored test begins with {CLIENT_TESTS}; was it renamed?\n{printed}");
+    }
+    Ok(())
 }
 
 /// A filter that finds no test passes too; that would be a check that checks nothing.

@@ -57,10 +57,11 @@ begin
             old.name, old.low, bounds[1]);
         update @schema@.leaf set high = bounds[1] where name = old.name;
     end loop;
-    select coalesce(max(high), pg_sequence_last_value('@schema@.event_position_seq'::regclass) + 1, 1)
+    -- What was handed out and has no leaf any more is gone and needs none.
+    select greatest(max(high), pg_sequence_last_value('@schema@.event_position_seq'::regclass) + 1, 1)
     into covered
     from @schema@.leaf;
-    if covered <> bounds[1] then
+    if covered < bounds[1] then
         raise exception 'no leaf would hold the positions from % to %', covered, bounds[1] - 1
             using errcode = 'object_in_use';
     end if;

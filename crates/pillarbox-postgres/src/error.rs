@@ -74,7 +74,9 @@ pub(crate) fn kind_of_code(code: &str) -> ErrorKind {
         // Serialisation failure, deadlock, lock timeout, cancelled.
         "40001" | "40P01" | "55P03" | "57014" => ErrorKind::Busy,
         "53100" => ErrorKind::Full,
-        "53300" | "53200" | "53000" | "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "25P04" => ErrorKind::Unavailable,
+        "53300" | "53200" | "53000" | "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "25P04" => {
+            ErrorKind::Unavailable
+        }
         // A standby, in the middle of a failover: the primary is elsewhere, or about to be here. One that is asked for by name is
         // refused when it is opened.
         "25006" | "55000" => ErrorKind::Unavailable,

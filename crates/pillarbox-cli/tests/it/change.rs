@@ -58,32 +58,32 @@ fn dead_events_are_listed_requeued_and_skipped(on: On) {
 fn lanes_are_changed_and_each_key_keeps_its_order(on: On) {
     let place = Place::with_file_sink(on);
     let keys = ["a", "b", "c", "d"];
-    let publish = |round: usize| {
-        let events: Vec<String> = (0..10)
-            .flat_map(|number| keys.map(|key| (key, round * 10 + number)))
-            .map(|(key, number)| format!(r#"{{"topic":"t","type":"y","key":"{key}","payload":{number}}}"#))
-            .collect();
-        let output = place.pipe(&["publish", "--ndjson", "-"], events.join("\n").as_bytes());
-        assert_eq!(output.status.code(), Some(0), "{}", crate::place::stderr(&output));
+    let publish = |numbers: std::ops::Range<i64>| {
+        let lines: Vec<String> = numbers.map(|number| number.to_string()).collect();
+        for key in keys {
+            let args = ["publish", "--topic", "t", "--type", "y", "--key", key, "--ndjson"];
+            let output = place.pipe(&args, lines.join("\n").as_bytes());
+            assert_eq!(output.status.code(), Some(0), "{}", crate::place::stderr(&output));
+        }
     };
-    publish(0);
+    publish(0..10);
     place.ok(&["run", "--until-idle"]);
     let relane = ["subscription", "relane", "out", "--lanes", "3", "--yes"];
     let text = place.fails(1, &relane);
     assert!(text.contains("pause it first"), "{text}");
     place.ok(&["pause", "out"]);
-    publish(1);
+    publish(10..20);
     assert_eq!(place.json(&relane)["count"], 3);
     assert_eq!(place.json(&["subscription", "list"])[0]["lanes"], 3);
     place.ok(&["resume", "out"]);
     place.ok(&["run", "--until-idle"]);
-    publish(2);
+    publish(20..30);
     place.ok(&["run", "--until-idle"]);
     let arrived = place.lines("out.ndjson");
     assert_eq!(arrived.len(), 3 * 10 * keys.len(), "each once");
     for key in keys {
-        let of_key = arrived.iter().filter(|event| event["key"] == key);
-        let numbers: Vec<i64> = of_key.map(|event| event["payload"].as_i64().unwrap()).collect();
+        let of_key = arrived.iter().filter(|event| event["subject"] == key);
+        let numbers: Vec<i64> = of_key.map(|event| event["data"].as_i64().unwrap()).collect();
         assert_eq!(numbers, (0..30).collect::<Vec<_>>(), "{key}");
     }
     assert_eq!(place.json(&["audit", "--received", "out.ndjson"])["subscriptions"][0]["missing"], 0);

@@ -102,7 +102,8 @@ async fn a_position_that_nobody_generates() {
 #[tokio::test]
 async fn a_leaf_that_a_crash_empties() {
     let unlogged = "alter table pillarbox.event_1 set unlogged";
-    check_premise("logged", unlogged, "pillarbox.event_1 is unlogged", "`alter table pillarbox.event_1 set logged`").await;
+    check_premise("logged", unlogged, "pillarbox.event_1 is unlogged", "`alter table pillarbox.event_1 set logged`")
+        .await;
 }
 
 #[tokio::test]
@@ -179,7 +180,8 @@ async fn an_anchor_that_retention_has_passed_on_its_way_around_a_journal() {
     let mut settlement = write(lane, epoch, 8);
     settlement.cursor.anchor = Some((6, ids[2]));
     assert!(settle(&store, settlement).await);
-    let policy = pillarbox::PrunePolicy { keep: Some(std::time::Duration::from_secs(7 * 86_400)), ..Default::default() };
+    let policy =
+        pillarbox::PrunePolicy { keep: Some(std::time::Duration::from_secs(7 * 86_400)), ..Default::default() };
     assert_eq!(crate::retention::prune_all(&store, &policy).await.events, 4);
     assert_eq!(store.status().await.unwrap().log.log_start, 3, "the journal is left, and the anchor lies above it");
     let check = find(&store, "anchors").await;
@@ -189,7 +191,14 @@ async fn an_anchor_that_retention_has_passed_on_its_way_around_a_journal() {
 #[tokio::test]
 async fn an_insert_into_a_leaf_is_allowed_to_somebody() {
     let cause = "grant insert on pillarbox.event_1 to public";
-    check_warning("grants", Level::Warning, cause, "public may INSERT on pillarbox.event_1", "`revoke INSERT on pillarbox.event_1 from public`").await;
+    check_warning(
+        "grants",
+        Level::Warning,
+        cause,
+        "public may INSERT on pillarbox.event_1",
+        "`revoke INSERT on pillarbox.event_1 from public`",
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -197,7 +206,14 @@ async fn a_position_may_be_chosen_by_somebody() {
     let cause = "grant insert on pillarbox.event to public";
     check_warning("grants", Level::Warning, cause, "public may INSERT on pillarbox.event", "--print-roles").await;
     let cause = "grant usage on sequence pillarbox.event_position_seq to public";
-    check_warning("grants", Level::Warning, cause, "USAGE on sequence pillarbox.event_position_seq", "revoke USAGE on sequence pillarbox.").await;
+    check_warning(
+        "grants",
+        Level::Warning,
+        cause,
+        "USAGE on sequence pillarbox.event_position_seq",
+        "revoke USAGE on sequence pillarbox.",
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -210,7 +226,14 @@ async fn an_owner_who_publishes_is_warned() {
 #[tokio::test]
 async fn a_table_that_is_not_vacuumed() {
     let cause = "alter table pillarbox.cursor set (autovacuum_enabled = false)";
-    check_warning("autovacuum", Level::Ok, cause, "off for pillarbox.cursor", "table pillarbox.cursor reset (autovacuum_enabled)").await;
+    check_warning(
+        "autovacuum",
+        Level::Ok,
+        cause,
+        "off for pillarbox.cursor",
+        "table pillarbox.cursor reset (autovacuum_enabled)",
+    )
+    .await;
 }
 
 #[tokio::test]

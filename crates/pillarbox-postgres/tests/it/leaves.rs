@@ -202,10 +202,6 @@ async fn of_two_who_lay_leaves_at_once_the_second_uses_what_the_first_has_laid()
     let database = database(5).await;
     publish(&database, 12).await;
     let (one, two) = (database.client().await, database.client().await);
-    one.batch_execute("begin; select pillarbox.arrange_leaves(array(select generate_series(101, 2101, 100)))")
-        .await
-        .unwrap_err();
-    one.batch_execute("rollback").await.unwrap();
     let bounds = "array(select generate_series(16, 2016, 50))";
     one.batch_execute(&format!("begin; select pillarbox.arrange_leaves({bounds})")).await.unwrap();
     let second = format!("select pillarbox.arrange_leaves({bounds})");
@@ -221,9 +217,29 @@ async fn of_two_who_lay_leaves_at_once_the_second_uses_what_the_first_has_laid()
     let (second, ()) = tokio::join!(second, ending);
     second.unwrap();
     assert_eq!(database.number("select count(*) from pillarbox.leaf").await, database.number(TABLES).await);
-    let beyond = two.batch_execute("select pillarbox.arrange_leaves(array[9001])").await.unwrap_err();
-    assert_eq!(beyond.code().unwrap().code(), "55006", "{beyond:?}");
     publish(&database, 60).await;
+
+    let open = "select name from pillarbox.leaf where high is null";
+    let open: String = two.query_one(open, &[]).await.unwrap().get(0);
+    let without = format!(
+        "begin; alter table pillarbox.event detach partition pillarbox.{open};
+        delete from pillarbox.leaf where high is null; select pillarbox.arrange_leaves(array[9001])"
+    );
+    let gap = two.batch_execute(&without).await.unwrap_err();
+    assert_eq!(gap.code().unwrap().code(), "55006", "{gap:?}");
+}
+
+#[tokio::test]
+async fn leaves_are_laid_behind_a_journal_and_a_leaf_that_was_emptied_to_its_end() {
+    let database = database(5).await;
+    database.execute("select pillarbox.append('stream', 0, '[{\"type\": \"y\"}]')").await;
+    publish(&database, 9).await;
+    let store = database.store().await;
+    assert_eq!(prune_all(&store, &nothing_is_kept()).await.events, 5);
+    database.execute("update pillarbox.meta set leaf_size = 20").await;
+    store.lay_leaves(None).await.unwrap();
+    publish(&database, 30).await;
+    assert_eq!(database.number("select high from pillarbox.leaf where low = 11").await, 31);
 }
 
 #[tokio::test]

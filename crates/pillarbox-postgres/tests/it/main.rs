@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod alarms;
+mod beside_relays;
 mod clients;
 mod conformance;
 mod doctor;
@@ -15,6 +17,7 @@ mod ownership;
 mod publishing;
 mod reading;
 mod retention;
+mod rewinding;
 mod roles;
 mod schema;
 mod stalls;

@@ -2,17 +2,17 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pillarbox::{
-    Change, Changed, Delivery, ErrorKind, LaneWrite, Level, ListQuery, NewEvent, OnDead, Operator, PrunePolicy, Report,
-    Selection, Start, State, Store, Subscription, SubscriptionReport, Timestamp, Wake,
+    Change, Changed, Delivery, ErrorKind, Level, ListQuery, NewEvent, OnDead, Operator, Report, Selection, Start,
+    State, Store, Subscription, SubscriptionReport, Timestamp,
 };
-use pillarbox_postgres::{Limits, PostgresStore};
+use pillarbox_postgres::PostgresStore;
 use uuid::Uuid;
 
 use crate::fixture::{Database, delivery, join, one_lane, own, poll_tail, settle, write};
 
-const HOUR: Duration = Duration::from_secs(3600);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
-async fn change(store: &PostgresStore, change: Change) -> pillarbox::Result<Changed> {
+pub(crate) async fn change(store: &PostgresStore, change: Change) -> pillarbox::Result<Changed> {
     let dry = store.change(&change, true).await;
     let done = store.change(&change, false).await;
     match (&dry, &done) {
@@ -24,11 +24,11 @@ async fn change(store: &PostgresStore, change: Change) -> pillarbox::Result<Chan
     done
 }
 
-fn requeue(which: Selection, limit: usize) -> Change {
+pub(crate) fn requeue(which: Selection, limit: usize) -> Change {
     Change::Requeue { subscription: "s".into(), which, limit }
 }
 
-fn rewind(to: Start, key: Option<&str>) -> Change {
+pub(crate) fn rewind(to: Start, key: Option<&str>) -> Change {
     Change::Rewind { subscription: "s".into(), to, key: key.map(Into::into) }
 }
 
@@ -41,14 +41,14 @@ async fn gone(database: &Database, store: PostgresStore) {
     }
 }
 
-async fn states(store: &PostgresStore) -> BTreeMap<i64, State> {
+pub(crate) async fn states(store: &PostgresStore) -> BTreeMap<i64, State> {
     let query = ListQuery { subscription: Some("s".into()), limit: 1000, ..ListQuery::default() };
     let rows = store.list(&query).await.unwrap();
     rows.into_iter().map(|row| (row.position, row.state.unwrap())).collect()
 }
 
 /// Keys a a b c a a: the first of a is dead, b retries, c is delayed, the last of a is in the log.
-async fn mixed(database: &Database, on_dead: OnDead) -> (PostgresStore, Vec<Uuid>) {
+pub(crate) async fn mixed(database: &Database, on_dead: OnDead) -> (PostgresStore, Vec<Uuid>) {
     let ids = database.publish_keys(&["a", "a", "b", "c", "a", "a"]).await;
     let store = database.store().await;
     let joined = join(&store, [Subscription { on_dead, ..one_lane("s") }]).await;
@@ -193,40 +193,6 @@ async fn pause_and_resume_are_kept_in_the_database() {
 }
 
 #[tokio::test]
-async fn rewind_fences_the_owner_and_replays() {
-    let database = Database::new().await;
-    let (store, _) = mixed(&database, OnDead::Block).await;
-    let view = store.observe(&Default::default()).await.unwrap().lanes.remove(0);
-    change(&store, rewind(Start::Position(2), None)).await.unwrap();
-    assert!(!settle(&store, write(view.lane, view.epoch, 6)).await, "the owner cannot write over it");
-    let expected =
-        [(1, State::Dead), (3, State::Pending), (4, State::Pending), (5, State::Pending), (6, State::Pending)];
-    let expected = [(2, State::Blocked)].into_iter().chain(expected).collect();
-    assert_eq!(states(&store).await, expected, "what was parked above the target comes from the log");
-    let epoch = crate::fixture::take(&store, view.lane, pillarbox::TakeCause::Free).await.unwrap();
-    assert_eq!(store.load(&[(view.lane, epoch)]).await.unwrap().remove(0).unwrap().cursor.floor, 2);
-    change(&store, rewind(Start::Now, None)).await.unwrap();
-    assert_eq!(store.status().await.unwrap().subscriptions[0].floor, 2, "never forwards: nothing is left out silently");
-}
-
-#[tokio::test]
-async fn rewind_of_a_key_replays_its_settled_events_as_a_chain() {
-    let database = Database::new().await;
-    let (store, ids) = mixed(&database, OnDead::Block).await;
-    let done = change(&store, rewind(Start::Position(1), Some("a"))).await.unwrap();
-    assert_eq!(done.events, [ids[1], ids[4]], "the last one of the key was not read yet");
-    let view = store.observe(&Default::default()).await.unwrap().lanes.remove(0);
-    assert!(view.revision > 0);
-    let state = store.load(&[(view.lane, view.epoch)]).await.unwrap().remove(0).unwrap();
-    let order: Vec<_> = state.deliveries.iter().map(|delivery| delivery.position).collect();
-    assert_eq!(order, [1, 3, 4, 2, 5], "fresh arrivals, in log order");
-    assert!(state.cursor.floor == 5);
-
-    database.publish(&[NewEvent::new("unwanted", "y").key("a")]).await;
-    assert_eq!(change(&store, rewind(Start::Beginning, Some("zzz"))).await.unwrap().count, 0);
-}
-
-#[tokio::test]
 async fn delete_and_rename_are_refused_while_a_living_instance_runs_it() {
     let database = Database::new().await;
     let (store, _) = mixed(&database, OnDead::Block).await;
@@ -363,328 +329,6 @@ async fn a_delayed_delivery_that_is_due_counts_as_pending_though_nobody_noticed(
 }
 
 #[tokio::test]
-async fn a_rewind_leaves_open_what_is_not_committed_yet() {
-    let database = Database::new().await;
-    database.publish_keys(&["a"]).await;
-    let mut writer = database.client().await;
-    let open = writer.transaction().await.unwrap();
-    pillarbox_postgres::publish(&open, &NewEvent::new("t", "y").key("late")).await.unwrap();
-    database.publish_keys(&["b", "c"]).await;
-    let store = database.store().await;
-    let (lane, epoch) = own(&store, "s").await;
-    let mut settled = write(lane, epoch, 1);
-    settled.cursor.settled = [3..=4].into_iter().collect();
-    assert!(settle(&store, settled).await);
-    let done = change(&store, rewind(Start::Position(3), None)).await.unwrap();
-    assert!(done.message.contains("above position 3"), "{}", done.message);
-    open.commit().await.unwrap();
-    assert_eq!(states(&store).await, [(2, State::Pending), (4, State::Pending)].into());
-    change(&store, rewind(Start::Now, None)).await.unwrap();
-    assert_eq!(states(&store).await.len(), 2, "never forwards");
-    let book = store.books().await.unwrap().lanes.remove(0);
-    assert_eq!((book.floor, book.settled.to_string(), book.covered.to_string()), (1, "3".into(), "1,3".into()));
-}
-
-#[tokio::test]
-async fn a_rewind_to_a_time_goes_by_the_time_of_insert() {
-    let database = Database::new().await;
-    database.publish_keys(&["a", "b", "c"]).await;
-    database
-        .execute(
-            "alter table pillarbox.event disable trigger is_never_changed;
-             update pillarbox.event set created_at = '2020-01-01 00:00:00Z' where position = 1;
-             update pillarbox.event set created_at = '2020-01-03 00:00:00Z' where position = 2",
-        )
-        .await;
-    let store = database.store().await;
-    let (lane, epoch) = own(&store, "s").await;
-    assert!(settle(&store, write(lane, epoch, 3)).await);
-    let january_2nd = Timestamp(1_577_923_200_000);
-    change(&store, rewind(Start::Time(january_2nd), None)).await.unwrap();
-    assert_eq!(states(&store).await.into_keys().collect::<Vec<_>>(), [2, 3]);
-}
-
-#[tokio::test]
-async fn who_has_published_and_not_ended_is_named_with_the_command_that_ends_it() {
-    let database = Database::new().await;
-    let store = database.store().await;
-    own(&store, "s").await;
-    assert!(store.status().await.unwrap().log.holders.is_empty());
-
-    let writer = database.client().await;
-    writer.batch_execute("set application_name = 'checkout'; begin").await.unwrap();
-    let pid: i32 = writer.query_one("select pg_backend_pid()", &[]).await.unwrap().get(0);
-    pillarbox_postgres::publish(&writer, &NewEvent::new("t", "y")).await.unwrap();
-    let preparer = database.client().await;
-    preparer.batch_execute("begin").await.unwrap();
-    pillarbox_postgres::publish(&preparer, &NewEvent::new("t", "y")).await.unwrap();
-    preparer.batch_execute("prepare transaction 'it''s forgotten'").await.unwrap();
-    database.publish_keys(&["a"]).await;
-
-    let log = loop {
-        let log = store.status().await.unwrap().log;
-        if log.holders.len() == 2 {
-            break log;
-        }
-    };
-    let holder = |part: &str| {
-        let found = log.holders.iter().find(|holder| holder.contains(part));
-        found.unwrap_or_else(|| panic!("'{part}' is not in {:?}", log.holders))
-    };
-    let session = holder(&format!("pid {pid} (user postgres, application 'checkout', idle in transaction, for "));
-    assert!(session.contains(&format!("`select pg_terminate_backend({pid})`")), "{session}");
-    assert!(holder("prepared transaction").contains("`rollback prepared 'it''s forgotten'`"), "{:?}", log.holders);
-    assert!(log.held_seconds.unwrap() < 60.0, "it is not unhealthy yet");
-    assert!(log.alarms.iter().any(|alarm| alarm.contains("positions 1-2 are drawn")), "{:?}", log.alarms);
-
-    preparer.batch_execute("rollback prepared 'it''s forgotten'").await.unwrap();
-    database.number(&format!("select pg_terminate_backend({pid})::int::bigint")).await;
-    while !store.status().await.unwrap().log.holders.is_empty() {
-        tokio::task::yield_now().await;
-    }
-}
-
-#[tokio::test]
-async fn what_is_hidden_from_a_role_is_said() {
-    let database = Database::new().await;
-    let role = format!("watcher_{}", std::process::id());
-    let writer = database.client().await;
-    writer.batch_execute("begin").await.unwrap();
-    pillarbox_postgres::publish(&writer, &NewEvent::new("t", "y")).await.unwrap();
-    database
-        .execute(&format!(
-            "create role {role} login; grant usage on schema pillarbox to {role};
-             grant all on all tables in schema pillarbox to {role}; grant all on all sequences in schema pillarbox to {role}"
-        ))
-        .await;
-    let url = database.url().replacen("postgres@", &format!("{role}@"), 1);
-    let store = PostgresStore::open(&url).await.unwrap();
-    let log = store.status().await.unwrap().log;
-    assert!(log.holders[0].contains(&format!("`grant pg_read_all_stats to {role}`")), "{:?}", log.holders);
-    assert_eq!(log.held_seconds, None, "an age that nobody can see is not 0");
-    drop(store);
-    database.execute(&format!("drop owned by {role}; drop role {role}")).await;
-}
-
-#[tokio::test]
-async fn a_hold_that_is_nearly_over_is_an_alarm() {
-    let database = Database::new().await;
-    database.publish_keys(&["a"]).await;
-    let store = database.store().await;
-    join(&store, [Subscription { hold: Some(HOUR), ..one_lane("s") }]).await;
-    assert!(store.status().await.unwrap().log.alarms.is_empty());
-    database
-        .execute(
-            "alter table pillarbox.event disable trigger is_never_changed;
-             update pillarbox.event set created_at = clock_timestamp() - interval '50 minutes'",
-        )
-        .await;
-    let alarms = store.status().await.unwrap().log.alarms;
-    assert!(alarms[0].contains("'s' is about to lose events: its oldest one is 50 min old"), "{alarms:?}");
-}
-
-#[tokio::test]
-async fn what_no_hold_drops_is_no_reason_for_its_alarm() {
-    let database = Database::new().await;
-    database.publish_keys(&["a", "b"]).await;
-    database
-        .execute(
-            "alter table pillarbox.event disable trigger is_never_changed;
-             update pillarbox.event set created_at = clock_timestamp() - interval '50 minutes'",
-        )
-        .await;
-    let store = database.store().await;
-    let joined = join(&store, [Subscription { hold: Some(HOUR), ..one_lane("s") }]).await;
-    let alarms = async || store.status().await.unwrap().log.alarms;
-    assert_eq!(alarms().await.len(), 1);
-    // Nothing is dropped that is younger than what everybody keeps.
-    let keep = |keep| Limits { retention_keep: Some(keep), ..Limits::default() };
-    for (limits, count) in [(keep(Some(2 * HOUR)), 0), (keep(None), 0), (keep(Some(HOUR)), 1)] {
-        store.set_limits(limits).await.unwrap();
-        assert_eq!(alarms().await.len(), count, "{limits:?}");
-    }
-    let lane = crate::fixture::lane(joined.subscriptions[0].id);
-    let epoch = crate::fixture::take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
-    let mut parked = write(lane, epoch, 2);
-    parked.put.push(delivery(1, "a", State::Retrying));
-    assert!(settle(&store, parked).await);
-    assert!(store.status().await.unwrap().subscriptions[0].oldest_age_seconds.unwrap() > 2_900.0);
-    assert_eq!(alarms().await, Vec::<String>::new(), "a delivery stays, however old it is");
-}
-
-#[tokio::test]
-async fn events_that_were_lost_to_a_hold_are_an_alarm_for_a_day() {
-    let database = crate::retention::database(3).await;
-    database.publish_keys(&["a"; 4]).await;
-    crate::retention::age(&database, 3).await;
-    let store = database.store().await;
-    join(&store, [Subscription { hold: Some(HOUR), ..one_lane("s") }]).await;
-    let policy = PrunePolicy { keep: Some(HOUR), ..PrunePolicy::default() };
-    assert_eq!(crate::retention::prune_all(&store, &policy).await.events, 3);
-    let alarms = store.status().await.unwrap().log.alarms;
-    assert!(alarms.iter().any(|alarm| alarm.contains("'s' has lost 3 events, up to position 3")), "{alarms:?}");
-    database.execute("update pillarbox.skip set at = at - interval '25 hours'").await;
-    assert_eq!(store.status().await.unwrap().log.alarms, Vec::<String>::new());
-}
-
-#[tokio::test]
-async fn a_rewind_ends_what_was_given_up_above_its_place() {
-    let database = Database::new().await;
-    database.publish_keys(&["a", "b", "c", "d", "e", "f"]).await;
-    let store = database.store().await;
-    let (lane, epoch) = own(&store, "s").await;
-    assert!(settle(&store, write(lane, epoch, 6)).await);
-    let skip = "insert into pillarbox.skip (subscription, position, position_to, reason) \
-                select id, low, high, 'r' from pillarbox.subscription, (values (2, 5), (4, 4)) as r (low, high)";
-    database.execute(skip).await;
-    let skipped = async || store.books().await.unwrap().lanes[0].skipped.to_string();
-    change(&store, rewind(Start::Beginning, Some("c"))).await.unwrap();
-    assert_eq!(skipped().await, "2,4-5", "of one key its own event alone");
-    change(&store, rewind(Start::Position(4), None)).await.unwrap();
-    assert_eq!(skipped().await, "2,4");
-    change(&store, rewind(Start::Position(1), None)).await.unwrap();
-    assert_eq!(skipped().await, "");
-}
-
-#[tokio::test]
-async fn a_rewind_replays_what_retention_has_only_kept_aside() {
-    for key in [Some("a"), None] {
-        let database = crate::retention::database(3).await;
-        let ids = database.publish_keys(&["a", "b", "b", "a", "b", "c"]).await;
-        crate::retention::age(&database, 3).await;
-        let store = database.store().await;
-        let (lane, epoch) = own(&store, "s").await;
-        let mut parked = write(lane, epoch, 6);
-        parked.put = vec![delivery(1, "a", State::Dead), delivery(2, "b", State::Dead)];
-        assert!(settle(&store, parked).await);
-        let policy = PrunePolicy { keep: Some(HOUR), ..PrunePolicy::default() };
-        assert_eq!(crate::retention::prune_all(&store, &policy).await.kept, 2);
-        // Above it, the dead ones stay.
-        store.change(&rewind(Start::Position(2), key), false).await.unwrap();
-        assert_eq!(states(&store).await[&1], State::Dead);
-        let done = store.change(&rewind(Start::Beginning, key), false).await.unwrap();
-        let states = states(&store).await;
-        assert_eq!((states[&1], states[&4]), (State::Pending, State::Blocked), "{key:?}");
-        match key {
-            Some(_) => {
-                assert_eq!((done.count, done.events), (2, vec![ids[0], ids[3]]));
-                assert_eq!(states[&2], State::Dead);
-            }
-            None => assert_eq!(states[&2], State::Pending),
-        }
-    }
-}
-
-#[tokio::test]
-async fn the_place_of_a_time_is_found_among_many_leaves_and_holes() {
-    let database = crate::retention::database(50).await;
-    // A second apart, but for a stretch that was never committed and a clock that was set back by half a minute.
-    database
-        .execute(
-            "insert into pillarbox.event (topic, type) select 't', 'y' from generate_series(1, 400);
-             begin; insert into pillarbox.event (topic, type) select 't', 'y' from generate_series(1, 120); rollback;
-             insert into pillarbox.event (topic, type) select 't', 'y' from generate_series(1, 400);
-             alter table pillarbox.event disable trigger is_never_changed;
-             update pillarbox.event set created_at = '2020-01-01 00:00:00Z'::timestamptz
-                 + (position - case when position > 700 then 30 else 0 end) * interval '1 second'",
-        )
-        .await;
-    let store = database.store().await;
-    let (lane, epoch) = own(&store, "s").await;
-    assert!(settle(&store, write(lane, epoch, 920)).await);
-    let midnight = Timestamp(1_577_836_800_000);
-    for second in [1000, 890, 889, 700, 699, 690, 671, 670, 521, 520, 450, 401, 400, 200, 51, 50, 2, 1, 0] {
-        let at = Timestamp(midnight.0 + second * 1000);
-        let first = format!(
-            "select coalesce((select min(position) from pillarbox.event where created_at >= \
-             '2020-01-01 00:00:00Z'::timestamptz + {second} * interval '1 second'), 921)"
-        );
-        let first = database.number(&first).await;
-        let done = store.change(&rewind(Start::Time(at), None), true).await.unwrap();
-        assert!(done.message.contains(&format!("above position {}", first - 1)), "{second} s: {}", done.message);
-    }
-}
-
-#[tokio::test]
-async fn other_relays_hear_at_once_of_a_command_and_of_a_lane_that_was_released() {
-    const PATIENCE: Duration = Duration::from_secs(30);
-    let database = Database::new().await;
-    let store = database.store().await;
-    let (lane, epoch) = own(&store, "s").await;
-    let other = database.store().await;
-    join(&other, [one_lane("s")]).await;
-    let quiet = async || while other.wait(Duration::from_millis(100)).await.unwrap() == Wake::Rang {};
-    let rings = async || {
-        let rang = async { while other.wait(PATIENCE).await.unwrap() != Wake::Rang {} };
-        tokio::time::timeout(PATIENCE, rang).await.is_ok()
-    };
-    quiet().await;
-    assert!(settle(&store, write(lane, epoch, 0)).await);
-    assert_ne!(other.wait(Duration::from_millis(100)).await.unwrap(), Wake::Rang, "a settlement is nobody else's matter");
-    assert!(settle(&store, LaneWrite { release: true, ..write(lane, epoch, 0) }).await);
-    assert!(rings().await, "a lane was released");
-    quiet().await;
-    store.change(&Change::Pause("s".into()), false).await.unwrap();
-    assert!(rings().await, "a subscription was paused");
-}
-
-/// Locks the first cursor, waits until `work` waits for it, and looks whether the second one is free: everybody takes them in
-/// the same order, or two could wait for each other.
-async fn check_order(database: &Database, work: impl Future<Output = ()>) {
-    let mut holder = database.client().await;
-    let settling = holder.transaction().await.unwrap();
-    let lock = "select from pillarbox.cursor order by subscription, lane limit 1";
-    settling.execute(&format!("{lock} for update"), &[]).await.unwrap();
-    let look = async {
-        let waiting =
-            "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
-        while database.number(waiting).await == 0 {
-            tokio::task::yield_now().await;
-        }
-        settling.execute(&format!("{lock} offset 1 for update nowait"), &[]).await.expect("the second one is free");
-        settling.commit().await.unwrap();
-    };
-    tokio::join!(work, look);
-}
-
-#[tokio::test]
-async fn lanes_are_locked_in_their_order() {
-    let database = Database::new().await;
-    database.publish_keys(&["a", "b"]).await;
-    // So the rows are found in the order in which they lie, which is none.
-    let name = database.url().rsplit_once('/').unwrap().1.to_owned();
-    database
-        .execute(&format!(
-            "alter database {name} set enable_indexscan = off; alter database {name} set enable_bitmapscan = off"
-        ))
-        .await;
-    let store = database.store().await;
-    let id = join(&store, [Subscription { lanes: 2, ..Subscription::new("s") }]).await.subscriptions[0].id.0;
-    database
-        .execute(&format!(
-            "insert into pillarbox.delivery (subscription, position, lane, arrival, state, attempts, due_at, since, died_at)
-             select {id}, n, n - 1, n, 'dead', 1, now(), now(), now() - interval '1 day' from generate_series(1, 2) as n;
-             update pillarbox.cursor set floor = 2 where lane = 1; update pillarbox.cursor set floor = 2 where lane = 0"
-        ))
-        .await;
-    let policy = PrunePolicy { keep: None, dead: Some(HOUR), ..PrunePolicy::default() };
-    check_order(&database, async { assert_eq!(store.prune(&policy).await.unwrap().dead, 2) }).await;
-}
-
-#[tokio::test]
-async fn subscriptions_whose_hold_is_over_are_locked_in_the_order_of_their_numbers() {
-    let database = crate::retention::database(3).await;
-    database.publish_keys(&["a"; 4]).await;
-    crate::retention::age(&database, 3).await;
-    let store = database.store().await;
-    for name in ["z", "a"] {
-        join(&store, [Subscription { hold: Some(HOUR), ..one_lane(name) }]).await;
-    }
-    let policy = PrunePolicy { keep: Some(HOUR), ..PrunePolicy::default() };
-    check_order(&database, async { drop(store.prune(&policy).await.unwrap()) }).await;
-}
-
-#[tokio::test]
 async fn a_large_backlog_is_estimated_for_each_subscription_from_its_own_floor() {
     let database = Database::new().await;
     let events = 3 * pillarbox_postgres::PENDING_COUNT_MAX as i64;
@@ -727,32 +371,4 @@ async fn what_rises_from_the_dead_is_delivered_late() {
     assert_eq!(states(&store).await, [(1, State::Pending)].into());
     assert!(store.books().await.unwrap().dead.is_empty());
     assert!(store.observe(&Default::default()).await.unwrap().lanes[0].revision > 0, "the owner loads it");
-}
-
-#[tokio::test]
-async fn a_command_waits_for_the_owners_settlement_and_the_owner_for_the_command() {
-    let database = Database::new().await;
-    let (store, ids) = mixed(&database, OnDead::Block).await;
-    let view = store.observe(&Default::default()).await.unwrap().lanes.remove(0);
-    let mut holder = database.client().await;
-    let settling = holder.transaction().await.unwrap();
-    settling.execute("select from pillarbox.cursor for update", &[]).await.unwrap();
-    let requeue = requeue(Selection::Event(ids[0]), 1);
-    let command = store.change(&requeue, false);
-    let release = async {
-        let waiting =
-            "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
-        while database.number(waiting).await == 0 {
-            tokio::task::yield_now().await;
-        }
-        settling.execute("update pillarbox.delivery set state = 'retrying'", &[]).await.unwrap();
-        settling.commit().await.unwrap();
-    };
-    let (done, ()) = tokio::join!(command, release);
-    assert_eq!(done.unwrap().count, 1);
-    let mut late = write(view.lane, view.epoch, 5);
-    late.revision = view.revision;
-    late.change = vec![(delivery(1, "a", State::Dead), None)];
-    assert!(settle(&store, late).await);
-    assert_eq!(states(&store).await[&1], State::Pending, "what the owner knew of it is not written over the command");
 }

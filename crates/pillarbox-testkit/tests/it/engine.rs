@@ -92,7 +92,7 @@ fn scan(after: Position, covered_to: Position, visible: &[Position]) -> Scan {
 
 /// Somebody writes, so that nothing is dead.
 fn page(log_start: Position, horizon: Position, scans: Vec<Scan>) -> Page {
-    Page { horizon, writers: Some(vec![Writer(1)]), session: 1, log_start, scans }
+    Page { horizon, writers: Some(vec![Writer(1)]), session: 1, log_start, scans, ..Page::default() }
 }
 
 #[test]
