@@ -37,13 +37,15 @@ pub(crate) struct Reader {
     pub(crate) laboratory: Option<crate::mutant::Laboratory>,
 }
 
-/// What the last whole poll saw. Nothing of it holds for another session: a server that crashed may have forgotten positions that
-/// nobody committed.
+/// What the last polls saw. All but what was shown holds for one session only: a server that crashed may have forgotten positions
+/// that nobody committed.
 #[derive(Default)]
 struct Seen {
     session: u64,
     incarnation: i64,
     horizon: Position,
+    /// The highest position that was shown, which has to be there after a crash too.
+    shown: Position,
     log_start: Position,
     clock: Timestamp,
     /// Transactions that were prepared, and a time by which they were.
@@ -73,14 +75,16 @@ impl Reader {
         let Answers { horizon, clock, writers, scans, log_start, incarnation, volatile } =
             self.ask(session, request).await?;
         let seen = &self.seen;
-        if (seen.session, seen.incarnation) == (session.number, incarnation) && horizon < seen.horizon {
-            let before = seen.horizon;
+        let before = if seen.session == session.number { seen.horizon } else { seen.shown };
+        if seen.incarnation == incarnation && horizon < before {
             let what = format!("positions up to {before} were handed out, and now only those up to {horizon} are");
             return Err(home::not_itself(&what));
         }
         let idle = writers.as_ref().map_or_else(Vec::new, |writers| self.seen.idle(writers));
         let prepared = std::mem::take(&mut self.seen.prepared);
-        self.seen = Seen { session: session.number, incarnation, horizon, log_start, clock, prepared };
+        let known = if self.seen.incarnation == incarnation { self.seen.shown } else { 0 };
+        let shown = scans.iter().filter_map(|scan| scan.visible.last()).max().unwrap_or(0).max(known);
+        self.seen = Seen { session: session.number, incarnation, horizon, shown, log_start, clock, prepared };
         if volatile && scans.iter().any(|scan| !scan.visible.is_empty()) {
             self.make_durable(session).await?;
         }
@@ -97,7 +101,7 @@ impl Reader {
         let last = scans.iter().filter_map(|scan| scan.last()).max().unwrap_or(0);
         let horizon = self.seen.horizon.max(last);
         let scans = plan.finish(scans, horizon);
-        self.seen.horizon = horizon;
+        (self.seen.horizon, self.seen.shown) = (horizon, self.seen.shown.max(last));
         if volatile {
             self.make_durable(session).await?;
         }
