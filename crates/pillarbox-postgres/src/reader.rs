@@ -26,15 +26,30 @@ const IDLE_MARGIN: Duration = Duration::from_secs(60);
 const ROWS_MIN: usize = 16;
 
 /// Reads the log.
-#[derive(Default)]
 pub(crate) struct Reader {
     decoder: Decoder,
     seen: Seen,
     /// The mean size of a row lately, so that a page of large ones is not read only to be thrown away.
     mean_bytes: MeanBytes,
     pub(crate) barriers: Arc<AtomicU64>,
+    /// See [`IDLE_MARGIN`].
+    pub(crate) idle_margin: Duration,
     #[cfg(feature = "mutants")]
     pub(crate) laboratory: Option<crate::mutant::Laboratory>,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        Reader {
+            decoder: Decoder::default(),
+            seen: Seen::default(),
+            mean_bytes: MeanBytes::default(),
+            barriers: Arc::default(),
+            idle_margin: IDLE_MARGIN,
+            #[cfg(feature = "mutants")]
+            laboratory: None,
+        }
+    }
 }
 
 /// What the last polls saw. All but what was shown holds for one session only: a server that crashed may have forgotten positions
@@ -80,7 +95,7 @@ impl Reader {
             let what = format!("positions up to {before} were handed out, and now only those up to {horizon} are");
             return Err(home::not_itself(&what));
         }
-        let idle = writers.as_ref().map_or_else(Vec::new, |writers| self.seen.idle(writers));
+        let idle = writers.as_ref().map_or_else(Vec::new, |writers| self.seen.idle(writers, self.idle_margin));
         let prepared = std::mem::take(&mut self.seen.prepared);
         let known = if self.seen.incarnation == incarnation { self.seen.shown } else { 0 };
         let shown = scans.iter().filter_map(|scan| scan.visible.last()).max().unwrap_or(0).max(known);
@@ -240,12 +255,12 @@ impl SeenWriter {
 impl Seen {
     /// Who has done nothing since when. The clock is that of the wall: only who has been idle for longer than it may be set back
     /// unseen counts.
-    fn idle(&mut self, writers: &[SeenWriter]) -> Vec<(Writer, i64)> {
+    fn idle(&mut self, writers: &[SeenWriter], margin: Duration) -> Vec<(Writer, i64)> {
         let since = |writer: &SeenWriter| match writer.prepared {
             true => Some(self.prepared.get(&writer.id).copied().unwrap_or(writer.looked_at)),
             false => writer.idle_since,
         };
-        let idle = writers.iter().filter_map(|writer| Some((writer.id, since(writer)?.plus(IDLE_MARGIN).0))).collect();
+        let idle = writers.iter().filter_map(|writer| Some((writer.id, since(writer)?.plus(margin).0))).collect();
         let prepared = writers.iter().filter(|writer| writer.prepared);
         self.prepared = prepared.map(|writer| (writer.id, since(writer).unwrap_or(writer.looked_at))).collect();
         idle

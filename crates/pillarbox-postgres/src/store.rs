@@ -113,6 +113,12 @@ impl PostgresStore {
         self.reading.lock().await.laboratory = Some(crate::mutant::Laboratory::new(mutant, hook));
     }
 
+    /// Counts a writer as idle after another time than a minute.
+    #[cfg(feature = "mutants")]
+    pub async fn experiment_with_idle_writers(&self, margin: Duration) {
+        self.reading.lock().await.idle_margin = margin;
+    }
+
     /// Breaks how lanes are taken and settled, or calls something between the steps of that.
     #[cfg(feature = "mutants")]
     pub fn experiment_with_lanes(&self, mutant: Option<crate::Mutant>, hook: Option<crate::Hook>) {

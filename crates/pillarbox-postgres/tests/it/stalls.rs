@@ -5,6 +5,7 @@ use std::time::Duration;
 use pillarbox::engine::EngineConfig;
 use pillarbox::testing::Capture;
 use pillarbox::{Relay, RelayConfig, Subscription};
+use pillarbox_postgres::PostgresStore;
 use tokio_postgres::Client;
 
 use pillarbox_testkit::postgres::Server;
@@ -15,7 +16,10 @@ use crate::fixture::{Database, connect};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn relay(database: &Database, capture: &Capture) -> Relay {
-    let store = database.store().await;
+    relay_on(database.store().await, capture).await
+}
+
+async fn relay_on(store: PostgresStore, capture: &Capture) -> Relay {
     let engine = EngineConfig { poll_interval: Duration::from_millis(200), ..EngineConfig::default() };
     Relay::builder(store)
         .config(RelayConfig { engine, ..RelayConfig::default() })
@@ -114,4 +118,39 @@ async fn a_long_reader() {
     let blocker = database.client().await;
     blocker.batch_execute("begin isolation level repeatable read; select count(*) from pillarbox.event").await.unwrap();
     delivered_beside(&database, &blocker, "commit").await;
+}
+
+/// An idle writer holds its own position; what others abort after it is closed all the same, so that holes do not pile up.
+#[tokio::test]
+async fn what_others_abort_beside_an_idle_writer_is_closed() {
+    let database = Database::new().await;
+    let blocker = database.client().await;
+    let name: String = blocker.query_one("select current_database()::text", &[]).await.unwrap().get(0);
+    let sql = format!(
+        "begin; insert into pillarbox.event (topic, type, key) values ('t', 'y', 'late'); prepare transaction '{name}'"
+    );
+    blocker.batch_execute(&sql).await.unwrap();
+    let capture = Capture::new();
+    let store = database.store().await;
+    store.experiment_with_idle_writers(Duration::ZERO).await;
+    let relay = relay_on(store, &capture).await;
+    for round in 1..=20 {
+        blocker
+            .batch_execute("begin; insert into pillarbox.event (topic, type) values ('t', 'y'); rollback")
+            .await
+            .unwrap();
+        database.publish_keys(&["a"]).await;
+        arrive(&capture, round).await;
+    }
+    let closed = async {
+        while database.number("select coalesce(sum(high - low + 1), 0)::bigint from pillarbox.dead_range").await < 15 {
+            tokio::task::yield_now().await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, closed).await.is_ok(), "what was aborted waits for the idle writer");
+    blocker.batch_execute(&format!("commit prepared '{name}'")).await.unwrap();
+    arrive(&capture, 21).await;
+    relay.drain().await.unwrap();
+    let wrong = "select count(*) from pillarbox.event, pillarbox.dead_range where position between low and high";
+    assert_eq!(database.number(wrong).await, 0, "what the idle writer held was not closed");
 }

@@ -58,6 +58,7 @@ cases! {
         a_put_replaces_what_is_there,
         a_change_does_not_bring_a_finished_delivery_back,
         a_change_keeps_the_last_errors,
+        several_changes_of_a_delivery_in_one_settlement_all_count,
         a_finished_delivery_is_gone,
         a_cursor_with_many_ranges_comes_back,
         an_anchor_that_the_log_does_not_have_is_refused,
@@ -514,6 +515,26 @@ async fn a_change_keeps_the_last_errors<F: Fixture>(fixture: &F) -> Outcome {
     let attempts: Vec<u32> = shown.errors.iter().map(|error| error.attempt).collect();
     let expected: Vec<u32> = (count + 1 - ERRORS_KEPT_MAX as u32..=count).collect();
     ensure!(attempts == expected, "the errors of attempts {attempts:?} are kept instead of {expected:?}");
+    Ok(())
+}
+
+async fn several_changes_of_a_delivery_in_one_settlement_all_count<F: Fixture>(fixture: &F) -> Outcome {
+    let (member, lane, epoch) = owner(fixture).await?;
+    let at = fixture.publish(events("a", 1)).await?;
+    let change = |attempt: u32, state| {
+        let error = AttemptError { at: Timestamp(1), attempt, kind: "k".into(), message: format!("no {attempt}") };
+        (Delivery { attempts: attempt, state, ..delivery(at[0], 0) }, Some(error))
+    };
+    let change = vec![change(1, State::Retrying), change(2, State::Retrying), change(3, State::Dead)];
+    let put = vec![delivery(at[0], 0)];
+    ensure!(member.settle(LaneWrite { put, change, ..write(lane, epoch, at[0]) }).await?, "the settlement failed");
+    let row = member.load(lane, epoch).await?.deliveries.remove(0);
+    ensure!((row.attempts, row.state) == (3, State::Dead), "the last change is not what is there: {row:?}");
+    let id = member.store.fetch(&at).await?[0].id;
+    let record = fixture.operator().await?.show(id).await?.ok_or("the event is not shown")?;
+    let shown = record.subscriptions.iter().find_map(|fate| fate.delivery.as_ref()).ok_or("no delivery is shown")?;
+    let attempts: Vec<u32> = shown.errors.iter().map(|error| error.attempt).collect();
+    ensure!(attempts == [1, 2, 3], "the errors of attempts {attempts:?} are kept");
     Ok(())
 }
 
