@@ -47,7 +47,7 @@ fn problems(tree: &str) -> Vec<String> {
 
 /// The names and versions of all packages.
 fn packages(tree: &str) -> BTreeSet<(&str, &str)> {
-    tree.lines().filter_map(|line| Some(line.split_once(' ')?)).map(|(name, rest)| (name, version(rest))).collect()
+    tree.lines().filter_map(|line| line.split_once(' ')).map(|(name, rest)| (name, version(rest))).collect()
 }
 
 fn version(rest: &str) -> &str {

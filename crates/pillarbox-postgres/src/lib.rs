@@ -27,11 +27,11 @@ pub use migrate::{
 };
 #[cfg(feature = "mutants")]
 pub use mutant::{BEFORE_TAKE, BETWEEN_STATEMENTS, HORIZON_GATE, Hook, Mutant, SETTLE_STEPS};
+pub use operator::PENDING_COUNT_MAX;
 #[cfg(feature = "sqlx")]
 pub use publish::sqlx;
 pub use publish::{
     EventSql, Limits, PAYLOAD_BYTES_MAX_HIGHEST, Parameter, PublishStatement, Publisher, publish, publish_all,
 };
-pub use operator::PENDING_COUNT_MAX;
 pub use reader::PAGE_BYTES_MAX;
 pub use store::PostgresStore;

@@ -10,6 +10,9 @@ use tokio_postgres::Client;
 
 use crate::fixture::Database;
 
+/// What a relay has open: control, waiter, reader and writer. The waiter's may be noticed later.
+const STEADY_CONNECTIONS: i64 = 3;
+
 /// A publisher's transaction that is open on a connection of its own.
 type Open = Arc<Mutex<HashMap<u64, Arc<Client>>>>;
 
@@ -127,8 +130,15 @@ impl Fixture for PostgresFixture {
         Ok(positions)
     }
 
+    /// The server notices the end of a process by its connections, a moment later.
     async fn kill(&self, store: PostgresStore) {
+        let sql = "select count(*) from pg_stat_activity
+            where datname = current_database() and application_name like 'pillarbox%'";
+        let (client, before) = (self.database.client().await, self.database.number(sql).await);
         drop(store);
+        while client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) > (before - STEADY_CONNECTIONS).max(0) {
+            tokio::task::yield_now().await;
+        }
     }
 
     async fn bury(&self, instance: InstanceId) {
@@ -144,7 +154,7 @@ impl Fixture for PostgresFixture {
     }
 
     async fn insert(&self, transaction: u64, event: NewEvent) -> Position {
-        insert(&*self.transaction(transaction), &event).await
+        insert(&self.transaction(transaction), &event).await
     }
 
     async fn commit(&self, transaction: u64) {

@@ -63,7 +63,7 @@ async fn an_unrelated_transaction_of_the_same_database() {
 async fn an_unrelated_transaction_of_another_database() {
     let database = Database::new().await;
     let other = Server::shared().create_database().unwrap();
-    let blocker = connect(&other.url()).await;
+    let blocker = connect(other.url()).await;
     blocker.batch_execute("create table t (); begin; insert into t default values").await.unwrap();
     delivered_beside(&database, &blocker, "commit").await;
 }

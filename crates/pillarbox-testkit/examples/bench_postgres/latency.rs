@@ -42,10 +42,14 @@ pub(crate) async fn pillarbox(url: &str, samples: usize) -> Result<Figures> {
 /// Through a trigger that notifies at every insert, and a listener that reads what is new: fast, and not safe.
 pub(crate) async fn listener(url: &str, samples: usize) -> Result<Figures> {
     let client = connect(url).await?;
-    client.batch_execute(&format!("create table bare {BARE_COLUMNS}; create index on bare (id);
+    client
+        .batch_execute(&format!(
+            "create table bare {BARE_COLUMNS}; create index on bare (id);
         create function ring() returns trigger language plpgsql as
             $$ begin perform pg_notify('bare', ''); return null; end $$;
-        create trigger ring after insert on bare for each statement execute function ring()")).await?;
+        create trigger ring after insert on bare for each statement execute function ring()"
+        ))
+        .await?;
     let (listening, mut connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await?;
     let (rang, mut rings) = mpsc::unbounded_channel();
     tokio::spawn(async move {

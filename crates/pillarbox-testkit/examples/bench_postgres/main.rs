@@ -112,12 +112,12 @@ impl Bench {
         let log = self.server.create_database()?;
         if self.wants("drain") {
             eprintln!("filling a log with {} events", self.scale.events);
-            self.measure("fill", &log.url(), self.scale.events)?;
+            self.measure("fill", log.url(), self.scale.events)?;
         }
         for round in 1..=self.scale.rounds {
             eprintln!("round {round} of {}", self.scale.rounds);
             if self.wants("drain") {
-                self.drain(&log.url(), &mut rows)?;
+                self.drain(log.url(), &mut rows)?;
             }
             if self.wants("publish") {
                 self.publish(&mut rows)?;
@@ -164,7 +164,7 @@ impl Bench {
             ("publish_32", "insert, 32 connections", "publish(), 32 connections", "over NOTIFY, 32 conn."),
         ] {
             let database = self.server.create_database()?;
-            let found = self.measure(name, &database.url(), self.scale.publish_seconds)?;
+            let found = self.measure(name, database.url(), self.scale.publish_seconds)?;
             let mut add = |name, goal, value, bare| rows.add(Row { name, unit: "events/s", goal }, value, Some(bare));
             add(insert, Goal::RatioAtLeast(0.9), found["insert"], found["bare"]);
             add(function, Goal::RatioAtLeast(0.85), found["function"], found["bare"]);
@@ -175,8 +175,8 @@ impl Bench {
 
     fn latency(&self, rows: &mut Rows) -> Result<()> {
         let (theirs, ours) = (self.server.create_database()?, self.server.create_database()?);
-        let bare = self.measure("listener", &theirs.url(), self.scale.samples)?;
-        let ours = self.measure("latency", &ours.url(), self.scale.samples)?;
+        let bare = self.measure("listener", theirs.url(), self.scale.samples)?;
+        let ours = self.measure("latency", ours.url(), self.scale.samples)?;
         let mut add = |name, goal, at| rows.add(Row { name, unit: "µs", goal }, ours[at], Some(bare[at]));
         add("500 events/s, p50", Goal::RatioAtMost(1.5), "p50");
         add("500 events/s, p99", Goal::RatioAtMost(2.0), "p99");
@@ -187,7 +187,7 @@ impl Bench {
         let database = self.server.create_database()?;
         let server = idle::Processes::of(&self.server.data_dir())?;
         let before = server.seconds()?;
-        let idle = self.measure("idle", &database.url(), self.scale.idle_seconds)?;
+        let idle = self.measure("idle", database.url(), self.scale.idle_seconds)?;
         // The whole life of the relay, start and end included, since the server's share of it cannot be told apart.
         let percent = (server.seconds()? - before) / idle["elapsed"] * 100.0;
         let mut add = |name, value| rows.add(Row { name, unit: "% of a core", goal: Goal::Below(1.0) }, value, None);
@@ -198,7 +198,7 @@ impl Bench {
 
     fn takeover(&self, rows: &mut Rows) -> Result<()> {
         let database = self.server.create_database()?;
-        let found = self.measure("takeover", &database.url(), self.scale.kills)?;
+        let found = self.measure("takeover", database.url(), self.scale.kills)?;
         let mut add = |name, goal, at| rows.add(Row { name, unit: "ms", goal }, found[at], None);
         add("take-over after SIGKILL, p50", Goal::Below(100.0), "p50");
         add("take-over after SIGKILL, max", Goal::Below(1000.0), "max");

@@ -37,11 +37,15 @@ fn kinds() -> [(&'static str, String); 4] {
 /// One event a transaction from `connections` at once, each kind in short turns, while a relay in another process delivers.
 pub(crate) async fn compare(url: &str, connections: usize, seconds: usize) -> Result<Figures> {
     let client = migrated(url).await?;
-    client.batch_execute(&format!("create table bare {BARE_COLUMNS}; create index on bare (id);
+    client
+        .batch_execute(&format!(
+            "create table bare {BARE_COLUMNS}; create index on bare (id);
         create table ringing {BARE_COLUMNS}; create index on ringing (id);
         create function ring() returns trigger language plpgsql as
             $$ begin perform pg_notify('bare', ''); return null; end $$;
-        create trigger ring after insert on ringing for each statement execute function ring()")).await?;
+        create trigger ring after insert on ringing for each statement execute function ring()"
+        ))
+        .await?;
     let listening = connect(url).await?;
     listening.batch_execute("listen bare").await?;
     let mut relay = tokio::process::Command::new(std::env::current_exe()?)
