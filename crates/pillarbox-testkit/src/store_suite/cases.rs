@@ -528,7 +528,7 @@ async fn several_changes_of_a_delivery_in_one_settlement_all_count<F: Fixture>(f
     let change = vec![change(1, State::Retrying), change(2, State::Retrying), change(3, State::Dead)];
     let put = vec![delivery(at[0], 0)];
     ensure!(member.settle(LaneWrite { put, change, ..write(lane, epoch, at[0]) }).await?, "the settlement failed");
-    let row = member.load(lane, epoch).await?.deliveries.remove(0);
+    let row = member.load(lane, epoch).await?.deliveries.pop().ok_or("the delivery is not there")?;
     ensure!((row.attempts, row.state) == (3, State::Dead), "the last change is not what is there: {row:?}");
     let id = member.store.fetch(&at).await?[0].id;
     let record = fixture.operator().await?.show(id).await?.ok_or("the event is not shown")?;
