@@ -615,9 +615,7 @@ CREATE OR REPLACE FUNCTION pillarbox.ring()
  LANGUAGE plpgsql
 AS $function$
 begin
-    if pg_try_advisory_xact_lock_shared(1505352748, 0) then
-        perform pg_notify('pillarbox', '');
-    end if;
+    perform pg_notify('pillarbox', '');
     return null;
 end
 $function$
@@ -639,7 +637,7 @@ exception when lock_not_available or query_canceled then
 end
 $function$
 
-CREATE TRIGGER doorbell AFTER INSERT ON pillarbox.event FOR EACH STATEMENT EXECUTE FUNCTION ring()
+CREATE TRIGGER doorbell AFTER INSERT ON pillarbox.event FOR EACH STATEMENT WHEN (pg_try_advisory_xact_lock_shared(1505352748, 0)) EXECUTE FUNCTION ring()
 
 CREATE TRIGGER is_never_changed BEFORE DELETE OR UPDATE ON pillarbox.event FOR EACH STATEMENT EXECUTE FUNCTION refuse()
 

@@ -333,18 +333,17 @@ select
     headers, stream_version, deliver_at
 from @schema@.event_kept;
 
--- An awake relay holds the lock alone, or waits for it: then nobody rings.
 create function @schema@.ring() returns trigger language plpgsql as $$
 begin
-    if pg_try_advisory_xact_lock_shared(@class@, 0) then
-        perform pg_notify('@channel@', '');
-    end if;
+    perform pg_notify('@channel@', '');
     return null;
 end
 $$;
 
+-- An awake relay holds the lock alone, or waits for it: then nobody rings. Asked for here and not in the function, which is then
+-- not even called.
 create trigger doorbell after insert on @schema@.event
-for each statement execute function @schema@.ring();
+for each statement when (pg_try_advisory_xact_lock_shared(@class@, 0)) execute function @schema@.ring();
 
 -- Waits for a lock of this log for two seconds at most: an open-ended wait keeps a snapshot, which stops vacuum in the whole
 -- database. Neither time nor a cancel is an error in the server's log. What is not shared stays with the session.

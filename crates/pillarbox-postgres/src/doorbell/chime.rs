@@ -12,7 +12,7 @@ const GAP_PART: u32 = 4;
 
 /// When so many events came with one poll, the next one waits for more: publishers need the processors too.
 const BUSY_EVENTS: usize = 8;
-const BUSY_PAUSE: Duration = Duration::from_millis(5);
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
 /// How often a relay polls whose bell is silent though events move.
 const SILENT_PAUSE: Duration = Duration::from_millis(100);

@@ -1,4 +1,3 @@
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pillarbox::{Relay, Subscription};
@@ -10,33 +9,37 @@ use crate::process::{Figures, cpu_seconds};
 
 /// The processor time of a relay that has nothing to do.
 pub(crate) fn pillarbox(runtime: &tokio::runtime::Runtime, url: &str, seconds: u64) -> Result<Figures> {
-    runtime.block_on(migrated(url))?;
+    let client = runtime.block_on(migrated(url))?;
+    let server = Processes::of(runtime.block_on(client.query_one("select pg_backend_pid()", &[]))?.get(0))?;
     let handler = |_event| std::future::ready(Ok(()));
     let store = runtime.block_on(PostgresStore::open(url))?;
     let relay = runtime.block_on(Relay::builder(store).handle(Subscription::new("idle"), handler).start())?;
     runtime.block_on(relay.until_idle())?;
-    let (before, started) = (cpu_seconds()?, Instant::now());
+    let (before, server_before, started) = (cpu_seconds()?, server.seconds()?, Instant::now());
     std::thread::sleep(Duration::from_secs(seconds));
     let elapsed = started.elapsed().as_secs_f64();
     let percent = (cpu_seconds()? - before) / elapsed * 100.0;
+    let server_percent = (server.seconds()? - server_before) / elapsed * 100.0;
     runtime.block_on(relay.drain())?;
-    Ok(Figures::default().with("percent", percent).with("elapsed", elapsed))
+    Ok(Figures::default().with("percent", percent).with("server_percent", server_percent))
 }
 
 /// The processes of a server.
-pub(crate) struct Processes {
+struct Processes {
     postmaster: u32,
 }
 
 impl Processes {
-    pub(crate) fn of(data: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(data.join("postmaster.pid"))?;
-        let postmaster = text.lines().next().ok_or("postmaster.pid is empty")?.trim().parse()?;
+    /// Those of the server that this backend belongs to.
+    fn of(backend: i32) -> Result<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{backend}/stat"))?;
+        let (_, rest) = stat.rsplit_once(')').ok_or("the backend's stat has no name")?;
+        let postmaster = rest.split_whitespace().nth(1).ok_or("the backend has no parent")?.parse()?;
         Ok(Processes { postmaster })
     }
 
     /// The processor time of all of them so far, those that have ended included.
-    pub(crate) fn seconds(&self) -> Result<f64> {
+    fn seconds(&self) -> Result<f64> {
         const TICKS_PER_SECOND: f64 = 100.0;
         let mut ticks = 0.0;
         for entry in std::fs::read_dir("/proc")? {
