@@ -150,6 +150,22 @@ pub(super) async fn connect(postgres: &Postgres) -> Result<Client> {
 async fn drop_schema(postgres: &Postgres, client: Client) -> Result<()> {
     // The demo may have failed because the connection did.
     let client = if client.is_closed() { connect(postgres).await? } else { client };
-    let dropped = client.batch_execute(&format!("drop schema {SCHEMA} cascade")).await;
+    let sql = format!("set lock_timeout = '2s'; drop schema {SCHEMA} cascade");
+    let mut dropped = client.batch_execute(&sql).await;
+    for _ in 1..DROP_TRIES_MAX {
+        // The server may not have noticed yet that a killed relay is gone, whose transaction is then in the way.
+        let in_the_way = [SqlState::T_R_DEADLOCK_DETECTED, SqlState::LOCK_NOT_AVAILABLE];
+        if !dropped.as_ref().is_err_and(|error| error.code().is_some_and(|code| in_the_way.contains(code))) {
+            break;
+        }
+        tokio::time::sleep(DROP_PAUSE).await;
+        dropped = client.batch_execute(&sql).await;
+    }
     dropped.with_context(|| format!("cannot remove the schema {SCHEMA}; do it with `drop schema {SCHEMA} cascade`"))
 }
+
+/// How often, and how far apart, it is tried to remove the schema.
+#[cfg(feature = "postgres")]
+const DROP_TRIES_MAX: usize = 10;
+#[cfg(feature = "postgres")]
+const DROP_PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
