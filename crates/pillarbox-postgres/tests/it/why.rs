@@ -149,8 +149,10 @@ async fn sink_down() {
 async fn paused() {
     let database = Database::new().await;
     let capture = Capture::new();
-    let _relay = start(&database, subscription(), capture.clone()).await;
+    let relay = start(&database, subscription(), capture.clone()).await;
     database.store().await.change(&Change::Pause("s".into()), false).await.unwrap();
+    // Until the relay has seen it, it may deliver.
+    relay.until_idle().await.unwrap();
     let id = database.publish_keys(&["a"]).await[0];
     check(&database, id, Cause::Paused, &["an operator paused", "pillarbox resume s"]).await;
 }
