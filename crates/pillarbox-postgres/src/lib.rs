@@ -22,12 +22,11 @@ mod types;
 
 pub use connection::{PgConfig, SslMode};
 pub use home::{adopt, fresh};
-pub use migrate::{
-    Migrated, SCHEMA_VERSION, SchemaState, check, dump_schema, migrate, print_roles, print_sql, set_doorbell,
-};
+pub use migrate::{Migrated, SCHEMA_VERSION, check, dump_schema, migrate, print_roles, print_sql, set_doorbell};
 #[cfg(feature = "mutants")]
 pub use mutant::{BEFORE_TAKE, BETWEEN_STATEMENTS, HORIZON_GATE, Hook, Mutant, SETTLE_STEPS};
 pub use operator::PENDING_COUNT_MAX;
+pub use pillarbox::SchemaState;
 #[cfg(feature = "sqlx")]
 pub use publish::sqlx;
 pub use publish::{

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::{Error, ErrorKind, Result, Timestamp};
+use pillarbox::{ErrorKind, Result, SchemaState, Timestamp};
 use tokio_postgres::GenericClient;
 
 use crate::connection::{PgConfig, Session, lock_class};
@@ -63,32 +63,6 @@ fn fill_in(sql: &str, schema: &str) -> String {
     sql.replace("@schema@", schema).replace("@channel@", schema).replace("@class@", &class)
 }
 
-/// How a database's schema stands to this build.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SchemaState {
-    /// There is no schema.
-    Missing,
-    /// It needs to be migrated.
-    Old {
-        /// What it is at.
-        from: i64,
-        /// What this build is made for.
-        to: i64,
-    },
-    /// It is the one that this build is made for.
-    Current,
-    /// It is newer, in ways that this build can work with.
-    NewerCompatible {
-        /// What it is at.
-        version: i64,
-    },
-    /// It is newer, in ways that this build cannot work with.
-    NewerBreaking {
-        /// What it is at.
-        version: i64,
-    },
-}
-
 /// What [`migrate`] did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Migrated {
@@ -117,7 +91,7 @@ async fn migrate_session(session: &mut Session, schema: &str) -> Db<Migrated> {
     tx.execute("select pg_advisory_xact_lock($1, 0)", &[&lock]).await?;
     // Looked at under the lock: another process may have been faster.
     let state = state_in(&tx, schema).await?;
-    refuse_newer(state)?;
+    state.refuse_newer(SCHEMA_VERSION)?;
     let from = match state {
         SchemaState::Missing => 0,
         SchemaState::Old { from, .. } => from,
@@ -184,48 +158,14 @@ async fn state_in(client: &impl GenericClient, schema: &str) -> Db<SchemaState> 
     let sql = format!("select schema_version, breaking_version from {schema}.meta");
     let row = client.query_one(&sql, &[]).await?;
     let (version, breaking): (i64, i64) = (row.get::<_, i32>(0).into(), row.get::<_, i32>(1).into());
-    Ok(match version {
-        from if from < SCHEMA_VERSION => SchemaState::Old { from, to: SCHEMA_VERSION },
-        SCHEMA_VERSION => SchemaState::Current,
-        version if breaking > SCHEMA_VERSION => SchemaState::NewerBreaking { version },
-        version => SchemaState::NewerCompatible { version },
-    })
+    Ok(SchemaState::of(version, breaking, SCHEMA_VERSION))
 }
 
 /// Refuses a schema that this build cannot work with; warns about one that is newer but compatible.
 pub(crate) async fn require(session: &Session) -> Db<()> {
     let schema = session.config().schema();
-    let refuse = |message: String| Err(DbError::own(ErrorKind::Schema, message));
-    match state_in(&**session, schema).await? {
-        SchemaState::Missing => {
-            refuse(format!("the database has no Pillarbox schema {schema}; run `pillarbox migrate`"))
-        }
-        SchemaState::Old { from, to } => {
-            refuse(format!("the schema is at version {from} and this build needs {to}; run `pillarbox migrate`"))
-        }
-        state => Ok(refuse_newer(state)?),
-    }
-}
-
-fn refuse_newer(state: SchemaState) -> Result<()> {
-    match state {
-        SchemaState::NewerBreaking { version } => Err(Error::new(
-            ErrorKind::Schema,
-            format!(
-                "the schema is at version {version}, which this build (made for {SCHEMA_VERSION}) cannot work with; \
-                 upgrade pillarbox"
-            ),
-        )),
-        SchemaState::NewerCompatible { version } => {
-            tracing::warn!(
-                version,
-                made_for = SCHEMA_VERSION,
-                "the schema is newer than this build; upgrade pillarbox"
-            );
-            Ok(())
-        }
-        _ => Ok(()),
-    }
+    let missing = format!("the database has no Pillarbox schema {schema}");
+    Ok(state_in(&**session, schema).await?.require(SCHEMA_VERSION, &missing)?)
 }
 
 /// The SQL that [`migrate`] runs on a database without the schema, for other tools; needs no connection.

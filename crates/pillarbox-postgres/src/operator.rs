@@ -1,10 +1,10 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
+use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow};
 use pillarbox::{
-    Books, Change, Changed, Check, Cursor, Epoch, ErrorKind, EventRecord, Filter, InstanceId, KeyHash, ListQuery,
-    ListRow, Mode, NewEvent, OnDead, Operator, Position, PrunePolicy, Pruned, Report, Result, Status, SubscriptionId,
-    Timestamp, lane_of,
+    Books, Change, Changed, Check, Cursor, ErrorKind, EventRecord, InstanceId, ListQuery, ListRow, Mode, NewEvent,
+    OnDead, Operator, Position, PrunePolicy, Pruned, Result, Status, SubscriptionId,
 };
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
@@ -94,56 +94,23 @@ pub(crate) async fn ring(tx: &Transaction<'_>) -> Db<()> {
     crate::doorbell::announce(tx, "fleet").await
 }
 
-/// What operators' commands look at.
+/// What operators' commands look at: what every store has, and what only this one does.
 pub(crate) struct World {
-    /// By the database's clock.
-    pub(crate) now: Timestamp,
-    pub(crate) horizon: Position,
-    pub(crate) log_start: Position,
-    /// Retention has been this far; a journal may begin below.
-    pub(crate) pruned_to: Position,
+    shared: pillarbox::world::World,
     pub(crate) fresh_floor: Position,
     pub(crate) log_id: Uuid,
     pub(crate) incarnation: i64,
     pub(crate) schema_version: i64,
     /// Nobody's retention removes what is younger; None: it removes nothing.
     pub(crate) retention_keep: Option<Duration>,
-    pub(crate) subscriptions: Vec<SubscriptionRow>,
-    pub(crate) instances: Vec<InstanceRow>,
 }
 
-/// A subscription with its lanes.
-pub(crate) struct SubscriptionRow {
-    pub(crate) id: SubscriptionId,
-    pub(crate) name: String,
-    pub(crate) filter: Filter,
-    pub(crate) mode: Mode,
-    pub(crate) on_dead: OnDead,
-    pub(crate) hold: Option<Duration>,
-    pub(crate) paused: bool,
-    pub(crate) lanes: Vec<LaneRow>,
-}
+impl std::ops::Deref for World {
+    type Target = pillarbox::world::World;
 
-/// A lane as it is stored.
-pub(crate) struct LaneRow {
-    pub(crate) lane: u32,
-    pub(crate) cursor: Cursor,
-    pub(crate) owner: Option<InstanceId>,
-    pub(crate) epoch: Epoch,
-    pub(crate) revision: i64,
-}
-
-/// An instance, and whether its lock is held.
-pub(crate) struct InstanceRow {
-    pub(crate) id: InstanceId,
-    pub(crate) host: String,
-    pub(crate) pid: u32,
-    pub(crate) version: String,
-    pub(crate) started_at: Timestamp,
-    pub(crate) beat_at: Timestamp,
-    pub(crate) subscriptions: Vec<SubscriptionId>,
-    pub(crate) report: Report,
-    pub(crate) alive: bool,
+    fn deref(&self) -> &Self::Target {
+        &self.shared
+    }
 }
 
 impl World {
@@ -165,72 +132,26 @@ impl World {
         let held = locks.iter().filter(|row| row.get::<_, i64>(0) == class);
         let held: HashSet<InstanceId> = held.map(|row| InstanceId(row.get(1))).collect();
         let instances = instances.iter().map(|row| instance_row(row, &held)).collect::<Db<Vec<_>>>()?;
-        Ok(World {
+        let shared = pillarbox::world::World {
+            // By the database's clock.
             now: world.try_get::<_, Time>(0)?.0,
             horizon: world.try_get(1)?,
             log_start: world.try_get(2)?,
+            pruned_to: world.try_get(8)?,
+            subscriptions,
+            instances,
+        };
+        Ok(World {
+            shared,
             fresh_floor: world.try_get(3)?,
             log_id: world.try_get(4)?,
             incarnation: world.try_get(5)?,
             schema_version: world.try_get::<_, i32>(6)?.into(),
-            pruned_to: world.try_get(8)?,
             retention_keep: match world.try_get(9)? {
                 FOREVER_MS => None,
                 keep => Some(Duration::from_millis(keep.max(0) as u64)),
             },
-            subscriptions,
-            instances,
         })
-    }
-
-    /// The subscription of this name.
-    pub(crate) fn subscription(&self, name: &str) -> Db<&SubscriptionRow> {
-        self.subscriptions.iter().find(|subscription| subscription.name == name).ok_or_else(|| {
-            let names: Vec<_> = self.subscriptions.iter().map(|subscription| subscription.name.as_str()).collect();
-            let known =
-                if names.is_empty() { "there is none yet".into() } else { format!("there are: {}", names.join(", ")) };
-            DbError::own(ErrorKind::NotFound, format!("there is no subscription '{name}'; {known}"))
-        })
-    }
-
-    /// Whether a living instance can run the subscription.
-    pub(crate) fn is_run(&self, id: SubscriptionId) -> bool {
-        self.runners(id).next().is_some()
-    }
-
-    /// The living instances that can run the subscription.
-    pub(crate) fn runners(&self, id: SubscriptionId) -> impl Iterator<Item = &InstanceRow> {
-        self.instances.iter().filter(move |instance| instance.alive && instance.subscriptions.contains(&id))
-    }
-
-    /// Whether this instance lives.
-    pub(crate) fn is_alive(&self, id: InstanceId) -> bool {
-        self.instances.iter().any(|instance| instance.alive && instance.id == id)
-    }
-}
-
-impl SubscriptionRow {
-    /// The lowest floor.
-    pub(crate) fn floor(&self) -> Position {
-        self.lanes.iter().map(|lane| lane.cursor.floor).min().unwrap_or(0)
-    }
-
-    /// The lane of an event.
-    pub(crate) fn lane_of(&self, key: Option<&str>, position: Position) -> Option<&LaneRow> {
-        let lane = lane_of(key.map(KeyHash::of), position, self.lanes.len() as u32);
-        self.lanes.get(lane as usize)
-    }
-}
-
-impl LaneRow {
-    /// Whether the cursor counts this position as settled.
-    pub(crate) fn has_settled(&self, position: Position) -> bool {
-        position <= self.cursor.floor || self.cursor.settled.contains(position)
-    }
-
-    /// The lane's number as it is stored.
-    pub(crate) fn number(&self) -> i32 {
-        self.lane as i32
     }
 }
 

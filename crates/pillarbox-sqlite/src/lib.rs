@@ -37,8 +37,9 @@ mod worker;
 
 pub use doorbell::DOORBELL_INTERVAL;
 pub use home::{adopt, fresh};
-pub use migrate::{Migrated, SCHEMA_VERSION, SchemaState, check, dump_schema, migrate, migrate_connection, print_sql};
+pub use migrate::{Migrated, SCHEMA_VERSION, check, dump_schema, migrate, migrate_connection, print_sql};
 pub use operator::{Maintained, PENDING_COUNT_MAX, WAL_BYTES_MAX};
+pub use pillarbox::SchemaState;
 pub use publish::{Limits, PAYLOAD_BYTES_MAX_HIGHEST, commit, publish, publish_all};
 pub use reader::PAGE_BYTES_MAX;
 pub use store::SqliteStore;

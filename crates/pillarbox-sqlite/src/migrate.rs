@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use pillarbox::{Error, ErrorKind, Result, Timestamp};
+use pillarbox::{ErrorKind, Result, SchemaState, Timestamp};
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use crate::connection::{begin, meta_number};
@@ -45,32 +45,6 @@ impl Migration {
     }
 }
 
-/// How a database's schema stands to this build.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SchemaState {
-    /// There is no schema, or no file.
-    Missing,
-    /// It needs to be migrated.
-    Old {
-        /// What it is at.
-        from: i64,
-        /// What this build is made for.
-        to: i64,
-    },
-    /// It is the one that this build is made for.
-    Current,
-    /// It is newer, in ways that this build can work with.
-    NewerCompatible {
-        /// What it is at.
-        version: i64,
-    },
-    /// It is newer, in ways that this build cannot work with.
-    NewerBreaking {
-        /// What it is at.
-        version: i64,
-    },
-}
-
 /// What [`migrate`] did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Migrated {
@@ -103,7 +77,7 @@ pub fn migrate_connection(connection: &Connection) -> Result<Vec<String>> {
         SchemaState::Missing => 0,
         SchemaState::Old { from, .. } => from,
         state => {
-            refuse_newer(state)?;
+            state.refuse_newer(SCHEMA_VERSION)?;
             return Ok(Vec::new());
         }
     };
@@ -134,45 +108,12 @@ pub(crate) fn state_of(connection: &Connection) -> Db<SchemaState> {
     }
     let version = meta_number(connection, "schema_version")?;
     let breaking = meta_number(connection, "breaking_version")?;
-    Ok(match version {
-        from if from < SCHEMA_VERSION => SchemaState::Old { from, to: SCHEMA_VERSION },
-        SCHEMA_VERSION => SchemaState::Current,
-        version if breaking > SCHEMA_VERSION => SchemaState::NewerBreaking { version },
-        version => SchemaState::NewerCompatible { version },
-    })
+    Ok(SchemaState::of(version, breaking, SCHEMA_VERSION))
 }
 
 /// Refuses a schema that this build cannot work with; warns about one that is newer but compatible.
 pub(crate) fn require(connection: &Connection) -> Db<()> {
-    let refuse = |message: String| Err(DbError::own(ErrorKind::Schema, message));
-    match state_of(connection)? {
-        SchemaState::Missing => refuse("the database has no Pillarbox schema; run `pillarbox migrate`".into()),
-        SchemaState::Old { from, to } => {
-            refuse(format!("the schema is at version {from} and this build needs {to}; run `pillarbox migrate`"))
-        }
-        state => Ok(refuse_newer(state)?),
-    }
-}
-
-fn refuse_newer(state: SchemaState) -> Result<()> {
-    match state {
-        SchemaState::NewerBreaking { version } => Err(Error::new(
-            ErrorKind::Schema,
-            format!(
-                "the schema is at version {version}, which this build (made for {SCHEMA_VERSION}) cannot work with; \
-                 upgrade pillarbox"
-            ),
-        )),
-        SchemaState::NewerCompatible { version } => {
-            tracing::warn!(
-                version,
-                made_for = SCHEMA_VERSION,
-                "the schema is newer than this build; upgrade pillarbox"
-            );
-            Ok(())
-        }
-        _ => Ok(()),
-    }
+    Ok(state_of(connection)?.require(SCHEMA_VERSION, "the database has no Pillarbox schema")?)
 }
 
 /// Turns on write-ahead logging; the switch is part of the file.

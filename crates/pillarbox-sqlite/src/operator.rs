@@ -1,10 +1,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, World};
 use pillarbox::{
-    Books, Change, Changed, Check, Cursor, Epoch, Error, ErrorKind, EventRecord, Filter, InstanceId, KeyHash,
-    ListQuery, ListRow, Mode, NewEvent, OnDead, Operator, Position, PrunePolicy, Pruned, Report, Result, Status,
-    SubscriptionId, Timestamp, lane_of,
+    Books, Change, Changed, Check, Error, ErrorKind, EventRecord, InstanceId, ListQuery, ListRow, Mode, NewEvent,
+    OnDead, Operator, Position, PrunePolicy, Pruned, Result, Status, SubscriptionId, Timestamp,
 };
 use rusqlite::{Connection, Row};
 use uuid::Uuid;
@@ -76,7 +76,7 @@ impl Operator for SqliteStore {
 
 /// Empties the log. Positions go on where they were; what a living instance runs stays, with nothing to deliver.
 fn reset(tx: &rusqlite::Transaction<'_>, folder: &LockFolder) -> Db<()> {
-    let world = World::load(tx, folder)?;
+    let world = load_world(tx, folder)?;
     // First: only what lies below these may be removed.
     crate::connection::set_meta(tx, "log_start", world.horizon + 1)?;
     crate::connection::set_meta(tx, "pruned_to", world.horizon)?;
@@ -90,118 +90,28 @@ fn reset(tx: &rusqlite::Transaction<'_>, folder: &LockFolder) -> Db<()> {
 }
 
 /// What operators' commands look at, in one snapshot.
-pub(crate) struct World {
-    pub(crate) now: Timestamp,
-    pub(crate) horizon: Position,
-    pub(crate) log_start: Position,
-    pub(crate) pruned_to: Position,
-    pub(crate) subscriptions: Vec<SubscriptionRow>,
-    pub(crate) instances: Vec<InstanceRow>,
-}
-
-/// A subscription with its lanes.
-pub(crate) struct SubscriptionRow {
-    pub(crate) id: SubscriptionId,
-    pub(crate) name: String,
-    pub(crate) filter: Filter,
-    pub(crate) mode: Mode,
-    pub(crate) on_dead: OnDead,
-    pub(crate) hold: Option<Duration>,
-    pub(crate) paused: bool,
-    pub(crate) lanes: Vec<LaneRow>,
-}
-
-/// A lane as it is stored.
-pub(crate) struct LaneRow {
-    pub(crate) lane: u32,
-    pub(crate) cursor: Cursor,
-    pub(crate) owner: Option<InstanceId>,
-    pub(crate) epoch: Epoch,
-    pub(crate) revision: i64,
-}
-
-/// An instance, and whether its process lives.
-pub(crate) struct InstanceRow {
-    pub(crate) id: InstanceId,
-    pub(crate) host: String,
-    pub(crate) pid: u32,
-    pub(crate) version: String,
-    pub(crate) started_at: Timestamp,
-    pub(crate) beat_at: Timestamp,
-    pub(crate) subscriptions: Vec<SubscriptionId>,
-    pub(crate) report: Report,
-    pub(crate) alive: bool,
-}
-
-impl World {
-    pub(crate) fn load(tx: &Connection, folder: &LockFolder) -> Db<World> {
-        let mut lanes = lanes(tx)?;
-        let mut statement = tx.prepare_cached(include_str!("sql/subscriptions.sql"))?;
-        let rows = statement.query_map([], subscription_row)?;
-        let mut subscriptions = rows.collect::<Result<Vec<_>, _>>()?;
-        for subscription in &mut subscriptions {
-            subscription.lanes = lanes.remove(&subscription.id).unwrap_or_default();
-        }
-        let mut statement = tx.prepare_cached(include_str!("sql/instances.sql"))?;
-        let mut instances = statement.query_map([], instance_row)?.collect::<Result<Vec<_>, _>>()?;
-        let now = Timestamp::now();
-        for instance in &mut instances {
-            instance.alive = folder.is_alive(instance.id, instance.beat_at, now);
-        }
-        Ok(World {
-            now,
-            horizon: horizon(tx)?,
-            log_start: meta_number(tx, "log_start")?,
-            pruned_to: meta_number(tx, "pruned_to")?,
-            subscriptions,
-            instances,
-        })
+pub(crate) fn load_world(tx: &Connection, folder: &LockFolder) -> Db<World> {
+    let mut lanes = lanes(tx)?;
+    let mut statement = tx.prepare_cached(include_str!("sql/subscriptions.sql"))?;
+    let rows = statement.query_map([], subscription_row)?;
+    let mut subscriptions = rows.collect::<Result<Vec<_>, _>>()?;
+    for subscription in &mut subscriptions {
+        subscription.lanes = lanes.remove(&subscription.id).unwrap_or_default();
     }
-
-    /// The subscription of this name.
-    pub(crate) fn subscription(&self, name: &str) -> Db<&SubscriptionRow> {
-        self.subscriptions.iter().find(|subscription| subscription.name == name).ok_or_else(|| {
-            let names: Vec<_> = self.subscriptions.iter().map(|subscription| subscription.name.as_str()).collect();
-            let known =
-                if names.is_empty() { "there is none yet".into() } else { format!("there are: {}", names.join(", ")) };
-            DbError::own(ErrorKind::NotFound, format!("there is no subscription '{name}'; {known}"))
-        })
+    let mut statement = tx.prepare_cached(include_str!("sql/instances.sql"))?;
+    let mut instances = statement.query_map([], instance_row)?.collect::<Result<Vec<_>, _>>()?;
+    let now = Timestamp::now();
+    for instance in &mut instances {
+        instance.alive = folder.is_alive(instance.id, instance.beat_at, now);
     }
-
-    /// Whether a living instance can run the subscription.
-    pub(crate) fn is_run(&self, id: SubscriptionId) -> bool {
-        self.runners(id).next().is_some()
-    }
-
-    /// The living instances that can run the subscription.
-    pub(crate) fn runners(&self, id: SubscriptionId) -> impl Iterator<Item = &InstanceRow> {
-        self.instances.iter().filter(move |instance| instance.alive && instance.subscriptions.contains(&id))
-    }
-
-    /// Whether this instance lives.
-    pub(crate) fn is_alive(&self, id: InstanceId) -> bool {
-        self.instances.iter().any(|instance| instance.alive && instance.id == id)
-    }
-}
-
-impl SubscriptionRow {
-    /// The lowest floor.
-    pub(crate) fn floor(&self) -> Position {
-        self.lanes.iter().map(|lane| lane.cursor.floor).min().unwrap_or(0)
-    }
-
-    /// The lane of an event.
-    pub(crate) fn lane_of(&self, key: Option<&str>, position: Position) -> Option<&LaneRow> {
-        let lane = lane_of(key.map(KeyHash::of), position, self.lanes.len() as u32);
-        self.lanes.get(lane as usize)
-    }
-}
-
-impl LaneRow {
-    /// Whether the cursor counts this position as settled.
-    pub(crate) fn has_settled(&self, position: Position) -> bool {
-        position <= self.cursor.floor || self.cursor.settled.contains(position)
-    }
+    Ok(World {
+        now,
+        horizon: horizon(tx)?,
+        log_start: meta_number(tx, "log_start")?,
+        pruned_to: meta_number(tx, "pruned_to")?,
+        subscriptions,
+        instances,
+    })
 }
 
 fn lanes(tx: &Connection) -> Db<BTreeMap<SubscriptionId, Vec<LaneRow>>> {

@@ -45,12 +45,14 @@ mod ownership;
 mod range_set;
 mod relay;
 mod retry;
+mod schema_state;
 mod sink;
 mod store;
 mod subscription;
 pub mod testing;
 mod token;
 mod why;
+pub mod world;
 
 pub use audit::{Audit, Auditor, MISSING_LISTED_MAX, Missing, MissingReason, SubscriptionAudit};
 pub use breaker::{BREAKER_BASE, BREAKER_CAP, BREAKER_SUSPECT_AFTER, RETRY_AFTER_MAX};
@@ -74,6 +76,7 @@ pub use operator::{
 pub use range_set::RangeSet;
 pub use relay::{RETENTION_INTERVAL, Relay, RelayBuilder, RelayConfig};
 pub use retry::RetryPolicy;
+pub use schema_state::SchemaState;
 pub use sink::{Attempt, Batch, BoxFuture, Failure, Fault, Outcome, Sink, SinkFeatures};
 pub use store::{
     AttemptError, BreakerReport, Cursor, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, Fleet, Hello, InstanceId,

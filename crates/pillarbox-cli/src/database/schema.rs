@@ -1,5 +1,5 @@
 use anyhow::Result;
-use pillarbox_sqlite::SchemaState;
+use pillarbox::SchemaState;
 
 use super::Database;
 use crate::exit::Exit;
@@ -42,7 +42,7 @@ impl Database {
         let state = match self {
             Database::Sqlite(path) => pillarbox_sqlite::check(path),
             #[cfg(feature = "postgres")]
-            Database::Postgres(postgres) => pillarbox_postgres::check(postgres.config()).await.map(same_state),
+            Database::Postgres(postgres) => pillarbox_postgres::check(postgres.config()).await,
         };
         let state = state.map_err(|error| self.explain(error))?;
         let command = format!("run `pillarbox migrate --database {}`", self.shell_url());
@@ -123,17 +123,5 @@ impl Database {
             #[cfg(feature = "postgres")]
             Database::Postgres(postgres) => pillarbox_postgres::print_roles(postgres.config().schema()),
         }
-    }
-}
-
-#[cfg(feature = "postgres")]
-fn same_state(state: pillarbox_postgres::SchemaState) -> SchemaState {
-    use pillarbox_postgres::SchemaState as Theirs;
-    match state {
-        Theirs::Missing => SchemaState::Missing,
-        Theirs::Old { from, to } => SchemaState::Old { from, to },
-        Theirs::Current => SchemaState::Current,
-        Theirs::NewerCompatible { version } => SchemaState::NewerCompatible { version },
-        Theirs::NewerBreaking { version } => SchemaState::NewerBreaking { version },
     }
 }

@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 
+use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow};
 use pillarbox::{
     Change, Changed, ErrorKind, InstanceId, KeyHash, Position, RangeSet, Selection, Start, Subscription,
     SubscriptionId, lane_of,
@@ -8,7 +9,7 @@ use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
-use super::{InstanceRow, LaneRow, SubscriptionRow, World, positions_of, ring, unknown_event};
+use super::{World, positions_of, ring, unknown_event};
 use crate::connection::Session;
 use crate::error::{Db, DbError};
 use crate::ownership::start_floor;
@@ -270,7 +271,7 @@ async fn rewind(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: 
     for lane in &row.lanes {
         let (floor, settled) = place.keep(lane);
         let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
-            [&row.id.0, &lane.number(), &floor, &multirange(&settled)];
+            [&row.id.0, &(lane.lane as i32), &floor, &multirange(&settled)];
         tx.execute(include_str!("../sql/rewind_lane.sql"), &values).await?;
     }
     // Retention has left only the copies that deliveries need: what is read again does not have these.
@@ -298,9 +299,9 @@ async fn rewind_key(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, 
     let events = key_events(tx, row, lane, key, place).await?;
     let positions: Vec<Position> = events.iter().map(|(position, _)| *position).collect();
     let sql = "select coalesce(max(arrival), 0) from delivery where subscription = $1 and lane = $2";
-    let arrival: i64 = tx.query_one(sql, &[&row.id.0, &lane.number()]).await?.try_get(0)?;
+    let arrival: i64 = tx.query_one(sql, &[&row.id.0, &(lane.lane as i32)]).await?.try_get(0)?;
     let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
-        [&row.id.0, &positions, &lane.number(), &arrival, &key];
+        [&row.id.0, &positions, &(lane.lane as i32), &arrival, &key];
     tx.execute(include_str!("../sql/rewind_key.sql"), &values).await?;
     take_up(tx, row.id, &positions.iter().map(|position| *position..=*position).collect()).await?;
     touch_lanes(tx, row.id, [lane.lane]).await?;

@@ -1,13 +1,15 @@
+use pillarbox::world::SubscriptionRow;
 use pillarbox::{Check, Level};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
 use super::premises::{self, bad, ok};
-use super::{SubscriptionRow, World, holders, snapshot};
+use super::{World, holders, snapshot};
+use crate::SchemaState;
 use crate::connection::Session;
 use crate::error::{Db, DbError};
 use crate::home;
-use crate::migrate::{self, SCHEMA_VERSION, SchemaState, applied_at, state_of};
+use crate::migrate::{self, SCHEMA_VERSION, applied_at, state_of};
 
 /// No session of Pillarbox keeps a snapshot for longer.
 const OWN_SNAPSHOT_SECONDS_MAX: f64 = 5.0;

@@ -1,8 +1,9 @@
 use pillarbox::RangeSet;
+use pillarbox::world::SubscriptionRow;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
-use super::{SubscriptionRow, World};
+use super::World;
 use crate::error::Db;
 
 /// How many are named at most.

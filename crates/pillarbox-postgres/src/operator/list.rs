@@ -1,10 +1,11 @@
+use pillarbox::world::SubscriptionRow;
 use pillarbox::{ListQuery, ListRow, Position, State};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
+use super::World;
 use super::status::{Line, Pages};
-use super::{SubscriptionRow, World};
 use crate::error::Db;
 use crate::settle::parse_errors;
 use crate::types::Time;

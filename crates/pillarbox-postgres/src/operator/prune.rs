@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use pillarbox::world::{LaneRow, SubscriptionRow};
 use pillarbox::{Cursor, Position, PrunePolicy, Pruned, RangeSet, SubscriptionId, Timestamp};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{GenericClient, Row, Transaction};
@@ -8,7 +9,7 @@ use tokio_postgres::{GenericClient, Row, Transaction};
 use super::change::{give_up, touch_lanes};
 use super::risen::{self, Suspects};
 use super::status::Line;
-use super::{LaneRow, SubscriptionRow, World, ring};
+use super::{World, ring};
 use crate::connection::Session;
 use crate::error::Db;
 use crate::leaves::{self, Leaf};
@@ -154,9 +155,10 @@ async fn candidate(
 
 /// Moves subscriptions on whose hold is over for some of what they have not settled, recorded and with an alarm.
 async fn expire_holds(tx: &Transaction<'_>, keep: Duration, slice: i64, pruned: &mut Pruned) -> Db<()> {
-    let mut world = World::load(tx).await?;
-    world.subscriptions.sort_by_key(|subscription| subscription.id);
-    for subscription in &world.subscriptions {
+    let world = World::load(tx).await?;
+    let mut by_number: Vec<_> = world.subscriptions.iter().collect();
+    by_number.sort_by_key(|subscription| subscription.id);
+    for subscription in by_number {
         let Some(hold) = subscription.hold else { continue };
         let oldest = before(world.now, hold.max(keep));
         let sql = "select created_at from event where position > $1 order by position limit 1";
@@ -243,7 +245,7 @@ async fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, end: Pos
     settled.remove_range(0, end);
     let sql = "update cursor set floor = $3, settled = $4::text::int8multirange, epoch = epoch + 1 \
                where subscription = $1 and lane = $2";
-    tx.execute(sql, &[&id.0, &lane.number(), &end, &multirange(&settled)]).await?;
+    tx.execute(sql, &[&id.0, &(lane.lane as i32), &end, &multirange(&settled)]).await?;
     Ok(())
 }
 

@@ -1,12 +1,13 @@
 use std::sync::atomic::Ordering;
 
+use pillarbox::world::{LaneRow, SubscriptionRow};
 use pillarbox::{Position, RangeSet};
 use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
 
 use super::change::touch_lanes;
 use super::status::Line;
-use super::{LaneRow, SubscriptionRow, World, ring};
+use super::{World, ring};
 use crate::connection::Session;
 use crate::error::Db;
 use crate::types::Time;
@@ -76,7 +77,7 @@ async fn deliver(tx: &Transaction<'_>, world: &World, subscription: &Subscriptio
     if !lane.has_settled(line.position) {
         return read_again(tx, subscription, lane).await;
     }
-    let (id, number, position) = (subscription.id.0, lane.number(), line.position);
+    let (id, number, position) = (subscription.id.0, (lane.lane as i32), line.position);
     let place = [(&id as _, Type::INT8), (&number as _, Type::INT4), (&position as _, Type::INT8)];
     if tx.query_typed_one(include_str!("../sql/before_start.sql"), &place).await?.try_get(0)? {
         return Ok(());
@@ -98,7 +99,7 @@ async fn deliver(tx: &Transaction<'_>, world: &World, subscription: &Subscriptio
 /// The owner may have closed the hole in memory already: it is made to load the lane anew, where the hole is open.
 async fn read_again(tx: &Transaction<'_>, subscription: &SubscriptionRow, lane: &LaneRow) -> Db<()> {
     let sql = "update cursor set epoch = epoch + 1 where subscription = $1 and lane = $2";
-    tx.execute_typed(sql, &[(&subscription.id.0, Type::INT8), (&lane.number(), Type::INT4)]).await?;
+    tx.execute_typed(sql, &[(&subscription.id.0, Type::INT8), (&(lane.lane as i32), Type::INT4)]).await?;
     Ok(())
 }
 

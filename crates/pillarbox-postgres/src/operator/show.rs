@@ -1,9 +1,10 @@
+use pillarbox::world::SubscriptionRow;
 use pillarbox::{DeliveryRecord, Event, EventRecord, Fate, Position, SettledBy, State, SubscriptionId};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
-use super::{SubscriptionRow, World, positions_of};
+use super::{World, positions_of};
 use crate::error::Db;
 use crate::reader::Decoder;
 use crate::settle::parse_errors;
@@ -27,7 +28,7 @@ pub(super) async fn show(tx: &Transaction<'_>, id: Uuid) -> Db<Option<EventRecor
 async fn fate(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, event: &Event) -> Db<Option<Fate>> {
     let position = event.position;
     let Some(lane) = row.lane_of(event.key.as_deref(), position) else { return Ok(None) };
-    let number = lane.number();
+    let number = lane.lane as i32;
     let of_lane = [(&row.id.0 as _, Type::INT8), (&number as _, Type::INT4), (&position as _, Type::INT8)];
     let of_event = [(&row.id.0 as _, Type::INT8), (&position as _, Type::INT8)];
     let of_log = [(&position as _, Type::INT8)];

@@ -1,13 +1,13 @@
+use pillarbox::world::{LaneRow, SubscriptionRow};
 use pillarbox::{Books, LaneBook, Position, RangeSet, SubscriptionId};
 use rusqlite::{Connection, params};
 
-use super::{LaneRow, SubscriptionRow, World};
 use crate::connection::meta_number;
 use crate::error::Db;
 use crate::store::Desk;
 
 pub(super) fn books(tx: &Connection, desk: &Desk) -> Db<Books> {
-    let world = World::load(tx, &desk.folder)?;
+    let world = super::load_world(tx, &desk.folder)?;
     let mut lanes = Vec::new();
     for subscription in &world.subscriptions {
         let sql = "select position, position_to from pillarbox_skip where subscription = ?1";

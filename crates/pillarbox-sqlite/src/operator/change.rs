@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 
+use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, World};
 use pillarbox::{
     Change, Changed, ErrorKind, InstanceId, LANES_MAX, Position, RangeSet, Selection, Start, Subscription,
     SubscriptionId, Timestamp, lane_of,
@@ -7,7 +8,7 @@ use pillarbox::{
 use rusqlite::{OptionalExtension, Transaction, params};
 use uuid::Uuid;
 
-use super::{InstanceRow, LaneRow, SubscriptionRow, World, books, positions_of, unknown_event};
+use super::{books, positions_of, unknown_event};
 use crate::connection::{begin, meta_number, raise_revision};
 use crate::error::{Db, DbError};
 use crate::ownership::{record_progress, start_floor};
@@ -17,7 +18,7 @@ use crate::store::Desk;
 /// Carries out a command in one transaction; a dry run does the same and takes it back.
 pub(super) fn change(desk: &Desk, change: &Change, dry_run: bool) -> Db<Changed> {
     let tx = begin(&desk.connection)?;
-    let world = World::load(&tx, &desk.folder)?;
+    let world = super::load_world(&tx, &desk.folder)?;
     let changed = apply(&tx, &world, change)?;
     raise_revision(&tx)?;
     if dry_run {

@@ -1,13 +1,14 @@
 use std::os::unix::fs::MetadataExt;
 
+use pillarbox::world::{SubscriptionRow, World};
 use pillarbox::{Check, Level};
 use rusqlite::Connection;
 
 use super::maintain::{WAL_BYTES_MAX, checkpoint, wal_bytes};
-use super::{SubscriptionRow, World};
+use crate::SchemaState;
 use crate::connection::read;
 use crate::error::{Db, DbError};
-use crate::migrate::{SCHEMA_VERSION, SchemaState, state_of};
+use crate::migrate::{SCHEMA_VERSION, state_of};
 use crate::ownership::check_anchor;
 use crate::store::Desk;
 
@@ -17,7 +18,7 @@ pub(super) fn doctor(desk: &Desk) -> Db<Vec<Check>> {
     let mut checks = vec![schema(desk)?, journal_mode(desk)?, file_system(desk), permissions(desk)?, home(desk)];
     checks.push(write_ahead_log(desk)?);
     checks.extend(read(&desk.connection, |tx| {
-        let world = World::load(tx, &desk.folder)?;
+        let world = super::load_world(tx, &desk.folder)?;
         Ok([anchors(tx, &world), dead_ranges(tx)?, deliveries(tx)?, orphans(&world), instances(&world)])
     })?);
     checks.push(ok("publishers", "publishers that read before they publish should use BEGIN IMMEDIATE".into()));

@@ -1,8 +1,8 @@
+use pillarbox::world::{SubscriptionRow, World};
 use pillarbox::{Filter, HEADER_CORRELATION_ID, Headers, ListQuery, ListRow, State, Timestamp};
 use rusqlite::{Connection, Row, params};
 
 use super::status::Line;
-use super::{SubscriptionRow, World};
 use crate::error::Db;
 use crate::reader::id_of;
 use crate::settle::parse_errors;
@@ -14,7 +14,7 @@ pub(super) fn list(tx: &Connection, desk: &Desk, query: &ListQuery) -> Db<Vec<Li
     if query.subscription.is_none() && query.state.is_none() {
         return events(tx, &matcher, query.limit);
     }
-    let world = World::load(tx, &desk.folder)?;
+    let world = super::load_world(tx, &desk.folder)?;
     let subscriptions: Vec<&SubscriptionRow> = match &query.subscription {
         Some(name) => vec![world.subscription(name)?],
         None => world.subscriptions.iter().collect(),

@@ -1,12 +1,12 @@
 use std::time::Duration;
 
+use pillarbox::world::{LaneRow, SubscriptionRow, World};
 use pillarbox::{Cursor, Position, PrunePolicy, Pruned, RangeSet, SubscriptionId, Timestamp};
 use rusqlite::{Transaction, params};
 
 use super::change::{give_up, touch_lanes};
 use super::risen::deliver_risen;
 use super::status::Line;
-use super::{LaneRow, SubscriptionRow, World};
 use crate::connection::{meta_number, raise_revision, set_meta};
 use crate::error::Db;
 use crate::ownership::record_progress;
@@ -25,7 +25,7 @@ const PROGRESS_FINE_MS: i64 = 3_600_000;
 /// Removes one slice of what nobody needs. It holds the write lock throughout: no cursor moves, no delivery appears and no
 /// rewind happens between what it reads and what it removes.
 pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> Db<Pruned> {
-    let world = World::load(tx, &desk.folder)?;
+    let world = super::load_world(tx, &desk.folder)?;
     deliver_risen(tx, &world)?;
     let policy = PrunePolicy {
         keep: at_least(policy.keep, meta_number(tx, "retention_keep_ms")?),

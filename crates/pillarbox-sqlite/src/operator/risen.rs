@@ -1,9 +1,10 @@
+use pillarbox::world::{LaneRow, SubscriptionRow, World};
 use pillarbox::{Position, RangeSet, Timestamp};
 use rusqlite::{Transaction, params};
 
+use super::books;
 use super::change::touch_lanes;
 use super::status::Line;
-use super::{LaneRow, SubscriptionRow, World, books};
 use crate::connection::raise_revision;
 use crate::error::Db;
 

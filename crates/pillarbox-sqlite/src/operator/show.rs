@@ -1,8 +1,9 @@
+use pillarbox::world::{SubscriptionRow, World};
 use pillarbox::{DeliveryRecord, Event, EventRecord, Fate, Position, SettledBy, State, SubscriptionId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, params};
 use uuid::Uuid;
 
-use super::{SubscriptionRow, World, books, positions_of};
+use super::{books, positions_of};
 use crate::error::Db;
 use crate::reader::{Decoder, id_of};
 use crate::settle::parse_errors;
@@ -14,7 +15,7 @@ pub(super) fn show(tx: &Connection, desk: &Desk, id: Uuid) -> Db<Option<EventRec
     let mut rows = statement.query([position])?;
     let Some(row) = rows.next()? else { return Ok(None) };
     let event = Decoder::default().event(row)?;
-    let world = World::load(tx, &desk.folder)?;
+    let world = super::load_world(tx, &desk.folder)?;
     let fates = world.subscriptions.iter().filter_map(|row| fate(tx, &world, row, &event).transpose());
     let subscriptions = fates.collect::<Db<Vec<_>>>()?;
     Ok(Some(EventRecord { event, subscriptions }))

@@ -1,14 +1,11 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use pillarbox::{
-    InstanceStatus, KeyHash, LogStatus, Position, State, Status, SubscriptionId, SubscriptionReport,
-    SubscriptionStatus, Timestamp, lane_of,
-};
+use pillarbox::world::{Figures, SubscriptionRow, World};
+use pillarbox::{KeyHash, LogStatus, Position, State, Status, SubscriptionId, Timestamp};
 use rusqlite::{Connection, Row};
 
 use super::maintain::{WAL_BYTES_MAX, wal_bytes};
-use super::{SubscriptionRow, World};
 use crate::connection::meta_number;
 use crate::error::Db;
 use crate::home::log_id;
@@ -18,35 +15,13 @@ use crate::store::Desk;
 pub const PENDING_COUNT_MAX: usize = 1_000_000;
 
 pub(super) fn status(tx: &Connection, desk: &Desk) -> Db<Status> {
-    let world = World::load(tx, &desk.folder)?;
+    let world = super::load_world(tx, &desk.folder)?;
     let log = log_status(tx, desk, &world)?;
     let mut figures = deliveries(tx, world.now)?;
     backlog(tx, &world, &mut figures)?;
     let bytes_each = log.bytes / log.events.max(1);
-    let subscriptions = world
-        .subscriptions
-        .iter()
-        .map(|row| subscription_status(&world, row, figures.remove(&row.id).unwrap_or_default(), bytes_each))
-        .collect();
-    let instances = instances(&world);
+    let (subscriptions, instances) = (world.subscription_statuses(&figures, bytes_each), world.instance_statuses());
     Ok(Status { at: world.now, log, subscriptions, instances })
-}
-
-/// What is counted of a subscription.
-#[derive(Default)]
-struct Figures {
-    /// Not settled by the cursors and due.
-    log_pending: u64,
-    log_delayed: u64,
-    by_state: HashMap<State, u64>,
-    oldest: Option<Timestamp>,
-    oldest_due: Option<Timestamp>,
-}
-
-impl Figures {
-    fn count(&self, state: State) -> u64 {
-        self.by_state.get(&state).copied().unwrap_or(0)
-    }
 }
 
 fn log_status(tx: &Connection, desk: &Desk, world: &World) -> Db<LogStatus> {
@@ -113,14 +88,7 @@ fn backlog(tx: &Connection, world: &World, figures: &mut HashMap<SubscriptionId,
         last = row.get(0)?;
         let line = Line::of(row)?;
         for subscription in world.subscriptions.iter().filter(|subscription| line.awaits(subscription)) {
-            let of = figures.entry(subscription.id).or_default();
-            if line.deliver_at.is_some_and(|at| at > world.now) {
-                of.log_delayed += 1;
-            } else {
-                of.log_pending += 1;
-                let since = line.deliver_at.map_or(line.created_at, |at| at.max(line.created_at));
-                of.oldest = Some(of.oldest.map_or(since, |oldest| oldest.min(since)));
-            }
+            figures.entry(subscription.id).or_default().take(line.created_at, line.deliver_at, world.now);
         }
     }
     if looked_at == PENDING_COUNT_MAX {
@@ -160,78 +128,6 @@ impl<'a> Line<'a> {
 
     /// Whether the subscription wants the event and has not settled it.
     pub(super) fn awaits(&self, subscription: &SubscriptionRow) -> bool {
-        let lane = lane_of(self.hash, self.position, subscription.lanes.len() as u32);
-        subscription.lanes.get(lane as usize).is_some_and(|lane| !lane.has_settled(self.position))
-            && subscription.filter.matches(&self.topic, &self.r#type)
+        subscription.awaits(self.position, self.hash, &self.topic, &self.r#type)
     }
-}
-
-fn subscription_status(world: &World, row: &SubscriptionRow, of: Figures, bytes_each: i64) -> SubscriptionStatus {
-    let report = report(world, row);
-    // What an owner has in flight is either a row in this state or not settled yet.
-    let processing = of.count(State::Processing).max(report.in_flight);
-    let in_flight_from_log = processing - of.count(State::Processing);
-    let mut owners: Vec<_> = row.lanes.iter().filter_map(|lane| lane.owner).collect();
-    let lanes_owned = owners.iter().filter(|owner| world.is_alive(**owner)).count() as u32;
-    owners.sort_unstable();
-    owners.dedup();
-    let others = world.subscriptions.iter().filter(|other| other.id != row.id).map(SubscriptionRow::floor).min();
-    let held = others.unwrap_or(world.horizon) - row.floor();
-    SubscriptionStatus {
-        id: row.id,
-        name: row.name.clone(),
-        mode: row.mode,
-        filter: row.filter.clone(),
-        lanes: row.lanes.len() as u32,
-        on_dead: row.on_dead,
-        paused: row.paused,
-        orphaned: !world.is_run(row.id),
-        pending: (of.log_pending + of.count(State::Pending)).saturating_sub(in_flight_from_log),
-        delayed: of.log_delayed + of.count(State::Delayed),
-        processing,
-        retrying: of.count(State::Retrying),
-        blocked: of.count(State::Blocked),
-        dead: of.count(State::Dead),
-        oldest_age_seconds: of.oldest.map(|oldest| world.now.since(oldest).as_secs_f64()),
-        oldest_due: of.oldest_due,
-        lag: (world.horizon - row.floor()).max(0),
-        lanes_owned,
-        owners,
-        floor: row.floor(),
-        holds_bytes: held.max(0).saturating_mul(bytes_each),
-        report,
-    }
-}
-
-/// What the living instances say of a subscription, put together.
-fn report(world: &World, row: &SubscriptionRow) -> SubscriptionReport {
-    let mut all = SubscriptionReport::default();
-    for report in world.runners(row.id).filter_map(|instance| instance.report.subscriptions.get(&row.name)) {
-        all.in_flight += report.in_flight;
-        all.delivered += report.delivered;
-        all.delivered_at = all.delivered_at.max(report.delivered_at);
-        all.breaker = all.breaker.or_else(|| report.breaker.clone());
-        all.flood_guard |= report.flood_guard;
-        all.stopped = all.stopped.or_else(|| report.stopped.clone());
-    }
-    all
-}
-
-fn instances(world: &World) -> Vec<InstanceStatus> {
-    let lanes = |id| {
-        let all = world.subscriptions.iter().flat_map(|subscription| &subscription.lanes);
-        all.filter(|lane| lane.owner == Some(id)).count() as u32
-    };
-    let status = |instance: &super::InstanceRow| InstanceStatus {
-        id: instance.id,
-        host: instance.host.clone(),
-        pid: instance.pid,
-        version: instance.version.clone(),
-        started_at: instance.started_at,
-        beat_at: instance.beat_at,
-        alive: instance.alive,
-        lanes: lanes(instance.id),
-        report: instance.report.clone(),
-    };
-    world.instances.iter().map(status).collect()
 }

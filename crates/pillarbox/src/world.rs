@@ -1,0 +1,238 @@
+//! For those who implement [`Operator`](crate::Operator): what commands look at, and what follows from it whatever the database.
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::{
+    Cursor, Epoch, Error, ErrorKind, Filter, InstanceId, InstanceStatus, KeyHash, Mode, OnDead, Position, Report,
+    Result, State, SubscriptionId, SubscriptionReport, SubscriptionStatus, Timestamp, lane_of,
+};
+
+/// What operators' commands look at, in one snapshot.
+#[derive(Debug)]
+pub struct World {
+    /// The time that ages are counted to.
+    pub now: Timestamp,
+    /// The highest position handed out.
+    pub horizon: Position,
+    /// The lowest position that retention has left.
+    pub log_start: Position,
+    /// Retention has been this far; a journal may begin below.
+    pub pruned_to: Position,
+    /// By name.
+    pub subscriptions: Vec<SubscriptionRow>,
+    /// By number.
+    pub instances: Vec<InstanceRow>,
+}
+
+/// A subscription with its lanes.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "each is the field of the same name of `SubscriptionStatus` or `Subscription`")]
+pub struct SubscriptionRow {
+    pub id: SubscriptionId,
+    pub name: String,
+    pub filter: Filter,
+    pub mode: Mode,
+    pub on_dead: OnDead,
+    pub hold: Option<Duration>,
+    pub paused: bool,
+    pub lanes: Vec<LaneRow>,
+}
+
+/// A lane as it is stored.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "each is the field of the same name of `LaneView`")]
+pub struct LaneRow {
+    pub lane: u32,
+    pub cursor: Cursor,
+    pub owner: Option<InstanceId>,
+    pub epoch: Epoch,
+    pub revision: i64,
+}
+
+/// An instance, and whether it lives.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "each is the field of the same name of `InstanceStatus`")]
+pub struct InstanceRow {
+    pub id: InstanceId,
+    pub host: String,
+    pub pid: u32,
+    pub version: String,
+    pub started_at: Timestamp,
+    pub beat_at: Timestamp,
+    pub subscriptions: Vec<SubscriptionId>,
+    pub report: Report,
+    pub alive: bool,
+}
+
+/// What is counted of a subscription.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// Not settled by the cursors and due.
+    pub log_pending: u64,
+    /// Not settled by the cursors and not due yet.
+    pub log_delayed: u64,
+    /// Deliveries.
+    pub by_state: HashMap<State, u64>,
+    /// When the first event was published that the cursors have not settled, also one that is not due yet.
+    pub unsettled_since: Option<Timestamp>,
+    /// Since when the oldest event waits that is due.
+    pub oldest: Option<Timestamp>,
+    /// See [`SubscriptionStatus::oldest_due`].
+    pub oldest_due: Option<Timestamp>,
+}
+
+impl World {
+    /// The subscription of this name.
+    pub fn subscription(&self, name: &str) -> Result<&SubscriptionRow> {
+        self.subscriptions.iter().find(|subscription| subscription.name == name).ok_or_else(|| {
+            let names: Vec<_> = self.subscriptions.iter().map(|subscription| subscription.name.as_str()).collect();
+            let known =
+                if names.is_empty() { "there is none yet".into() } else { format!("there are: {}", names.join(", ")) };
+            Error::new(ErrorKind::NotFound, format!("there is no subscription '{name}'; {known}"))
+        })
+    }
+
+    /// Whether a living instance can run the subscription.
+    pub fn is_run(&self, id: SubscriptionId) -> bool {
+        self.runners(id).next().is_some()
+    }
+
+    /// The living instances that can run the subscription.
+    pub fn runners(&self, id: SubscriptionId) -> impl Iterator<Item = &InstanceRow> {
+        self.instances.iter().filter(move |instance| instance.alive && instance.subscriptions.contains(&id))
+    }
+
+    /// Whether this instance lives.
+    pub fn is_alive(&self, id: InstanceId) -> bool {
+        self.instances.iter().any(|instance| instance.alive && instance.id == id)
+    }
+
+    /// What `status` shows of all subscriptions, where an event takes `bytes_each`.
+    pub fn subscription_statuses(
+        &self,
+        figures: &HashMap<SubscriptionId, Figures>,
+        bytes_each: i64,
+    ) -> Vec<SubscriptionStatus> {
+        let none = Figures::default();
+        let status = |row| self.subscription_status(row, figures.get(&row.id).unwrap_or(&none), bytes_each);
+        self.subscriptions.iter().map(status).collect()
+    }
+
+    fn subscription_status(&self, row: &SubscriptionRow, of: &Figures, bytes_each: i64) -> SubscriptionStatus {
+        let report = self.report(row);
+        // What an owner has in flight is either a row in this state or not settled yet.
+        let processing = of.count(State::Processing).max(report.in_flight);
+        let in_flight_from_log = processing - of.count(State::Processing);
+        let mut owners: Vec<_> = row.lanes.iter().filter_map(|lane| lane.owner).collect();
+        let lanes_owned = owners.iter().filter(|owner| self.is_alive(**owner)).count() as u32;
+        owners.sort_unstable();
+        owners.dedup();
+        let others = self.subscriptions.iter().filter(|other| other.id != row.id).map(SubscriptionRow::floor).min();
+        let held = others.unwrap_or(self.horizon) - row.floor();
+        SubscriptionStatus {
+            id: row.id,
+            name: row.name.clone(),
+            mode: row.mode,
+            filter: row.filter.clone(),
+            lanes: row.lanes.len() as u32,
+            on_dead: row.on_dead,
+            paused: row.paused,
+            orphaned: !self.is_run(row.id),
+            pending: (of.log_pending + of.count(State::Pending)).saturating_sub(in_flight_from_log),
+            delayed: of.log_delayed + of.count(State::Delayed),
+            processing,
+            retrying: of.count(State::Retrying),
+            blocked: of.count(State::Blocked),
+            dead: of.count(State::Dead),
+            oldest_age_seconds: of.oldest.map(|oldest| self.now.since(oldest).as_secs_f64()),
+            oldest_due: of.oldest_due,
+            lag: (self.horizon - row.floor()).max(0),
+            lanes_owned,
+            owners,
+            floor: row.floor(),
+            holds_bytes: held.max(0).saturating_mul(bytes_each),
+            report,
+        }
+    }
+
+    /// What the living instances say of a subscription, put together.
+    fn report(&self, row: &SubscriptionRow) -> SubscriptionReport {
+        let mut all = SubscriptionReport::default();
+        for report in self.runners(row.id).filter_map(|instance| instance.report.subscriptions.get(&row.name)) {
+            all.in_flight += report.in_flight;
+            all.delivered += report.delivered;
+            all.delivered_at = all.delivered_at.max(report.delivered_at);
+            all.breaker = all.breaker.or_else(|| report.breaker.clone());
+            all.flood_guard |= report.flood_guard;
+            all.stopped = all.stopped.or_else(|| report.stopped.clone());
+        }
+        all
+    }
+
+    /// What `status` shows of all instances.
+    pub fn instance_statuses(&self) -> Vec<InstanceStatus> {
+        let lanes = |id| {
+            let all = self.subscriptions.iter().flat_map(|subscription| &subscription.lanes);
+            all.filter(|lane| lane.owner == Some(id)).count() as u32
+        };
+        let status = |instance: &InstanceRow| InstanceStatus {
+            id: instance.id,
+            host: instance.host.clone(),
+            pid: instance.pid,
+            version: instance.version.clone(),
+            started_at: instance.started_at,
+            beat_at: instance.beat_at,
+            alive: instance.alive,
+            lanes: lanes(instance.id),
+            report: instance.report.clone(),
+        };
+        self.instances.iter().map(status).collect()
+    }
+}
+
+impl SubscriptionRow {
+    /// The lowest floor.
+    pub fn floor(&self) -> Position {
+        self.lanes.iter().map(|lane| lane.cursor.floor).min().unwrap_or(0)
+    }
+
+    /// The lane of an event.
+    pub fn lane_of(&self, key: Option<&str>, position: Position) -> Option<&LaneRow> {
+        self.lane_at(key.map(KeyHash::of), position)
+    }
+
+    fn lane_at(&self, key: Option<KeyHash>, position: Position) -> Option<&LaneRow> {
+        self.lanes.get(lane_of(key, position, self.lanes.len() as u32) as usize)
+    }
+
+    /// Whether it wants an event and has not settled it.
+    pub fn awaits(&self, position: Position, key: Option<KeyHash>, topic: &str, r#type: &str) -> bool {
+        self.lane_at(key, position).is_some_and(|lane| !lane.has_settled(position))
+            && self.filter.matches(topic, r#type)
+    }
+}
+
+impl LaneRow {
+    /// Whether the cursor counts this position as settled.
+    pub fn has_settled(&self, position: Position) -> bool {
+        position <= self.cursor.floor || self.cursor.settled.contains(position)
+    }
+}
+
+impl Figures {
+    fn count(&self, state: State) -> u64 {
+        self.by_state.get(&state).copied().unwrap_or(0)
+    }
+
+    /// Counts an event that is neither settled nor a delivery.
+    pub fn take(&mut self, created_at: Timestamp, deliver_at: Option<Timestamp>, now: Timestamp) {
+        self.unsettled_since = Some(self.unsettled_since.map_or(created_at, |since| since.min(created_at)));
+        if deliver_at.is_some_and(|at| at > now) {
+            self.log_delayed += 1;
+            return;
+        }
+        self.log_pending += 1;
+        let since = deliver_at.map_or(created_at, |at| at.max(created_at));
+        self.oldest = Some(self.oldest.map_or(since, |oldest| oldest.min(since)));
+    }
+}
