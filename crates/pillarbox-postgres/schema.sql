@@ -466,12 +466,12 @@ CREATE OR REPLACE FUNCTION pillarbox.is_well_formed(topic text, type text, key t
  STABLE PARALLEL SAFE
 AS $function$
 begin
-    if octet_length(topic) between 1 and 1024 and octet_length(type) between 1 and 1024
-        and (key is null or octet_length(key) between 1 and 1024)
+    -- As few steps as will do: PostgreSQL prepares them anew in each transaction.
+    if topic <> '' and type <> '' and key is distinct from ''
+        and greatest(octet_length(topic), octet_length(type), octet_length(key)) <= 1024
         and (payload is null or payload_bytes is null)
-        and (payload is null or pg_column_size(payload) - 4 <= pillarbox.payload_bytes_max())
-        and (payload_bytes is null or pg_column_size(payload_bytes) - 4 <= pillarbox.payload_bytes_max())
-        and jsonb_typeof(headers) = 'object'
+        and coalesce(pg_column_size(payload), pg_column_size(payload_bytes), 4) - 4 <= pillarbox.payload_bytes_max()
+        and headers @> '{}'
     then
         return true;
     end if;
@@ -555,21 +555,24 @@ CREATE OR REPLACE FUNCTION pillarbox.publish_bytes(topic text, type text, payloa
  LANGUAGE plpgsql
 AS $function$
 declare
-    event_id uuid := coalesce(id, pillarbox.new_id());
     first_id uuid;
 begin
-    if ordered then
-        perform pillarbox.order_key(key);
-    end if;
-    if dedup_key is not null then
-        first_id := pillarbox.dedup_claim(topic, key, dedup_key, event_id);
-        if first_id is not null then
-            return first_id;
+    -- The rest costs nothing where there is nothing of it to do.
+    if id is null or ordered or dedup_key is not null then
+        id := coalesce(id, pillarbox.new_id());
+        if ordered then
+            perform pillarbox.order_key(key);
+        end if;
+        if dedup_key is not null then
+            first_id := pillarbox.dedup_claim(topic, key, dedup_key, id);
+            if first_id is not null then
+                return first_id;
+            end if;
         end if;
     end if;
     insert into pillarbox.event (id, topic, key, type, payload_bytes, content_type, headers, deliver_at)
-    values (event_id, topic, key, type, payload, content_type, coalesce(headers, '{}'), deliver_at);
-    return event_id;
+    values (id, topic, key, type, payload, content_type, coalesce(headers, '{}'), deliver_at);
+    return id;
 end
 $function$
 
@@ -578,21 +581,24 @@ CREATE OR REPLACE FUNCTION pillarbox.publish(topic text, type text, payload json
  LANGUAGE plpgsql
 AS $function$
 declare
-    event_id uuid := coalesce(id, pillarbox.new_id());
     first_id uuid;
 begin
-    if ordered then
-        perform pillarbox.order_key(key);
-    end if;
-    if dedup_key is not null then
-        first_id := pillarbox.dedup_claim(topic, key, dedup_key, event_id);
-        if first_id is not null then
-            return first_id;
+    -- The rest costs nothing where there is nothing of it to do.
+    if id is null or ordered or dedup_key is not null then
+        id := coalesce(id, pillarbox.new_id());
+        if ordered then
+            perform pillarbox.order_key(key);
+        end if;
+        if dedup_key is not null then
+            first_id := pillarbox.dedup_claim(topic, key, dedup_key, id);
+            if first_id is not null then
+                return first_id;
+            end if;
         end if;
     end if;
     insert into pillarbox.event (id, topic, key, type, payload, headers, deliver_at)
-    values (event_id, topic, key, type, payload::json, coalesce(headers, '{}'), deliver_at);
-    return event_id;
+    values (id, topic, key, type, payload::json, coalesce(headers, '{}'), deliver_at);
+    return id;
 end
 $function$
 

@@ -76,12 +76,12 @@ create function @schema@.is_well_formed(
     topic text, type text, key text, payload json, payload_bytes bytea, headers jsonb
 ) returns boolean language plpgsql stable parallel safe as $$
 begin
-    if octet_length(topic) between 1 and 1024 and octet_length(type) between 1 and 1024
-        and (key is null or octet_length(key) between 1 and 1024)
+    -- As few steps as will do: PostgreSQL prepares them anew in each transaction.
+    if topic <> '' and type <> '' and key is distinct from ''
+        and greatest(octet_length(topic), octet_length(type), octet_length(key)) <= 1024
         and (payload is null or payload_bytes is null)
-        and (payload is null or pg_column_size(payload) - 4 <= @schema@.payload_bytes_max())
-        and (payload_bytes is null or pg_column_size(payload_bytes) - 4 <= @schema@.payload_bytes_max())
-        and jsonb_typeof(headers) = 'object'
+        and coalesce(pg_column_size(payload), pg_column_size(payload_bytes), 4) - 4 <= @schema@.payload_bytes_max()
+        and headers @> '{}'
     then
         return true;
     end if;
@@ -506,21 +506,24 @@ create function @schema@.publish(
     ordered boolean default false
 ) returns uuid language plpgsql as $$
 declare
-    event_id uuid := coalesce(id, @schema@.new_id());
     first_id uuid;
 begin
-    if ordered then
-        perform @schema@.order_key(key);
-    end if;
-    if dedup_key is not null then
-        first_id := @schema@.dedup_claim(topic, key, dedup_key, event_id);
-        if first_id is not null then
-            return first_id;
+    -- The rest costs nothing where there is nothing of it to do.
+    if id is null or ordered or dedup_key is not null then
+        id := coalesce(id, @schema@.new_id());
+        if ordered then
+            perform @schema@.order_key(key);
+        end if;
+        if dedup_key is not null then
+            first_id := @schema@.dedup_claim(topic, key, dedup_key, id);
+            if first_id is not null then
+                return first_id;
+            end if;
         end if;
     end if;
     insert into @schema@.event (id, topic, key, type, payload, headers, deliver_at)
-    values (event_id, topic, key, type, payload::json, coalesce(headers, '{}'), deliver_at);
-    return event_id;
+    values (id, topic, key, type, payload::json, coalesce(headers, '{}'), deliver_at);
+    return id;
 end
 $$;
 
@@ -537,21 +540,24 @@ create function @schema@.publish_bytes(
     ordered boolean default false
 ) returns uuid language plpgsql as $$
 declare
-    event_id uuid := coalesce(id, @schema@.new_id());
     first_id uuid;
 begin
-    if ordered then
-        perform @schema@.order_key(key);
-    end if;
-    if dedup_key is not null then
-        first_id := @schema@.dedup_claim(topic, key, dedup_key, event_id);
-        if first_id is not null then
-            return first_id;
+    -- The rest costs nothing where there is nothing of it to do.
+    if id is null or ordered or dedup_key is not null then
+        id := coalesce(id, @schema@.new_id());
+        if ordered then
+            perform @schema@.order_key(key);
+        end if;
+        if dedup_key is not null then
+            first_id := @schema@.dedup_claim(topic, key, dedup_key, id);
+            if first_id is not null then
+                return first_id;
+            end if;
         end if;
     end if;
     insert into @schema@.event (id, topic, key, type, payload_bytes, content_type, headers, deliver_at)
-    values (event_id, topic, key, type, payload, content_type, coalesce(headers, '{}'), deliver_at);
-    return event_id;
+    values (id, topic, key, type, payload, content_type, coalesce(headers, '{}'), deliver_at);
+    return id;
 end
 $$;
 

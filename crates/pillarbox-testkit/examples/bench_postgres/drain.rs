@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use pillarbox::{Relay, Subscription};
 use pillarbox_postgres::PostgresStore;
 use tokio_postgres::types::{FromSql, Type};
+use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
 use crate::Result;
@@ -108,8 +109,8 @@ impl<'a> FromSql<'a> for Text {
 
 /// The columns of an event as plain Rust values.
 #[allow(dead_code, reason = "the scan makes them, nobody reads them")]
-struct Plain {
-    position: i64,
+pub(crate) struct Plain {
+    pub(crate) position: i64,
     id: Uuid,
     topic: String,
     key: Option<String>,
@@ -123,21 +124,31 @@ struct Plain {
     created_at: SystemTime,
 }
 
+/// The statement that reads a page of a table.
+pub(crate) fn page_of(table: &str) -> String {
+    format!(
+        "select position, id, topic, key, type, payload, payload_bytes, content_type, headers, stream_version, deliver_at, \
+         created_at from {table} where position > $1 order by position limit $2"
+    )
+}
+
+/// A page after a position, a Rust value of each row.
+pub(crate) async fn read_page(client: &Client, statement: &Statement, after: i64) -> Result<Vec<Plain>> {
+    let rows = client.query(statement, &[&after, &PAGE_SIZE]).await?;
+    Ok(black_box(rows.iter().map(plain).collect()))
+}
+
 /// A plain keyset-paged read of the same table that makes a Rust value of each row.
 pub(crate) async fn bare(url: &str, count: usize) -> Result<Figures> {
     let client = connect(url).await?;
-    let sql = "select position, id, topic, key, type, payload, payload_bytes, content_type, headers, stream_version, \
-               deliver_at, created_at from pillarbox.event where position > $1 order by position limit $2";
     let started = Instant::now();
-    let statement = client.prepare(sql).await?;
+    let statement = client.prepare(&page_of("pillarbox.event")).await?;
     let (mut after, mut seen) = (0_i64, 0);
     loop {
-        let rows = client.query(&statement, &[&after, &PAGE_SIZE]).await?;
-        let page: Vec<Plain> = rows.iter().map(plain).collect();
+        let page = read_page(&client, &statement, after).await?;
         let Some(last) = page.last() else { break };
         after = last.position;
         seen += page.len();
-        black_box(page);
     }
     let elapsed = started.elapsed();
     if seen != count {

@@ -70,6 +70,7 @@ fn child(arguments: &[String]) -> Result<()> {
         "idle" => idle::pillarbox(&runtime, url, count as u64)?,
         "takeover" => runtime.block_on(takeover::kills(url, count))?,
         takeover::RELAY => return runtime.block_on(takeover::relay(url)),
+        publish::READER => return runtime.block_on(publish::read(url)),
         publish::RELAY => return runtime.block_on(publish::relay(url)),
         other => return Err(format!("there is no measurement '{other}'").into()),
     };
@@ -159,15 +160,28 @@ impl Bench {
     }
 
     fn publish(&self, rows: &mut Rows) -> Result<()> {
-        for (name, insert, function, notify) in [
-            ("publish_8", "insert, 8 connections", "publish(), 8 connections", "over NOTIFY, 8 conn."),
-            ("publish_32", "insert, 32 connections", "publish(), 32 connections", "over NOTIFY, 32 conn."),
+        for (name, insert, function, watched, notify) in [
+            (
+                "publish_8",
+                "insert, 8 connections",
+                "publish(), 8 connections",
+                "over a table that is read, 8 conn.",
+                "over NOTIFY, 8 conn.",
+            ),
+            (
+                "publish_32",
+                "insert, 32 connections",
+                "publish(), 32 connections",
+                "over a table that is read, 32 conn.",
+                "over NOTIFY, 32 conn.",
+            ),
         ] {
             let database = self.server.create_database()?;
             let found = self.measure(name, database.url(), self.scale.publish_seconds)?;
             let mut add = |name, goal, value, bare| rows.add(Row { name, unit: "events/s", goal }, value, Some(bare));
             add(insert, Goal::RatioAtLeast(0.9), found["insert"], found["bare"]);
             add(function, Goal::RatioAtLeast(0.85), found["function"], found["bare"]);
+            add(watched, Goal::RatioAtLeast(0.9), found["insert"], found["watched"]);
             add(notify, Goal::RatioAtLeast(2.0), found["insert"], found["notify"]);
         }
         Ok(())
