@@ -35,7 +35,7 @@ table dedup_2 (
     created_at timestamp with time zone not null
 )
 
-table delivery with (fillfactor=70, autovacuum_vacuum_scale_factor=0.05, autovacuum_vacuum_threshold=1000) (
+table delivery with (fillfactor=45, autovacuum_vacuum_scale_factor=0.05, autovacuum_vacuum_threshold=1000) (
     subscription bigint not null,
     position bigint not null,
     lane integer not null,
@@ -46,7 +46,13 @@ table delivery with (fillfactor=70, autovacuum_vacuum_scale_factor=0.05, autovac
     due_at timestamp with time zone not null,
     since timestamp with time zone not null,
     died_at timestamp with time zone,
-    errors text not null default '[]'::text
+    errors text not null default '[]'::text,
+    queued boolean not null default false,
+    owner integer,
+    claim bigint,
+    claimed_at timestamp with time zone,
+    ready_at timestamp with time zone,
+    crashes integer not null default 0
 )
 
 table event partition by RANGE ("position") (
@@ -77,6 +83,12 @@ table event_kept (
     stream_version bigint,
     deliver_at timestamp with time zone,
     created_at timestamp with time zone not null
+)
+
+table inbox (
+    consumer text not null,
+    id uuid not null,
+    accepted_at timestamp with time zone not null default clock_timestamp()
 )
 
 table instance with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000) (
@@ -121,9 +133,11 @@ table meta (
     dedup_changed_at timestamp with time zone not null default '-infinity'::timestamp with time zone,
     retention_keep_ms bigint not null default 0,
     retention_dead_ms bigint not null default 0,
+    retention_inbox_ms bigint not null default 0,
     leaf_size bigint not null default 0,
     leaves_due_since timestamp with time zone,
-    leaves_due text
+    leaves_due text,
+    recovery_at timestamp with time zone
 )
 
 table migration (
@@ -142,6 +156,13 @@ table progress with (fillfactor=70) (
     floor_to bigint not null,
     started_at timestamp with time zone not null default clock_timestamp(),
     ended_at timestamp with time zone not null default clock_timestamp()
+)
+
+table recovery (
+    subscription bigint not null,
+    cause text not null,
+    count bigint not null,
+    last_at timestamp with time zone not null
 )
 
 table skip (
@@ -192,6 +213,10 @@ constraint event_pkey of event PRIMARY KEY ("position")
 
 constraint event_kept_pkey of event_kept PRIMARY KEY ("position")
 
+constraint consumer_has_1_to_1024_bytes of inbox CHECK (((octet_length(consumer) >= 1) AND (octet_length(consumer) <= 1024)))
+
+constraint inbox_pkey of inbox PRIMARY KEY (consumer, id)
+
 constraint instance_pkey of instance PRIMARY KEY (id)
 
 constraint leaf_pkey of leaf PRIMARY KEY (name)
@@ -203,6 +228,8 @@ constraint meta_pkey of meta PRIMARY KEY (one)
 constraint migration_pkey of migration PRIMARY KEY (version)
 
 constraint progress_pkey of progress PRIMARY KEY (id)
+
+constraint recovery_pkey of recovery PRIMARY KEY (subscription, cause)
 
 constraint skip_pkey of skip PRIMARY KEY (subscription, "position")
 
@@ -220,11 +247,11 @@ CREATE INDEX dedup_2_created_at_idx ON pillarbox.dedup_2 USING btree (created_at
 
 CREATE INDEX delivery_died_at ON pillarbox.delivery USING btree (died_at) WHERE (died_at IS NOT NULL)
 
-CREATE INDEX delivery_key ON pillarbox.delivery USING btree (subscription, key, arrival)
+CREATE INDEX delivery_key ON pillarbox.delivery USING btree (subscription, key, arrival) WHERE (key IS NOT NULL)
 
-CREATE INDEX delivery_lane ON pillarbox.delivery USING btree (subscription, lane, arrival)
+CREATE INDEX delivery_lane ON pillarbox.delivery USING btree (subscription, lane, arrival) WHERE (NOT queued)
 
-CREATE INDEX delivery_position ON pillarbox.delivery USING btree ("position")
+CREATE INDEX delivery_ready ON pillarbox.delivery USING btree (subscription, ready_at) WHERE (ready_at IS NOT NULL)
 
 CREATE INDEX event_id ON ONLY pillarbox.event USING btree (id)
 
@@ -232,9 +259,13 @@ CREATE INDEX event_kept_id ON pillarbox.event_kept USING btree (id)
 
 CREATE INDEX event_stream ON ONLY pillarbox.event USING btree (key, stream_version) WHERE (stream_version IS NOT NULL)
 
+CREATE INDEX inbox_accepted_at ON pillarbox.inbox USING btree (accepted_at)
+
 CREATE INDEX progress_lane ON pillarbox.progress USING btree (subscription, lane, id)
 
 11 leaves of event, the last one open-ended
+
+sequence delivery_arrival_seq as bigint start 1 increment 1 cache 1
 
 sequence event_position_seq as bigint start 1 increment 1 cache 1
 
@@ -243,6 +274,18 @@ sequence instance_id_seq as integer start 1 increment 1 cache 1
 sequence progress_id_seq as bigint start 1 increment 1 cache 1
 
 sequence subscription_id_seq as bigint start 1 increment 1 cache 1
+
+CREATE OR REPLACE FUNCTION pillarbox.accept(consumer text, id uuid)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    insert into pillarbox.inbox (consumer, id) values (consumer, id) on conflict do nothing;
+    return found;
+end
+$function$
 
 CREATE OR REPLACE FUNCTION pillarbox.append(stream text, expected_version bigint, events jsonb, topic text DEFAULT 'journal'::text)
  RETURNS bigint
@@ -338,6 +381,149 @@ begin
     for n in cardinality(bounds) + 1 .. cardinality(spare) loop
         execute format('drop table pillarbox.%I', spare[n]);
     end loop;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.claim_deliveries(of_subscription bigint, by_owner integer, first_claim bigint, rows_max integer, suspects boolean, suspect_after integer, ready_since timestamp with time zone, again boolean)
+ RETURNS TABLE("position" bigint, topic text, type text, id uuid, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, stream_version bigint, deliver_at timestamp with time zone, created_at timestamp with time zone, claim bigint, arrival bigint, attempts integer, due_at timestamp with time zone, since timestamp with time zone, crashes integer, ready_at timestamp with time zone)
+ LANGUAGE plpgsql
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET jit TO 'off'
+AS $function$
+#variable_conflict use_column
+declare
+    now_at constant timestamptz := clock_timestamp();
+    dead_blocks boolean;
+    wanted integer := rows_max;
+    asked integer;
+    picked bigint[];
+    picked_count integer;
+    delayed bigint[];
+    suspect bigint[];
+    lanes integer[];
+    passed bigint[] := '{}';
+    claimed bigint[];
+    told bigint[] := '{}';
+begin
+    -- A crash of the server takes claims back and ends those who made them: nobody waits for the disk.
+    perform set_config('synchronous_commit', 'off', true);
+    select s.on_dead = 'block' into dead_blocks
+    from pillarbox.subscription as s, pillarbox.instance as i
+    where s.id = of_subscription and i.id = by_owner;
+    if not found then
+        return;
+    end if;
+    if again then
+        told := array(
+            select d.position
+            from pillarbox.delivery as d
+            where d.subscription = of_subscription and d.owner = by_owner and d.claim >= first_claim
+                and d.claim < first_claim + rows_max
+        );
+    end if;
+    if told <> '{}' then
+        wanted := 0;
+    end if;
+    while wanted > 0 loop
+        asked := wanted;
+        select
+            array_agg(c.position), count(*), array_agg(c.position) filter (where c.state = 'delayed'),
+            array_agg(c.position) filter (where c.crashes >= suspect_after)
+        into picked, picked_count, delayed, suspect
+        from (
+            select d.position, d.state, d.crashes
+            from pillarbox.delivery as d
+            where d.subscription = of_subscription and d.ready_at >= ready_since and d.ready_at <= now_at
+                and d.owner is null and (d.crashes < suspect_after or suspects) and d.position <> all (passed)
+            order by d.ready_at
+            limit asked
+            for update skip locked
+        ) as c;
+        exit when picked_count = 0;
+        if suspect is not null then
+            passed := passed || suspect[2:];
+            suspects := false;
+        end if;
+        if delayed is not null then
+            -- What is due takes its place behind what its key has. While somebody adds to its lane, nobody knows what that is.
+            lanes := array(
+                select c.lane
+                from pillarbox.cursor as c
+                where c.subscription = of_subscription and c.lane in (
+                    select d.lane from pillarbox.delivery as d
+                    where d.subscription = of_subscription and d.position = any (delayed)
+                )
+                for share skip locked
+            );
+            update pillarbox.delivery as d
+            set state = 'pending', arrival = nextval('pillarbox.delivery_arrival_seq')
+            from unnest(delayed) as w (position)
+            where d.subscription = of_subscription and d.position = w.position and d.lane = any (lanes);
+            passed := passed || array(
+                select d.position from pillarbox.delivery as d
+                where d.subscription = of_subscription and d.position = any (delayed) and d.state = 'delayed'
+            );
+        end if;
+        if passed <> '{}' then
+            picked := array(
+                select p.position from unnest(picked) with ordinality as p (position, number)
+                where p.position <> all (passed)
+                order by p.number
+            );
+        end if;
+        with heads as (
+            select w.position, row_number() over (order by w.number) as number
+            from unnest(picked) with ordinality as w (position, number)
+            join pillarbox.delivery as d on d.subscription = of_subscription and d.position = w.position
+            where d.due_at <= now_at and d.state in ('pending', 'retrying')
+                and (
+                    d.key is null
+                    or d.position = (
+                        select h.position
+                        from pillarbox.delivery as h
+                        where h.subscription = of_subscription and h.key = d.key and h.state <> 'delayed'
+                            and (h.state <> 'dead' or dead_blocks)
+                        order by h.arrival
+                        limit 1
+                    )
+                )
+        ), claimed as (
+            update pillarbox.delivery as d
+            set state = 'processing', owner = by_owner, claim = first_claim + h.number - 1, claimed_at = now_at
+            from heads as h
+            where d.subscription = of_subscription and d.position = h.position
+            returning d.position
+        )
+        select coalesce(array_agg(c.position), '{}') into claimed from claimed as c;
+        if cardinality(claimed) < cardinality(picked) then
+            return query
+            update pillarbox.delivery as d
+            set ready_at = case when d.key is null and d.state in ('pending', 'retrying') then greatest(d.due_at, now_at) end
+            where d.subscription = of_subscription and d.position = any (picked) and d.owner is null
+            returning
+                d.position, null::text, null::text, null::uuid, d.key, null::json, null::bytea, null::text, null::jsonb,
+                null::bigint, null::timestamptz, null::timestamptz, null::bigint, d.arrival, d.attempts, d.due_at, d.since,
+                d.crashes, d.ready_at;
+        end if;
+        told := told || claimed;
+        wanted := wanted - cardinality(claimed);
+        first_claim := first_claim + cardinality(claimed);
+        exit when picked_count < asked;
+    end loop;
+    return query
+    select
+        d.position, coalesce(e.topic, k.topic), coalesce(e.type, k.type), coalesce(e.id, k.id), d.key,
+        coalesce(e.payload, k.payload), coalesce(e.payload_bytes, k.payload_bytes), coalesce(e.content_type, k.content_type),
+        coalesce(e.headers, k.headers), coalesce(e.stream_version, k.stream_version), coalesce(e.deliver_at, k.deliver_at),
+        coalesce(e.created_at, k.created_at), d.claim, d.arrival, d.attempts, d.due_at, d.since, d.crashes, d.ready_at
+    from pillarbox.delivery as d
+    left join pillarbox.event as e on e.position = d.position
+    left join pillarbox.event_kept as k on k.position = d.position and e.position is null
+    where d.subscription = of_subscription and d.position = any (told)
+    order by d.claim;
 end
 $function$
 
@@ -550,6 +736,49 @@ CREATE OR REPLACE FUNCTION pillarbox.payload_bytes_max()
  IMMUTABLE PARALLEL SAFE
 AS $function$select 1048576$function$
 
+CREATE OR REPLACE FUNCTION pillarbox.promote(subscriptions bigint[], keys text[])
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET jit TO 'off'
+AS $function$
+declare
+    promoted bigint;
+begin
+    -- A hint; what is lost of it is found by claims.
+    perform set_config('synchronous_commit', 'off', true);
+    with heads as (
+        select k.subscription, h.position
+        from unnest(subscriptions, keys) as k (subscription, key)
+        join pillarbox.subscription as s on s.id = k.subscription
+        cross join lateral (
+            select d.position, d.state, d.owner, d.ready_at
+            from pillarbox.delivery as d
+            where d.subscription = k.subscription and d.key = k.key and d.state <> 'delayed'
+                and (d.state <> 'dead' or s.on_dead = 'block')
+            order by d.arrival
+            limit 1
+        ) as h
+        where h.ready_at is null and h.owner is null and h.state in ('pending', 'retrying')
+    ), free as (
+        select d.subscription, d.position
+        from heads as h
+        join pillarbox.delivery as d on d.subscription = h.subscription and d.position = h.position
+        where d.ready_at is null and d.owner is null and d.state in ('pending', 'retrying')
+        for update of d skip locked
+    )
+    update pillarbox.delivery as d
+    set ready_at = greatest(d.due_at, clock_timestamp())
+    from free as f
+    where d.subscription = f.subscription and d.position = f.position;
+    get diagnostics promoted = row_count;
+    return promoted;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION pillarbox.publish_bytes(topic text, type text, payload bytea, content_type text, key text DEFAULT NULL::text, headers jsonb DEFAULT '{}'::jsonb, deliver_at timestamp with time zone DEFAULT NULL::timestamp with time zone, dedup_key text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, ordered boolean DEFAULT false)
  RETURNS uuid
  LANGUAGE plpgsql
@@ -665,7 +894,9 @@ view delivery_state as
                FROM delivery head
               WHERE ((head.subscription = d.subscription) AND (head.key = d.key) AND (head.arrival < d.arrival) AND (head.state <> 'delayed'::text) AND ((head.state <> 'dead'::text) OR (s.on_dead = 'block'::text)))))) THEN 'blocked'::text
             ELSE d.state
-        END AS state
+        END AS state,
+    d.owner,
+    d.claimed_at
    FROM (delivery d
      JOIN subscription s ON ((s.id = d.subscription)));
 

@@ -39,6 +39,15 @@ CREATE TABLE pillarbox_delivery (
     since integer not null,
     died_at integer,
     errors text not null default '[]',
+    -- Of a queue: the instance that works on it, the number that it gave this claim, and since when.
+    owner integer,
+    claim integer,
+    claimed_at integer,
+    -- Of a queue: when it became its key's turn, or when it is due if that is later; null while it is not its turn, and while
+    -- somebody works on it.
+    ready_at integer,
+    -- How often it was taken from somebody who will not end it any more.
+    crashes integer not null default 0,
     primary key (subscription, position)
 ) strict, without rowid;
 
@@ -95,6 +104,15 @@ CREATE TABLE pillarbox_event_kept (
     created_at integer not null
 ) strict;
 
+CREATE TABLE pillarbox_inbox (
+    consumer text not null,
+    id text not null collate nocase,
+    accepted_at integer not null default (cast((julianday('now') - 2440587.5) * 86400000 + 0.5 as integer)),
+    primary key (consumer, id),
+    constraint consumer_has_1_to_1024_bytes check (length(cast(consumer as blob)) between 1 and 1024),
+    constraint id_has_36_characters check (length(id) = 36)
+) strict, without rowid;
+
 CREATE TABLE pillarbox_instance (
     id integer primary key,
     host text not null,
@@ -130,6 +148,14 @@ CREATE TABLE pillarbox_progress (
     ended_at integer not null
 ) strict;
 
+CREATE TABLE pillarbox_recovery (
+    subscription integer not null,
+    cause text not null,
+    count integer not null,
+    last_at integer not null,
+    primary key (subscription, cause)
+) strict, without rowid;
+
 CREATE TABLE pillarbox_skip (
     subscription integer not null,
     position integer not null,
@@ -161,31 +187,48 @@ CREATE TABLE pillarbox_subscription (
 
 CREATE INDEX pillarbox_dedup_created_at on pillarbox_dedup (created_at);
 
+CREATE INDEX pillarbox_delivery_delayed on pillarbox_delivery (subscription, due_at) where state = 'delayed';
+
 CREATE INDEX pillarbox_delivery_died_at on pillarbox_delivery (died_at) where died_at is not null;
 
-CREATE INDEX pillarbox_delivery_key on pillarbox_delivery (subscription, key, arrival);
+CREATE INDEX pillarbox_delivery_key on pillarbox_delivery (subscription, key, state, arrival);
 
 CREATE INDEX pillarbox_delivery_lane on pillarbox_delivery (subscription, lane, arrival);
 
+CREATE INDEX pillarbox_delivery_owner on pillarbox_delivery (owner) where owner is not null;
+
 CREATE INDEX pillarbox_delivery_position on pillarbox_delivery (position);
+
+CREATE INDEX pillarbox_delivery_ready on pillarbox_delivery (subscription, ready_at, position, crashes)
+where ready_at is not null;
 
 CREATE INDEX pillarbox_event_id on pillarbox_event (id);
 
 CREATE INDEX pillarbox_event_kept_id on pillarbox_event_kept (id);
 
+CREATE INDEX pillarbox_inbox_accepted_at on pillarbox_inbox (accepted_at);
+
 CREATE INDEX pillarbox_progress_lane on pillarbox_progress (subscription, lane);
 
 CREATE VIEW pillarbox_delivery_state as
 select
-    d.subscription, d.position, d.lane, d.arrival, d.key, d.attempts, d.due_at, d.since, d.errors,
+    d.subscription, d.position, d.lane, d.arrival, d.key, d.attempts, d.due_at, d.since, d.errors, d.owner, d.claimed_at,
     case
         when d.state = 'delayed' and d.due_at <= cast((julianday('now') - 2440587.5) * 86400000 + 0.5 as integer)
             then 'pending'
-        when d.key is not null and d.state in ('pending', 'retrying') and exists (
-            select 1
-            from pillarbox_delivery as head
-            where head.subscription = d.subscription and head.key = d.key and head.arrival < d.arrival
-                and head.state <> 'delayed' and (head.state <> 'dead' or s.on_dead = 'block')
+        when d.key is not null and d.state in ('pending', 'retrying') and (
+            exists (
+                select 1
+                from pillarbox_delivery as head
+                where head.subscription = d.subscription and head.key = d.key
+                    and head.state in ('pending', 'processing', 'retrying') and head.arrival < d.arrival
+            )
+            or s.on_dead = 'block' and exists (
+                select 1
+                from pillarbox_delivery as head
+                where head.subscription = d.subscription and head.key = d.key
+                    and head.state = 'dead' and head.arrival < d.arrival
+            )
         ) then 'blocked'
         else d.state
     end as state

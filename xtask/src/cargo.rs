@@ -45,10 +45,10 @@ pub(crate) fn output(mut command: Command) -> Result<String> {
     Ok(printed)
 }
 
-/// Runs an example of the testkit.
-pub(crate) fn example(name: &str, options: &[&str], arguments: &[&str]) -> Result<()> {
+/// A command that runs an example of the testkit.
+pub(crate) fn example(name: &str, options: &[&str], arguments: &[&str]) -> Command {
     let before = ["run", "--quiet", "--package", "pillarbox-testkit", "--example", name];
-    run(cargo(&[&before, options, &["--"], arguments].concat()))
+    cargo(&[&before, options, &["--"], arguments].concat())
 }
 
 /// A command as it would be typed.

@@ -1,8 +1,10 @@
 //! Developer commands: `cargo xtask test`, `tools`, `bench`, `schema`, `simulate`.
+mod bench;
 mod cargo;
 mod lock_file;
 mod metrics;
 mod part;
+mod peer;
 mod postgres;
 mod test;
 mod tool;
@@ -15,8 +17,9 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   test [--fast | --full]   the whole check; --fast: format, lints and unit tests only; --full: with PostgreSQL 14, 17
                            and 18 too, which are downloaded, and with applications of other clients
   tools [--full]           install what `test` needs, without testing
-  bench [--postgres] [--quick] [--json]
-                           Pillarbox against raw SQLite, or against raw PostgreSQL
+  bench [--postgres | --queue] [--quick] [--json] [--only NAME]
+                           Pillarbox against raw SQLite, against raw PostgreSQL, or its queues against others, which are
+                           installed in target/peers
   schema                   write the dumped schema anew, after a migration was added
   simulate [FROM COUNT]    run seeds of the simulation; one seed is printed step by step";
 
@@ -44,18 +47,9 @@ fn run(command: &str, rest: &[&str]) -> Result<()> {
         ("test", ["--fast"]) => test::fast(),
         ("tools", []) => tool::provide(),
         ("tools", ["--full"]) => tool::provide().and_then(|()| postgres::provide_all()),
-        ("bench", options) => bench(options),
+        ("bench", options) => bench::run_with(options),
         ("schema", []) => test::bless_schema(),
-        ("simulate", seeds) => cargo::example("simulate", &[], seeds),
+        ("simulate", seeds) => cargo::run(cargo::example("simulate", &[], seeds)),
         _ => bail!("there is no such command\n{USAGE}"),
     }
-}
-
-fn bench(options: &[&str]) -> Result<()> {
-    let rest: Vec<&str> = options.iter().copied().filter(|option| *option != "--postgres").collect();
-    if rest.len() == options.len() {
-        return cargo::example("bench", &["--release"], &rest);
-    }
-    tool::provide_postgres()?;
-    cargo::example("bench_postgres", &["--release"], &rest)
 }

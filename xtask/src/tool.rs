@@ -21,12 +21,22 @@ pub(crate) fn provide() -> Result<()> {
     let bouncer = || answers(command("pgbouncer", &["--version"])) || Path::new("/usr/sbin/pgbouncer").exists();
     provide_package("PgBouncer", &["pgbouncer"], bouncer)?;
     provide_package("OpenSSL", &["openssl"], || answers(command("openssl", &["version"])))?;
-    let python = || answers(command("python3", &["-c", "import sqlite3, venv, ensurepip"]));
-    provide_package("Python with its modules sqlite3 and venv", &["python3", "python3-venv"], python)?;
-    let node = || answers(command("node", &["--version"])) && answers(command("npm", &["--version"]));
-    provide_package("Node with npm", &["nodejs", "npm"], node)?;
+    provide_python()?;
+    provide_node()?;
     provide_python_packages()?;
     provide_node_packages()
+}
+
+/// Installs Python with what makes a virtual environment, if it is not there.
+pub(crate) fn provide_python() -> Result<()> {
+    let python = || answers(command("python3", &["-c", "import sqlite3, venv, ensurepip"]));
+    provide_package("Python with its modules sqlite3 and venv", &["python3", "python3-venv"], python)
+}
+
+/// Installs Node with npm, if they are not there.
+pub(crate) fn provide_node() -> Result<()> {
+    let node = || answers(command("node", &["--version"])) && answers(command("npm", &["--version"]));
+    provide_package("Node with npm", &["nodejs", "npm"], node)
 }
 
 /// Installs PostgreSQL's server, if there is none. Debian's package starts one too, which is not used.

@@ -74,6 +74,8 @@ pub(crate) enum Command {
     Why(WhyArgs),
     /// Set dead or waiting deliveries back to due now, in log order
     Requeue(RequeueArgs),
+    /// Take what silent or dead processes were working on in queues back; for a monitor of your own
+    Recover(RecoverArgs),
     /// Give one delivery up and unblock its key
     Skip(SkipArgs),
     /// Stop a subscription; survives restarts
@@ -283,6 +285,22 @@ pub(crate) struct RequeueArgs {
     /// At most this many
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: Option<u32>,
+    #[command(flatten)]
+    pub(crate) confirm: ConfirmArgs,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct RecoverArgs {
+    /// Only of this subscription
+    #[arg(long, value_name = "NAME")]
+    pub(crate) subscription: Option<String>,
+    /// Only what this instance works on; `pillarbox status` shows the instances
+    #[arg(long, value_name = "N")]
+    pub(crate) instance: Option<i64>,
+    /// Only from instances that have given no sign of life for this long, by the database's clock. 0s: from all, also from those
+    /// that are well and go on working
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub(crate) silent_for: Duration,
     #[command(flatten)]
     pub(crate) confirm: ConfirmArgs,
 }

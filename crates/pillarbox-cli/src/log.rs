@@ -2,9 +2,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::{
-    Books, Change, Changed, Check, Epoch, Event, EventRecord, Fleet, Hello, Joined, LaneRef, LaneState, ListQuery,
-    ListRow, NewEvent, Operator, Page, PollRequest, Position, PrunePolicy, Pruned, Report, Result, Settlement, Status,
-    Store, StoreFeatures, Take, Wake,
+    Books, Change, Changed, Check, ClaimEnd, ClaimRequest, Claims, Epoch, Event, EventRecord, Fleet, Hello, Joined,
+    LaneRef, LaneState, ListQuery, ListRow, NewEvent, Operator, Page, PollRequest, Position, PrunePolicy, Pruned,
+    RecoverRequest, Recovered, Report, Result, Settlement, Status, Store, StoreFeatures, Take, Wake,
 };
 #[cfg(feature = "postgres")]
 use pillarbox_postgres::PostgresStore;
@@ -28,6 +28,8 @@ pub(crate) struct Limits {
     pub(crate) retention_keep: Option<Option<Duration>>,
     /// How long dead deliveries stay at least.
     pub(crate) retention_dead: Option<Option<Duration>>,
+    /// How long what inboxes have accepted stays at least.
+    pub(crate) retention_inbox: Option<Option<Duration>>,
 }
 
 /// The same call on whichever store it is.
@@ -44,17 +46,27 @@ macro_rules! on_each {
 impl Log {
     /// Writes the limits of the log.
     pub(crate) async fn set_limits(&self, limits: Limits) -> Result<()> {
-        let Limits { dedup_window, retention_keep, retention_dead } = limits;
+        let Limits { dedup_window, retention_keep, retention_dead, retention_inbox } = limits;
         match self {
             Log::Sqlite(store) => {
-                let limits =
-                    pillarbox_sqlite::Limits { dedup_window, retention_keep, retention_dead, ..Default::default() };
+                let limits = pillarbox_sqlite::Limits {
+                    dedup_window,
+                    retention_keep,
+                    retention_dead,
+                    retention_inbox,
+                    ..Default::default()
+                };
                 store.set_limits(limits).await
             }
             #[cfg(feature = "postgres")]
             Log::Postgres(store) => {
-                let limits =
-                    pillarbox_postgres::Limits { dedup_window, retention_keep, retention_dead, ..Default::default() };
+                let limits = pillarbox_postgres::Limits {
+                    dedup_window,
+                    retention_keep,
+                    retention_dead,
+                    retention_inbox,
+                    ..Default::default()
+                };
                 store.set_limits(limits).await
             }
         }
@@ -101,6 +113,18 @@ impl Store for Log {
 
     async fn settle(&self, settlement: &Settlement) -> Result<Vec<bool>> {
         on_each!(self, store => store.settle(settlement).await)
+    }
+
+    async fn claim(&self, requests: &[ClaimRequest]) -> Result<Vec<Claims>> {
+        on_each!(self, store => store.claim(requests).await)
+    }
+
+    async fn finish(&self, ends: &[ClaimEnd]) -> Result<Vec<bool>> {
+        on_each!(self, store => store.finish(ends).await)
+    }
+
+    async fn recover(&self, request: &RecoverRequest) -> Result<Recovered> {
+        on_each!(self, store => store.recover(request).await)
     }
 
     async fn wait(&self, timeout: Duration) -> Result<Wake> {

@@ -1,6 +1,6 @@
 use anyhow::{Context, Result};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use pillarbox::{State, Status, metric};
+use pillarbox::{Mode, RecoveryCause, State, Status, SubscriptionStatus, metric};
 
 /// Gathers this process's metrics and writes them as Prometheus text.
 #[derive(Clone)]
@@ -40,9 +40,23 @@ impl Recorder {
             // A counter that has counted nothing yet is there all the same, so that a rate over it is 0 and not absent.
             metrics::counter!(metric::DELIVERED, "subscription" => name.clone()).increment(0);
             metrics::counter!(metric::DIED, "subscription" => name.clone()).increment(0);
+            if subscription.mode == Mode::Queue {
+                render_queue(subscription);
+            }
         }
         self.handle.run_upkeep();
         self.handle.render()
+    }
+}
+
+/// The figures that only queues have.
+fn render_queue(subscription: &SubscriptionStatus) {
+    let name = &subscription.name;
+    let age = subscription.oldest_processing_seconds.unwrap_or(0.0);
+    metrics::gauge!(metric::OLDEST_PROCESSING_AGE, "subscription" => name.clone()).set(age);
+    metrics::counter!(metric::REFUSED, "subscription" => name.clone()).increment(0);
+    for cause in [RecoveryCause::Crash, RecoveryCause::Lease, RecoveryCause::Timeout] {
+        metrics::counter!(metric::RECOVERED, "subscription" => name.clone(), "cause" => cause.name()).increment(0);
     }
 }
 
@@ -55,8 +69,15 @@ fn describe() {
         metric::PRUNED_UNDELIVERED,
         "Positions that retention removed before they were delivered"
     );
+    metrics::describe_counter!(metric::REJOINS, "How often this relay has joined again under a new number");
+    metrics::describe_counter!(metric::RECOVERED, "Claims of queues taken from those who would not end them any more");
+    metrics::describe_counter!(metric::REFUSED, "Claims that this relay ended after they had been taken from it");
     metrics::describe_counter!(metric::STORE_ERRORS, "Failed calls to the database");
     metrics::describe_gauge!(metric::OLDEST_AGE, "The age of the oldest event not yet delivered, in seconds");
+    metrics::describe_gauge!(
+        metric::OLDEST_PROCESSING_AGE,
+        "For how long the longest-running delivery of a queue has been worked on, in seconds"
+    );
     metrics::describe_gauge!(metric::BACKLOG, "Events that wait to be delivered");
     metrics::describe_gauge!(metric::DELIVERIES, "Deliveries of the slow path");
     metrics::describe_gauge!(metric::BREAKER_OPEN, "1 while the sink is taken to be down");

@@ -48,11 +48,14 @@ create table @schema@.meta (
     -- Nobody's retention removes what is younger.
     retention_keep_ms bigint not null default 0,
     retention_dead_ms bigint not null default 0,
+    retention_inbox_ms bigint not null default 0,
     -- Positions of a leaf; 0: from the rate of publishing.
     leaf_size bigint not null default 0,
     -- Since when retention wants other leaves than there are and could not have them, and why.
     leaves_due_since timestamptz,
-    leaves_due text
+    leaves_due text,
+    -- When claims were last looked through for owners that give no sign of life.
+    recovery_at timestamptz
 );
 insert into @schema@.meta default values;
 
@@ -204,7 +207,11 @@ create table @schema@.instance (
     report text not null default '{"subscriptions":{}}'
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
--- The slow path. The state `blocked` is never stored: see the view below.
+-- The places of the rows of queues among those of their key. No cache: the numbers rise over all sessions.
+create sequence @schema@.delivery_arrival_seq;
+
+-- The slow path. The state `blocked` is never stored: see the view below. A claim makes a larger version of each row of a page,
+-- and finds room for it there.
 create table @schema@.delivery (
     subscription bigint not null,
     position bigint not null,
@@ -217,17 +224,37 @@ create table @schema@.delivery (
     since timestamptz not null,
     died_at timestamptz,
     errors text not null default '[]',
+    -- A row of a queue: instances compete for it.
+    queued boolean not null default false,
+    -- Who works on it, under which number, since when. Nobody else can change it.
+    owner integer,
+    claim bigint,
+    claimed_at timestamptz,
+    -- Of a queue: since when it is the first of its key, or when it is due if that is later; null: not known to be the first. Only
+    -- a hint for finding it. Stays as it is while somebody works on it, so that a claim touches no index.
+    ready_at timestamptz,
+    -- How often it was taken from somebody who did not end it.
+    crashes integer not null default 0,
     primary key (subscription, position)
-) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+) with (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
--- Serves the search for a key's head (blocked, requeue by key, rewind of a key). Keys of 1,024 bytes fit.
-create index delivery_key on @schema@.delivery (subscription, key, arrival);
+-- Serves the search for a key's head (blocked, promotion, requeue by key, rewind of a key). Keys of 1,024 bytes fit.
+create index delivery_key on @schema@.delivery (subscription, key, arrival) where key is not null;
 -- Serves the load of a lane in order of arrival.
-create index delivery_lane on @schema@.delivery (subscription, lane, arrival);
--- Serves retention: which events of a range are still needed.
-create index delivery_position on @schema@.delivery (position);
+create index delivery_lane on @schema@.delivery (subscription, lane, arrival) where not queued;
+-- Serves claims: what has waited longest for its turn.
+create index delivery_ready on @schema@.delivery (subscription, ready_at) where ready_at is not null;
 -- Serves retention: which deliveries have been dead for too long.
 create index delivery_died_at on @schema@.delivery (died_at) where died_at is not null;
+
+-- How many claims of a queue were taken from their owners, by cause.
+create table @schema@.recovery (
+    subscription bigint not null,
+    cause text not null,
+    count bigint not null,
+    last_at timestamptz not null,
+    primary key (subscription, cause)
+);
 
 -- A delivery as people see it: blocked while an earlier-arrived unfinished one of its key exists. Delayed ones stand outside
 -- the order until they are due, and are then pending even if nobody is there to notice; dead ones block only where the
@@ -244,7 +271,8 @@ select
                 and head.state <> 'delayed' and (head.state <> 'dead' or s.on_dead = 'block')
         ) then 'blocked'
         else d.state
-    end as state
+    end as state,
+    d.owner, d.claimed_at
 from @schema@.delivery as d
 join @schema@.subscription as s on s.id = d.subscription;
 
@@ -599,7 +627,220 @@ begin
 end
 $$;
 
+-- Claims rows of a queue that are ready, those that have waited longest for their turn first: at most rows_max, at most one of
+-- them suspect (taken from suspect_after or more who did not end it), and that only with `suspects`. Only what is ready since
+-- ready_since is looked at. With `again`, what was claimed under these numbers is told, if anything was. What comes without a number was not the first of its key after all: the caller has to promote its key
+-- once this is committed.
+--
+-- No index is touched. Rows are chosen and locked by the hint ready_at; whether they are the first of their key is looked at by a
+-- later statement, which sees whatever was committed before the lock. Among the rows of a key that are pending, retrying or
+-- processing, the one that is processing is always the first: whoever gives a row a place before others locks those others.
+-- The planner's choices are fixed, since the table grows faster than its statistics.
+create function @schema@.claim_deliveries(
+    of_subscription bigint, by_owner integer, first_claim bigint, rows_max integer, suspects boolean, suspect_after integer,
+    ready_since timestamptz, again boolean
+) returns table (
+    "position" bigint, topic text, type text, id uuid, key text, payload json, payload_bytes bytea, content_type text,
+    headers jsonb, stream_version bigint, deliver_at timestamptz, created_at timestamptz,
+    claim bigint, arrival bigint, attempts integer, due_at timestamptz, since timestamptz, crashes integer, ready_at timestamptz
+) language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+#variable_conflict use_column
+declare
+    now_at constant timestamptz := clock_timestamp();
+    dead_blocks boolean;
+    wanted integer := rows_max;
+    asked integer;
+    picked bigint[];
+    picked_count integer;
+    delayed bigint[];
+    suspect bigint[];
+    lanes integer[];
+    passed bigint[] := '{}';
+    claimed bigint[];
+    told bigint[] := '{}';
+begin
+    -- A crash of the server takes claims back and ends those who made them: nobody waits for the disk.
+    perform set_config('synchronous_commit', 'off', true);
+    select s.on_dead = 'block' into dead_blocks
+    from @schema@.subscription as s, @schema@.instance as i
+    where s.id = of_subscription and i.id = by_owner;
+    if not found then
+        return;
+    end if;
+    if again then
+        told := array(
+            select d.position
+            from @schema@.delivery as d
+            where d.subscription = of_subscription and d.owner = by_owner and d.claim >= first_claim
+                and d.claim < first_claim + rows_max
+        );
+    end if;
+    if told <> '{}' then
+        wanted := 0;
+    end if;
+    while wanted > 0 loop
+        asked := wanted;
+        select
+            array_agg(c.position), count(*), array_agg(c.position) filter (where c.state = 'delayed'),
+            array_agg(c.position) filter (where c.crashes >= suspect_after)
+        into picked, picked_count, delayed, suspect
+        from (
+            select d.position, d.state, d.crashes
+            from @schema@.delivery as d
+            where d.subscription = of_subscription and d.ready_at >= ready_since and d.ready_at <= now_at
+                and d.owner is null and (d.crashes < suspect_after or suspects) and d.position <> all (passed)
+            order by d.ready_at
+            limit asked
+            for update skip locked
+        ) as c;
+        exit when picked_count = 0;
+        if suspect is not null then
+            passed := passed || suspect[2:];
+            suspects := false;
+        end if;
+        if delayed is not null then
+            -- What is due takes its place behind what its key has. While somebody adds to its lane, nobody knows what that is.
+            lanes := array(
+                select c.lane
+                from @schema@.cursor as c
+                where c.subscription = of_subscription and c.lane in (
+                    select d.lane from @schema@.delivery as d
+                    where d.subscription = of_subscription and d.position = any (delayed)
+                )
+                for share skip locked
+            );
+            update @schema@.delivery as d
+            set state = 'pending', arrival = nextval('@schema@.delivery_arrival_seq')
+            from unnest(delayed) as w (position)
+            where d.subscription = of_subscription and d.position = w.position and d.lane = any (lanes);
+            passed := passed || array(
+                select d.position from @schema@.delivery as d
+                where d.subscription = of_subscription and d.position = any (delayed) and d.state = 'delayed'
+            );
+        end if;
+        if passed <> '{}' then
+            picked := array(
+                select p.position from unnest(picked) with ordinality as p (position, number)
+                where p.position <> all (passed)
+                order by p.number
+            );
+        end if;
+        with heads as (
+            select w.position, row_number() over (order by w.number) as number
+            from unnest(picked) with ordinality as w (position, number)
+            join @schema@.delivery as d on d.subscription = of_subscription and d.position = w.position
+            where d.due_at <= now_at and d.state in ('pending', 'retrying')
+                and (
+                    d.key is null
+                    or d.position = (
+                        select h.position
+                        from @schema@.delivery as h
+                        where h.subscription = of_subscription and h.key = d.key and h.state <> 'delayed'
+                            and (h.state <> 'dead' or dead_blocks)
+                        order by h.arrival
+                        limit 1
+                    )
+                )
+        ), claimed as (
+            update @schema@.delivery as d
+            set state = 'processing', owner = by_owner, claim = first_claim + h.number - 1, claimed_at = now_at
+            from heads as h
+            where d.subscription = of_subscription and d.position = h.position
+            returning d.position
+        )
+        select coalesce(array_agg(c.position), '{}') into claimed from claimed as c;
+        if cardinality(claimed) < cardinality(picked) then
+            return query
+            update @schema@.delivery as d
+            set ready_at = case when d.key is null and d.state in ('pending', 'retrying') then greatest(d.due_at, now_at) end
+            where d.subscription = of_subscription and d.position = any (picked) and d.owner is null
+            returning
+                d.position, null::text, null::text, null::uuid, d.key, null::json, null::bytea, null::text, null::jsonb,
+                null::bigint, null::timestamptz, null::timestamptz, null::bigint, d.arrival, d.attempts, d.due_at, d.since,
+                d.crashes, d.ready_at;
+        end if;
+        told := told || claimed;
+        wanted := wanted - cardinality(claimed);
+        first_claim := first_claim + cardinality(claimed);
+        exit when picked_count < asked;
+    end loop;
+    return query
+    select
+        d.position, coalesce(e.topic, k.topic), coalesce(e.type, k.type), coalesce(e.id, k.id), d.key,
+        coalesce(e.payload, k.payload), coalesce(e.payload_bytes, k.payload_bytes), coalesce(e.content_type, k.content_type),
+        coalesce(e.headers, k.headers), coalesce(e.stream_version, k.stream_version), coalesce(e.deliver_at, k.deliver_at),
+        coalesce(e.created_at, k.created_at), d.claim, d.arrival, d.attempts, d.due_at, d.since, d.crashes, d.ready_at
+    from @schema@.delivery as d
+    left join @schema@.event as e on e.position = d.position
+    left join @schema@.event_kept as k on k.position = d.position and e.position is null
+    where d.subscription = of_subscription and d.position = any (told)
+    order by d.claim;
+end
+$$;
+
+-- Says of the first row of each of these keys that it is the first, unless that is known or somebody works on it; of how many.
+-- Whoever ends rows and whoever adds rows behind others calls this after the commit: of two that do it at once, the later one sees
+-- what the other did. Whoever has locked such a row calls this too.
+create function @schema@.promote(subscriptions bigint[], keys text[]) returns bigint language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+declare
+    promoted bigint;
+begin
+    -- A hint; what is lost of it is found by claims.
+    perform set_config('synchronous_commit', 'off', true);
+    with heads as (
+        select k.subscription, h.position
+        from unnest(subscriptions, keys) as k (subscription, key)
+        join @schema@.subscription as s on s.id = k.subscription
+        cross join lateral (
+            select d.position, d.state, d.owner, d.ready_at
+            from @schema@.delivery as d
+            where d.subscription = k.subscription and d.key = k.key and d.state <> 'delayed'
+                and (d.state <> 'dead' or s.on_dead = 'block')
+            order by d.arrival
+            limit 1
+        ) as h
+        where h.ready_at is null and h.owner is null and h.state in ('pending', 'retrying')
+    ), free as (
+        select d.subscription, d.position
+        from heads as h
+        join @schema@.delivery as d on d.subscription = h.subscription and d.position = h.position
+        where d.ready_at is null and d.owner is null and d.state in ('pending', 'retrying')
+        for update of d skip locked
+    )
+    update @schema@.delivery as d
+    set ready_at = greatest(d.due_at, clock_timestamp())
+    from free as f
+    where d.subscription = f.subscription and d.position = f.position;
+    get diagnostics promoted = row_count;
+    return promoted;
+end
+$$;
+
 -- What changes tables for its caller is for those who were granted it.
 revoke execute on function
-    @schema@.dedup_claim(text, text, text, uuid), @schema@.dedup_rotate(), @schema@.append(text, bigint, jsonb, text)
+    @schema@.dedup_claim(text, text, text, uuid), @schema@.dedup_rotate(), @schema@.append(text, bigint, jsonb, text),
+    @schema@.claim_deliveries(bigint, integer, bigint, integer, boolean, integer, timestamptz, boolean), @schema@.promote(bigint[], text[])
 from public;
+
+-- The inbox: which events of other logs each consumer in this database has accepted.
+create table @schema@.inbox (
+    consumer text not null constraint consumer_has_1_to_1024_bytes check (octet_length(consumer) between 1 and 1024),
+    id uuid not null,
+    accepted_at timestamptz not null default clock_timestamp(),
+    primary key (consumer, id)
+);
+-- Serves retention: what was accepted long ago.
+create index inbox_accepted_at on @schema@.inbox (accepted_at);
+
+-- Whether this consumer sees the event for the first time. Whoever accepts the same one at the same time waits until this
+-- transaction ends; if it is rolled back, the event was never accepted.
+create function @schema@.accept(consumer text, id uuid) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    insert into @schema@.inbox (consumer, id) values (consumer, id) on conflict do nothing;
+    return found;
+end
+$$;
+revoke execute on function @schema@.accept(text, uuid) from public;

@@ -127,6 +127,15 @@ impl Doorbell {
         }
     }
 
+    /// There are rows of queues that others can claim: they are told.
+    pub(crate) fn made_ready(&self) {
+        let mut state = self.shared.state();
+        state.made_ready |= state.others;
+        if state.made_ready {
+            self.shared.stirred.notify_one();
+        }
+    }
+
     /// Lets go of everything.
     pub(crate) async fn stop(&self) {
         self.shared.state().closing = true;
@@ -167,6 +176,8 @@ struct State {
     others: bool,
     /// Something is to be passed on to them.
     pass: bool,
+    /// They are to be told that there are rows of queues to be claimed.
+    made_ready: bool,
     /// Another relay would rather have the bell.
     asked_for: bool,
     /// Writers are to be watched that may have seen the bell held.
@@ -199,6 +210,7 @@ impl Shared {
             silent: false,
             others: false,
             pass: false,
+            made_ready: false,
             asked_for: false,
             leftovers: true,
             fleet: true,

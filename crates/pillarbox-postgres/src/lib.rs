@@ -7,6 +7,7 @@ mod connection;
 mod doorbell;
 mod error;
 mod home;
+mod inbox;
 mod leaves;
 mod migrate;
 #[cfg(feature = "mutants")]
@@ -14,14 +15,17 @@ mod mutant;
 mod operator;
 mod ownership;
 mod publish;
+mod queue;
 mod reader;
 mod settle;
 mod store;
 pub mod testing;
+mod transactional;
 mod types;
 
 pub use connection::{PgConfig, SslMode};
 pub use home::{adopt, fresh};
+pub use inbox::{Inbox, accept};
 pub use migrate::{Migrated, SCHEMA_VERSION, check, dump_schema, migrate, print_roles, print_sql, set_doorbell};
 #[cfg(feature = "mutants")]
 pub use mutant::{BEFORE_TAKE, BETWEEN_STATEMENTS, HORIZON_GATE, Hook, Mutant, SETTLE_STEPS};
@@ -34,3 +38,4 @@ pub use publish::{
 };
 pub use reader::PAGE_BYTES_MAX;
 pub use store::PostgresStore;
+pub use transactional::Transactional;

@@ -7,6 +7,7 @@ use tokio_postgres::Row;
 use crate::PostgresStore;
 use crate::connection::Session;
 use crate::error::Db;
+use crate::queue;
 use crate::reader::{Answers, Gathered, Reader, ScanPlan, SeenWriter};
 use crate::settle::{Statements, answers, check_horizon, close_dead, fence, write_cursors, write_deliveries};
 
@@ -170,7 +171,12 @@ async fn read_rows(
 
 /// A settlement one step at a time. The broken variant looks at the epoch as a sub-select of its first write would: the cursor
 /// is locked by nobody until it is written, after the deliveries.
-pub(crate) async fn settle(session: &mut Session, settlement: &Settlement, laboratory: &Laboratory) -> Db<Vec<bool>> {
+pub(crate) async fn settle(
+    session: &mut Session,
+    settlement: &Settlement,
+    me: Option<i32>,
+    laboratory: &Laboratory,
+) -> Db<Vec<bool>> {
     let broken = laboratory.mutant == Some(Mutant::FenceInSubselect);
     let locking = include_str!("sql/settle_lock.sql");
     let looking = locking.replace("for update of c", "");
@@ -190,6 +196,7 @@ pub(crate) async fn settle(session: &mut Session, settlement: &Settlement, labor
         laboratory.call(SETTLE_STEPS + 2).await;
         write_deliveries(&tx, &statements, &writes).await?;
     }
+    queue::put(&tx, &statements.queue, &writes, me).await?;
     laboratory.call(SETTLE_STEPS + 3).await;
     close_dead(&tx, &statements, &settlement.dead).await?;
     let answers = answers(settlement, &writes);

@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow};
 use pillarbox::{
-    Books, Change, Changed, Check, Cursor, ErrorKind, EventRecord, InstanceId, ListQuery, ListRow, Mode, NewEvent,
-    OnDead, Operator, Position, PrunePolicy, Pruned, Result, Status, SubscriptionId,
+    Books, Change, Changed, Check, ClaimRecord, Cursor, ErrorKind, EventRecord, InstanceId, ListQuery, ListRow, Mode,
+    NewEvent, OnDead, Operator, Position, PrunePolicy, Pruned, Result, Status, SubscriptionId, Timestamp,
 };
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
@@ -23,7 +23,7 @@ mod doctor;
 mod holders;
 mod list;
 pub(crate) mod premises;
-mod prune;
+pub(crate) mod prune;
 mod reset;
 mod risen;
 mod show;
@@ -103,6 +103,8 @@ pub(crate) struct World {
     pub(crate) schema_version: i64,
     /// Nobody's retention removes what is younger; None: it removes nothing.
     pub(crate) retention_keep: Option<Duration>,
+    /// When claims were last looked through.
+    pub(crate) recovery_at: Option<Timestamp>,
 }
 
 impl std::ops::Deref for World {
@@ -151,6 +153,7 @@ impl World {
                 FOREVER_MS => None,
                 keep => Some(Duration::from_millis(keep.max(0) as u64)),
             },
+            recovery_at: world.try_get::<_, Option<Time>>(10)?.map(|time| time.0),
         })
     }
 }
@@ -196,6 +199,13 @@ fn instance_row(row: &Row, held: &HashSet<InstanceId>) -> Db<InstanceRow> {
         report: serde_json::from_str(row.try_get(7)?).unwrap_or_default(),
         alive: held.contains(&id),
     })
+}
+
+/// Who works on a delivery, by three columns: the owner, since when, and its last sign of life.
+pub(crate) fn claim_record(row: &Row, first: usize) -> Db<Option<ClaimRecord>> {
+    let owner = row.try_get::<_, Option<i32>>(first)?.zip(row.try_get::<_, Option<Time>>(first + 1)?);
+    let beat_at = row.try_get::<_, Option<Time>>(first + 2)?.map(|time| time.0);
+    Ok(owner.map(|(owner, since)| ClaimRecord { instance: InstanceId(owner.into()), since: since.0, beat_at }))
 }
 
 /// The positions of an event by its id, in the log or kept aside; ids are not unique.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::future::{try_join, try_join3};
+use futures_util::future::try_join3;
 use pillarbox::{
     Epoch, ErrorKind, Fleet, Hello, InstanceId, Joined, Lock, Position, Report, Subscription, Take, TakeCause, Wake,
     Writer,
@@ -220,7 +220,7 @@ impl Membership {
         Ok(())
     }
 
-    /// Removes the rows of instances that ended and own no lane any more. Where the lock says nothing, they have ended when
+    /// Removes the rows of instances that ended and own no lane and no claim any more. Where the lock says nothing, they have ended when
     /// they have not beaten for long.
     async fn bury(&self, control: &Session, fleet: &Fleet) -> Db<()> {
         let owns = |id: InstanceId| fleet.lanes.iter().any(|lane| lane.owner == Some(id));
@@ -276,6 +276,11 @@ impl Membership {
         self.doorbell.polled(horizon, writers, events);
     }
 
+    /// There are rows of queues that others can claim.
+    pub(crate) fn made_ready(&self) {
+        self.doorbell.made_ready();
+    }
+
     /// Breaks the doorbell, or lets it fall asleep at another pace.
     #[cfg(feature = "mutants")]
     pub(crate) fn experiment(&self, mutant: Option<crate::Mutant>, doze_after: Option<Duration>) {
@@ -289,10 +294,15 @@ impl Membership {
         let number = self.id.0 as i32;
         self.controlled(async |control: &Session| {
             let free = control.statement("update cursor set owner = null where owner = $1").await?;
+            let give_back = control.statement(include_str!("sql/give_back.sql")).await?;
             let delete = control.statement("delete from instance where id = $1").await?;
             try_join3(
                 control.batch_execute("begin; set local synchronous_commit = on"),
-                try_join(control.execute(&free, &[&self.id.0]), control.execute(&delete, &[&number])),
+                try_join3(
+                    control.execute(&free, &[&self.id.0]),
+                    control.execute(&give_back, &[&number]),
+                    control.execute(&delete, &[&number]),
+                ),
                 control.batch_execute("commit; select pg_advisory_unlock_all()"),
             )
             .await?;
@@ -309,7 +319,8 @@ impl Membership {
         self.over.store(true, Ordering::SeqCst);
     }
 
-    fn buried(&self) -> DbError {
+    /// That another has removed this instance's row.
+    pub(crate) fn buried(&self) -> DbError {
         self.end();
         DbError::own(
             ErrorKind::Ended,

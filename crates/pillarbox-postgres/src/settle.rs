@@ -11,8 +11,8 @@ use uuid::Uuid;
 use crate::connection::Session;
 use crate::doorbell::announce;
 use crate::error::Db;
-use crate::home;
-use crate::types::{Time, multirange};
+use crate::types::{Time, multirange, range_set};
+use crate::{home, queue};
 
 /// A row of `progress` grows for this long before another begins; so exactly `show` can say when an event was settled.
 const PROGRESS_SPAN_MS: f64 = 60_000.0;
@@ -21,6 +21,16 @@ const PROGRESS_SPAN_MS: f64 = 60_000.0;
 pub(crate) struct Held {
     floor: Position,
     revision: i64,
+    /// The ranges above the floor, as PostgreSQL prints them.
+    settled: String,
+}
+
+impl Held {
+    /// Whether the stored cursor counts a position as settled.
+    pub(crate) fn has_settled(&self) -> Db<impl Fn(Position) -> bool> {
+        let (floor, settled) = (self.floor, range_set(&self.settled)?);
+        Ok(move |position| position <= floor || settled.contains(position))
+    }
 }
 
 /// A lane's write and what was found of it.
@@ -29,8 +39,16 @@ pub(crate) type Write<'a> = (&'a LaneWrite, Held);
 /// Names a delivery.
 type DeliveryRef = (i64, Position);
 
-/// Writes a settlement in one transaction; which lanes were still at their epoch.
-pub(crate) async fn settle(session: &mut Session, settlement: &Settlement) -> Db<Vec<bool>> {
+/// What a settlement led to.
+pub(crate) struct Settled {
+    /// Which lanes were still at their epoch.
+    pub(crate) answers: Vec<bool>,
+    /// There are new rows of queues.
+    pub(crate) queued: bool,
+}
+
+/// Writes a settlement of instance `me` in one transaction.
+pub(crate) async fn settle(session: &mut Session, settlement: &Settlement, me: Option<i32>) -> Db<Settled> {
     let lock = session.statement(include_str!("sql/settle_lock.sql")).await?;
     let statements = Statements::prepare(session).await?;
     let tx = session.begin().await?;
@@ -38,6 +56,7 @@ pub(crate) async fn settle(session: &mut Session, settlement: &Settlement) -> Db
     check_horizon(&tx, &statements, &writes).await?;
     write_cursors(&tx, &statements, &writes).await?;
     write_deliveries(&tx, &statements, &writes).await?;
+    let behind = queue::put(&tx, &statements.queue, &writes, me).await?;
     close_dead(&tx, &statements, &settlement.dead).await?;
     if writes.iter().any(|(write, _)| write.release) {
         // Whoever should have the lane takes it at once, and not when it next looks.
@@ -45,7 +64,9 @@ pub(crate) async fn settle(session: &mut Session, settlement: &Settlement) -> Db
     }
     let answers = answers(settlement, &writes);
     tx.commit().await?;
-    Ok(answers)
+    let queued = behind.is_some();
+    behind.unwrap_or_default().promote_or_leave(session).await;
+    Ok(Settled { answers, queued })
 }
 
 /// The writes of those lanes that are still at their epoch, and stay there until the transaction ends.
@@ -60,7 +81,7 @@ pub(crate) async fn fence<'a>(
     let mut held: HashMap<LaneRef, Held> = HashMap::new();
     for row in tx.query(lock, &[&subscriptions, &lanes, &epochs]).await? {
         let lane = LaneRef { subscription: SubscriptionId(row.try_get(0)?), lane: row.try_get::<_, i32>(1)? as u32 };
-        held.insert(lane, Held { floor: row.try_get(2)?, revision: row.try_get(3)? });
+        held.insert(lane, Held { floor: row.try_get(2)?, revision: row.try_get(3)?, settled: row.try_get(4)? });
     }
     Ok(settlement.lanes.iter().filter_map(|write| Some((write, held.remove(&write.lane)?))).collect())
 }
@@ -80,6 +101,7 @@ pub(crate) struct Statements {
     errors: tokio_postgres::Statement,
     change: tokio_postgres::Statement,
     finish: tokio_postgres::Statement,
+    pub(crate) queue: tokio_postgres::Statement,
     dead: tokio_postgres::Statement,
 }
 
@@ -94,6 +116,7 @@ impl Statements {
             errors: session.statement(include_str!("sql/delivery_errors.sql")).await?,
             change: session.statement(include_str!("sql/delivery_change.sql")).await?,
             finish: session.statement(include_str!("sql/delivery_finish.sql")).await?,
+            queue: queue::put_statement(session).await?,
             dead: session.statement(include_str!("sql/close_dead.sql")).await?,
         })
     }
@@ -223,7 +246,7 @@ async fn change_rows(
         .iter()
         .map(|(subscription, delivery, errors)| {
             let kept = kept.get(&(*subscription, delivery.position))?;
-            (!errors.is_empty()).then(|| with_errors(kept, errors))
+            (!errors.is_empty()).then(|| with_errors(kept, errors.iter().copied()))
         })
         .collect();
     let subscriptions: Vec<i64> = rows.iter().map(|(subscription, ..)| *subscription).collect();
@@ -259,17 +282,20 @@ fn one_a_delivery<'a>(rows: &[(i64, &'a Delivery, Option<&'a AttemptError>)]) ->
 }
 
 /// The stored errors with some more, the oldest beyond the limit left out.
-fn with_errors(kept: &str, more: &[&AttemptError]) -> String {
+pub(crate) fn with_errors<'a>(kept: &str, more: impl IntoIterator<Item = &'a AttemptError>) -> String {
     let mut errors = parse_errors(kept);
-    errors.extend(more.iter().map(|error| {
-        let mut error = (*error).clone();
-        error.message.truncate(error.message.floor_char_boundary(ERROR_BYTES_MAX));
-        // PostgreSQL's text cannot hold it.
-        error.message = error.message.replace('\0', "\u{fffd}");
-        error
-    }));
+    errors.extend(more.into_iter().map(storable));
     errors.drain(..errors.len().saturating_sub(ERRORS_KEPT_MAX));
     serde_json::to_string(&errors).expect("errors are JSON")
+}
+
+/// An error as it is kept.
+pub(crate) fn storable(error: &AttemptError) -> AttemptError {
+    let mut error = error.clone();
+    error.message.truncate(error.message.floor_char_boundary(ERROR_BYTES_MAX));
+    // PostgreSQL's text cannot hold it.
+    error.message = error.message.replace('\0', "\u{fffd}");
+    error
 }
 
 /// The stored errors of a delivery, oldest first.

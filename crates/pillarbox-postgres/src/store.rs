@@ -3,8 +3,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pillarbox::{
-    Epoch, ErrorKind, Event, Fleet, Hello, InstanceId, Joined, LaneRef, LaneState, Page, PollRequest, Position, Report,
-    Result, Settlement, Store, StoreFeatures, Take, Wake,
+    ClaimEnd, ClaimRequest, Claims, Epoch, ErrorKind, Event, Fleet, Hello, InstanceId, Joined, LaneRef, LaneState,
+    Page, PollRequest, Position, RecoverRequest, Recovered, Report, Result, Settlement, Store, StoreFeatures, Take,
+    Wake,
 };
 
 use crate::connection::{Link, MappedSession, PgConfig, Session};
@@ -13,9 +14,10 @@ use crate::error::{Db, DbError};
 use crate::operator::premises;
 use crate::ownership::{self, Membership, Role, session_name};
 use crate::publish::Limits;
+use crate::queue::Claiming;
 use crate::reader::Reader;
 use crate::settle::settle;
-use crate::{home, migrate};
+use crate::{home, migrate, queue};
 
 /// At least this long between two settlements, so that a lane's cursor is rewritten at most twenty times a second.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
@@ -23,8 +25,16 @@ const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a relay keeps the connection for operators' work that nobody uses.
 const DESK_KEPT: Duration = Duration::from_secs(5);
 
+/// How long a session that was given up may take to end.
+const FORMER_WRITER_MS: i64 = 5_000;
+
 /// A scan's plan is the same whatever is asked for, and planning it anew for many leaves costs more than reading a page.
 const READER_SETUP: &str = "set plan_cache_mode = force_generic_plan";
+
+/// The delivery table grows faster than its statistics: a plan that was made while it was empty must still do for a hundred thousand
+/// rows. All that is written is found by an index.
+const WRITER_SETUP: &str =
+    "set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off; set jit = off";
 
 /// A log in a PostgreSQL database. One value is one instance once it has joined; it may also only be operated on.
 ///
@@ -36,6 +46,8 @@ pub struct PostgresStore {
     desk: Link,
     /// What reading remembers; only with the reader's session.
     reading: tokio::sync::Mutex<Reader>,
+    /// What claiming remembers; only with the writer's session.
+    claiming: tokio::sync::Mutex<Claiming>,
     member: Mutex<Option<Arc<Membership>>>,
     listener: tokio::sync::Mutex<Option<Listener>>,
     barriers: Arc<AtomicU64>,
@@ -65,9 +77,10 @@ impl PostgresStore {
         let barriers = reading.barriers.clone();
         PostgresStore {
             reader: Link::new(config.clone(), "pillarbox reader", READER_SETUP),
-            writer: Link::new(config.clone(), "pillarbox writer", ""),
+            writer: Link::new(config.clone(), "pillarbox writer", WRITER_SETUP),
             desk: Link::new(config.clone(), "pillarbox operator", ""),
             reading: tokio::sync::Mutex::new(reading),
+            claiming: tokio::sync::Mutex::default(),
             member: Mutex::new(None),
             listener: tokio::sync::Mutex::new(None),
             barriers,
@@ -153,6 +166,14 @@ impl PostgresStore {
         })?;
         member.check()?;
         Ok(member)
+    }
+
+    /// Whatever was sent over a connection that was given up has been carried out after this, or never will be.
+    async fn end_former_writer(&self, writer: &Session, member: &Membership) -> Db<()> {
+        let name = session_name(&self.config, member.instance(), Role::Writer);
+        let statement = writer.statement(include_str!("sql/end_session.sql")).await?;
+        writer.query(&statement, &[&name, &FORMER_WRITER_MS]).await?;
+        Ok(())
     }
 
     /// Refuses to go on for an instance that has ended.
@@ -266,12 +287,54 @@ impl Store for PostgresStore {
 
     async fn settle(&self, settlement: &Settlement) -> Result<Vec<bool>> {
         self.check()?;
+        let member = self.member();
+        let me = member.as_deref().map(number);
         #[cfg(feature = "mutants")]
         if let Some(laboratory) = self.lane_laboratory() {
-            return Ok(crate::mutant::settle(&mut *self.writer.session().await?, settlement, &laboratory).await?);
+            return Ok(crate::mutant::settle(&mut *self.writer.session().await?, settlement, me, &laboratory).await?);
         }
-        let settle = async { settle(&mut *self.writer.session().await?, settlement).await };
-        Ok(self.writer.bounded(settle).await?)
+        let settle = async { settle(&mut *self.writer.session().await?, settlement, me).await };
+        let settled = self.writer.bounded(settle).await?;
+        if let (true, Some(member)) = (settled.queued, member) {
+            member.made_ready();
+        }
+        Ok(settled.answers)
+    }
+
+    async fn claim(&self, requests: &[ClaimRequest]) -> Result<Vec<Claims>> {
+        let member = self.living()?;
+        let claim = async {
+            let session = self.writer.session().await?;
+            if requests.iter().any(|request| request.again) {
+                self.end_former_writer(&session, &member).await?;
+            }
+            self.claiming.lock().await.claim(&session, number(&member), requests).await
+        };
+        let answer = self.writer.bounded(claim).await?;
+        if !answer.alive {
+            return Err(member.buried().into());
+        }
+        Ok(answer.claims)
+    }
+
+    async fn finish(&self, ends: &[ClaimEnd]) -> Result<Vec<bool>> {
+        let member = self.living()?;
+        let finish = async { queue::finish(&*self.writer.session().await?, number(&member), ends).await };
+        let finished = self.writer.bounded(finish).await?;
+        if finished.made_ready {
+            member.made_ready();
+        }
+        Ok(finished.ended)
+    }
+
+    async fn recover(&self, request: &RecoverRequest) -> Result<Recovered> {
+        let member = self.living()?;
+        let recover = async { queue::recover(&mut *self.writer.session().await?, request).await };
+        let recovered = self.writer.bounded(recover).await?;
+        if !recovered.claims.is_empty() {
+            member.made_ready();
+        }
+        Ok(recovered)
     }
 
     async fn wait(&self, timeout: Duration) -> Result<Wake> {
@@ -287,10 +350,16 @@ impl Store for PostgresStore {
     }
 }
 
+/// An instance as the owner of claims.
+fn number(member: &Membership) -> i32 {
+    member.instance().0 as i32
+}
+
 /// Ends what this process was before: nobody need wait until it is found dead.
 async fn give_up(desk: &mut Session, former: InstanceId) -> Db<()> {
     let tx = desk.begin().await?;
     tx.execute("update cursor set owner = null, epoch = epoch + 1 where owner = $1", &[&former.0]).await?;
+    queue::give_back(&tx, former.0 as i32).await?;
     tx.execute("delete from instance where id::bigint = $1", &[&former.0]).await?;
     Ok(tx.commit().await?)
 }

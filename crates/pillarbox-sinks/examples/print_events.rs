@@ -48,5 +48,5 @@ fn attempt(position: i64) -> Attempt {
         deliver_at: None,
         created_at: Timestamp(0),
     };
-    Attempt { event: Arc::new(event), number: 1, epoch: 1 }
+    Attempt { event: Arc::new(event), number: 1, epoch: 1, claim: None }
 }

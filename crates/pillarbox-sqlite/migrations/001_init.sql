@@ -132,7 +132,8 @@ create table pillarbox_instance (
     report text not null default '{"subscriptions":{}}'
 ) strict;
 
--- The slow path. The state `blocked` is never stored: see the view below.
+-- The slow path: what failed or waits, and the rows of queues that instances compete for. The state `blocked` is never stored:
+-- see the view below.
 create table pillarbox_delivery (
     subscription integer not null,
     position integer not null,
@@ -145,13 +146,23 @@ create table pillarbox_delivery (
     since integer not null,
     died_at integer,
     errors text not null default '[]',
+    -- Of a queue: the instance that works on it, the number that it gave this claim, and since when.
+    owner integer,
+    claim integer,
+    claimed_at integer,
+    -- Of a queue: when it became its key's turn, or when it is due if that is later; null while it is not its turn, and while
+    -- somebody works on it.
+    ready_at integer,
+    -- How often it was taken from somebody who will not end it any more.
+    crashes integer not null default 0,
     primary key (subscription, position)
 ) strict, without rowid;
 
--- Serves the search for a key's head (blocked, requeue by key, rewind of a key).
-create index pillarbox_delivery_key on pillarbox_delivery (subscription, key, arrival);
+-- Serves the search for a key's head (blocked, whose turn it is, requeue by key, rewind of a key) without walking over its dead
+-- and delayed ones.
+create index pillarbox_delivery_key on pillarbox_delivery (subscription, key, state, arrival);
 
--- Serves the load of a lane in order of arrival.
+-- Serves the load of a lane in order of arrival, and the arrival of the next one.
 create index pillarbox_delivery_lane on pillarbox_delivery (subscription, lane, arrival);
 
 -- Serves retention: which events of a range are still needed.
@@ -160,25 +171,52 @@ create index pillarbox_delivery_position on pillarbox_delivery (position);
 -- Serves retention: which deliveries have been dead for too long.
 create index pillarbox_delivery_died_at on pillarbox_delivery (died_at) where died_at is not null;
 
+-- Serves claims: whose turn it is, in order, and how many there are.
+create index pillarbox_delivery_ready on pillarbox_delivery (subscription, ready_at, position, crashes)
+where ready_at is not null;
+
+-- Serves claims: which delayed ones are due, and when the next is.
+create index pillarbox_delivery_delayed on pillarbox_delivery (subscription, due_at) where state = 'delayed';
+
+-- Serves recovery and the end of an instance: who works on what.
+create index pillarbox_delivery_owner on pillarbox_delivery (owner) where owner is not null;
+
 -- A delivery as people see it: blocked while an earlier-arrived unfinished one of its key exists.
 -- Delayed ones stand outside the order until they are due, and are then pending even if nobody is there to notice; dead
 -- ones block only where the subscription says so.
 create view pillarbox_delivery_state as
 select
-    d.subscription, d.position, d.lane, d.arrival, d.key, d.attempts, d.due_at, d.since, d.errors,
+    d.subscription, d.position, d.lane, d.arrival, d.key, d.attempts, d.due_at, d.since, d.errors, d.owner, d.claimed_at,
     case
         when d.state = 'delayed' and d.due_at <= cast((julianday('now') - 2440587.5) * 86400000 + 0.5 as integer)
             then 'pending'
-        when d.key is not null and d.state in ('pending', 'retrying') and exists (
-            select 1
-            from pillarbox_delivery as head
-            where head.subscription = d.subscription and head.key = d.key and head.arrival < d.arrival
-                and head.state <> 'delayed' and (head.state <> 'dead' or s.on_dead = 'block')
+        when d.key is not null and d.state in ('pending', 'retrying') and (
+            exists (
+                select 1
+                from pillarbox_delivery as head
+                where head.subscription = d.subscription and head.key = d.key
+                    and head.state in ('pending', 'processing', 'retrying') and head.arrival < d.arrival
+            )
+            or s.on_dead = 'block' and exists (
+                select 1
+                from pillarbox_delivery as head
+                where head.subscription = d.subscription and head.key = d.key
+                    and head.state = 'dead' and head.arrival < d.arrival
+            )
         ) then 'blocked'
         else d.state
     end as state
 from pillarbox_delivery as d
 join pillarbox_subscription as s on s.id = d.subscription;
+
+-- How many claims of queues were taken from those who will not end them any more, and why.
+create table pillarbox_recovery (
+    subscription integer not null,
+    cause text not null,
+    count integer not null,
+    last_at integer not null,
+    primary key (subscription, cause)
+) strict, without rowid;
 
 create table pillarbox_dead_range (
     low integer primary key,
@@ -241,9 +279,25 @@ insert into pillarbox_meta (name, value) values
     -- Nothing up to here is ever delivered: it was in the log when that was declared a fresh copy.
     ('fresh_floor', 0),
     ('revision', 0),
+    -- Raised when rows of a queue are left for others to claim.
+    ('queue_revision', 0),
     ('instance_last', 0),
     ('payload_bytes_max', 1048576),
     ('dedup_window_ms', 86400000),
     -- Nobody's retention removes what is younger.
     ('retention_keep_ms', 0),
-    ('retention_dead_ms', 0);
+    ('retention_dead_ms', 0),
+    ('retention_inbox_ms', 0);
+
+-- The inbox: which events of other logs each consumer in this database has accepted.
+create table pillarbox_inbox (
+    consumer text not null,
+    id text not null collate nocase,
+    accepted_at integer not null default (cast((julianday('now') - 2440587.5) * 86400000 + 0.5 as integer)),
+    primary key (consumer, id),
+    constraint consumer_has_1_to_1024_bytes check (length(cast(consumer as blob)) between 1 and 1024),
+    constraint id_has_36_characters check (length(id) = 36)
+) strict, without rowid;
+
+-- Serves retention: what was accepted long ago.
+create index pillarbox_inbox_accepted_at on pillarbox_inbox (accepted_at);

@@ -23,8 +23,8 @@ pub(crate) enum Purpose {
     Read,
     /// Writes that must outlive a power cut: operators' changes, ownership, events.
     Durable,
-    /// Writes whose loss in a power cut only causes duplicates: settlements and beats. They survive a crash of the
-    /// process all the same, and sparing their fsync halves what a busy relay asks of the disk.
+    /// Writes whose loss in a power cut only causes duplicates: settlements, claims and their ends, beats. They survive a
+    /// crash of the process all the same, and sparing their fsync halves what a busy relay asks of the disk.
     Relaxed,
 }
 
@@ -102,8 +102,17 @@ pub(crate) fn set_meta(connection: &Connection, name: &str, value: impl rusqlite
 
 /// Tells every doorbell that more than the log has changed; the new number.
 pub(crate) fn raise_revision(connection: &Connection) -> Db<i64> {
-    let sql = "update pillarbox_meta set value = value + 1 where name = 'revision' returning value";
-    Ok(connection.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
+    raise(connection, "revision")
+}
+
+/// Tells the doorbells of those who claim that there is something to claim; the new number.
+pub(crate) fn raise_queue_revision(connection: &Connection) -> Db<i64> {
+    raise(connection, "queue_revision")
+}
+
+fn raise(connection: &Connection, name: &str) -> Db<i64> {
+    let sql = "update pillarbox_meta set value = value + 1 where name = ?1 returning value";
+    Ok(connection.prepare_cached(sql)?.query_row([name], |row| row.get(0))?)
 }
 
 /// The highest position handed out; a pruned log keeps it.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use pillarbox::{InstanceId, Position, Wake};
+use pillarbox::{ClaimRequest, InstanceId, Position, SubscriptionId, Wake};
 use rusqlite::Connection;
 use tokio::sync::Notify;
 use uuid::Uuid;
@@ -37,8 +37,9 @@ const COARSE_PAUSE: Duration = Duration::from_millis(1);
 /// How a sleeping relay is woken.
 ///
 /// SQLite has no signal across processes, so a thread looks at `pragma data_version` while somebody waits. A commit
-/// rings only if it raised the horizon or the log's revision: settlements and beats do neither, so a relay never wakes
-/// itself. A ring counts until a poll has seen the horizon and an observation the revision.
+/// rings only if it raised the horizon, the log's revision, or that of the queues (for those who claim): beats, claims and
+/// most settlements do nothing of it, so a relay never wakes itself. A ring counts until a poll has seen the horizon, an
+/// observation the revision, and claims of each queue that of the queues.
 pub(crate) struct Bell {
     state: Mutex<BellState>,
     rang: Notify,
@@ -58,6 +59,9 @@ struct BellState {
     horizon_polled: Position,
     revision: i64,
     revision_observed: i64,
+    queue_revision: i64,
+    /// By queue that this store claims of and has room for: what the last claim has seen.
+    queue_revision_claimed: HashMap<SubscriptionId, i64>,
     neighbour: Option<Probe>,
     neighbour_ended: bool,
     rung: Option<Rung>,
@@ -67,23 +71,38 @@ struct BellState {
 
 /// What the bell last rang for, and when it rings for the same again.
 struct Rung {
-    horizon: Position,
-    revision: i64,
-    neighbour_ended: bool,
+    reason: Reason,
     again_at: Instant,
     pause: Duration,
 }
 
+/// What there is to ring for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Reason {
+    horizon: Position,
+    revision: i64,
+    queue_revision: i64,
+    neighbour_ended: bool,
+}
+
 impl BellState {
     fn unanswered(&self) -> bool {
-        self.horizon > self.horizon_polled || self.revision > self.revision_observed || self.neighbour_ended
+        self.horizon > self.horizon_polled
+            || self.revision > self.revision_observed
+            || self.queue_revision_claimed.values().any(|claimed| self.queue_revision > *claimed)
+            || self.neighbour_ended
+    }
+
+    fn reason(&self) -> Reason {
+        let BellState { horizon, revision, neighbour_ended, .. } = *self;
+        // To those who do not claim it is always the same.
+        let queue_revision = if self.queue_revision_claimed.is_empty() { 0 } else { self.queue_revision };
+        Reason { horizon, revision, queue_revision, neighbour_ended }
     }
 
     /// Whether a waiter is to be woken now.
     fn due(&self, now: Instant) -> bool {
-        let rung_for_this = |rung: &Rung| {
-            (rung.horizon, rung.revision, rung.neighbour_ended) == (self.horizon, self.revision, self.neighbour_ended)
-        };
+        let rung_for_this = |rung: &Rung| rung.reason == self.reason();
         self.unanswered() && !self.rung.as_ref().is_some_and(|rung| rung_for_this(rung) && now < rung.again_at)
     }
 
@@ -92,14 +111,13 @@ impl BellState {
         if !self.due(now) {
             return false;
         }
-        let (horizon, revision, neighbour_ended) = (self.horizon, self.revision, self.neighbour_ended);
+        let reason = self.reason();
+        let same = |before: Reason| Reason { neighbour_ended: reason.neighbour_ended, ..before } == reason;
         let pause = match &self.rung {
-            Some(rung) if rung.again_at <= now && rung.horizon == horizon && rung.revision == revision => {
-                (rung.pause * 2).min(RING_AGAIN_MAX)
-            }
+            Some(rung) if rung.again_at <= now && same(rung.reason) => (rung.pause * 2).min(RING_AGAIN_MAX),
             _ => RING_AGAIN_MIN,
         };
-        self.rung = Some(Rung { horizon, revision, neighbour_ended, again_at: now + pause, pause });
+        self.rung = Some(Rung { reason, again_at: now + pause, pause });
         true
     }
 }
@@ -159,6 +177,32 @@ impl Bell {
         if state.revision_observed == revision - 1 {
             state.revision_observed = revision;
         }
+    }
+
+    /// Claims were asked for and have seen this revision of the queues. Whoever has no room for more is not rung for.
+    pub(crate) fn claimed(&self, requests: &[ClaimRequest], revision: i64) {
+        let seen = &mut self.state().queue_revision_claimed;
+        for request in requests {
+            match request.limit {
+                0 => drop(seen.remove(&request.subscription)),
+                _ => drop(seen.insert(request.subscription, revision)),
+            }
+        }
+    }
+
+    /// This store itself has left something to be claimed; it knows, unless it missed what others left.
+    pub(crate) fn filled(&self, revision: i64) {
+        let mut state = self.state();
+        state
+            .queue_revision_claimed
+            .values_mut()
+            .filter(|seen| **seen == revision - 1)
+            .for_each(|seen| *seen = revision);
+    }
+
+    /// A new instance has not claimed anything yet.
+    pub(crate) fn forget_claims(&self) {
+        self.state().queue_revision_claimed.clear();
     }
 
     /// See [`pillarbox::Store::wait`].
@@ -304,11 +348,13 @@ impl Listener {
         let mut new_events = false;
         if self.version != Some(version) {
             let mut statement = self.connection.prepare_cached(include_str!("sql/signature.sql"))?;
-            let (horizon, revision) = statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            let (horizon, revision, queue_revision) =
+                statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
             let mut state = self.bell.state();
             new_events = horizon > state.horizon;
             state.horizon = horizon;
             state.revision = revision;
+            state.queue_revision = queue_revision;
             self.version = Some(version);
         }
         let now = Instant::now();

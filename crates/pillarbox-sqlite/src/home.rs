@@ -8,7 +8,9 @@ use uuid::Uuid;
 use crate::connection::{Purpose, horizon, open, raise_revision, set_meta, write};
 use crate::error::{Db, DbError};
 use crate::ownership::{LockFolder, record_progress};
+use crate::queue::arrange_all;
 use crate::reader::id_of;
+use crate::recovery::give_back;
 use crate::witness;
 
 /// Where a log lives. A file at another place and inode is a copy, and a copy must not deliver to real receivers.
@@ -189,7 +191,9 @@ fn cut_back(tx: &rusqlite::Transaction<'_>) -> Db<()> {
     for sql in statements {
         tx.execute(sql, [horizon])?;
     }
-    Ok(())
+    let mut statement = tx.prepare("select id from pillarbox_subscription where mode = 'queue'")?;
+    let queues = statement.query_map([], |row| row.get(0).map(pillarbox::SubscriptionId))?;
+    queues.collect::<std::result::Result<Vec<_>, _>>()?.into_iter().try_for_each(|id| arrange_all(tx, id))
 }
 
 /// All cursors to the horizon, recorded as what lay before the start.
@@ -211,6 +215,7 @@ fn forget_instances(tx: &rusqlite::Transaction<'_>, path: &Path) -> Db<()> {
     let mut statement = tx.prepare("select id from pillarbox_instance")?;
     let ids = statement.query_map([], |row| row.get::<_, i64>(0))?.collect::<std::result::Result<Vec<_>, _>>()?;
     for id in ids.into_iter().filter(|id| folder.probe(pillarbox::InstanceId(*id)) != pillarbox::Lock::Held) {
+        give_back(tx, pillarbox::InstanceId(id))?;
         tx.execute("update pillarbox_cursor set owner = null where owner = ?1", [id])?;
         tx.execute("delete from pillarbox_instance where id = ?1", [id])?;
     }

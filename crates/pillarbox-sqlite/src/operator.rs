@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, World};
 use pillarbox::{
-    Books, Change, Changed, Check, Error, ErrorKind, EventRecord, InstanceId, ListQuery, ListRow, Mode, NewEvent,
-    OnDead, Operator, Position, PrunePolicy, Pruned, Result, Status, SubscriptionId, Timestamp,
+    Books, Change, Changed, Check, ClaimRecord, Error, ErrorKind, EventRecord, InstanceId, ListQuery, ListRow, Mode,
+    NewEvent, OnDead, Operator, Position, PrunePolicy, Pruned, Result, Status, SubscriptionId, Timestamp,
 };
 use rusqlite::{Connection, Row};
 use uuid::Uuid;
@@ -156,6 +156,16 @@ fn instance_row(row: &Row<'_>) -> rusqlite::Result<InstanceRow> {
         report: serde_json::from_str(&row.get::<_, String>(7)?).unwrap_or_default(),
         alive: false,
     })
+}
+
+/// Who works on a delivery, by the three columns from `first` on: owner, claimed_at, beat_at.
+pub(crate) fn claim_record(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<ClaimRecord>> {
+    let Some(owner) = row.get(first)? else { return Ok(None) };
+    Ok(Some(ClaimRecord {
+        instance: InstanceId(owner),
+        since: Timestamp(row.get(first + 1)?),
+        beat_at: row.get::<_, Option<i64>>(first + 2)?.map(Timestamp),
+    }))
 }
 
 /// The positions of an event by its id, in the log or kept aside; ids are not unique.

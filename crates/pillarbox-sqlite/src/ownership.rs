@@ -6,16 +6,19 @@ use std::time::Duration;
 
 use pillarbox::{
     Cursor, Delivery, Epoch, ErrorKind, Filter, Fleet, Hello, InstanceId, InstanceView, Joined, LaneRef, LaneState,
-    LaneView, Lock, OnDead, Position, Report, Start, State, Subscription, SubscriptionId, SubscriptionView, Take,
+    LaneView, Lock, Mode, OnDead, Position, Report, Start, State, Subscription, SubscriptionId, SubscriptionView, Take,
     Timestamp,
 };
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
 
-use crate::connection::{Purpose, horizon, meta_number, open, raise_revision, read, write};
+use crate::connection::{Purpose, horizon, meta_number, open, raise_queue_revision, raise_revision, read, write};
 use crate::doorbell::{Bell, neighbour_of};
 use crate::error::{Db, DbError};
 use crate::home;
+use crate::queue::arrange_all;
+use crate::reader::Decoder;
+use crate::recovery::give_back;
 
 /// An instance whose lock cannot be seen lives for operators as long as its last beat is not older.
 const UNSEEN_ALIVE_FOR: Duration = Duration::from_secs(30);
@@ -31,6 +34,8 @@ pub(crate) struct Writer {
     pub(crate) folder: LockFolder,
     pub(crate) membership: Arc<Mutex<Option<Membership>>>,
     pub(crate) bell: Arc<Bell>,
+    /// Of the events of claims.
+    pub(crate) decoder: Decoder,
 }
 
 /// This process as an instance. Dropping it frees the lock, which is what others take as its end.
@@ -54,6 +59,7 @@ impl Writer {
             folder,
             membership,
             bell,
+            decoder: Decoder::default(),
         })
     }
 
@@ -81,6 +87,7 @@ impl Writer {
         });
         let (joined, revision) = joined.inspect_err(|_| self.folder.remove(instance))?;
         self.bell.raised(revision);
+        self.bell.forget_claims();
         *self.members() = Some(Membership { id: instance, lock });
         before.into_iter().for_each(|before| self.folder.remove(before));
         Ok(joined)
@@ -128,8 +135,8 @@ impl Writer {
         ))
     }
 
-    /// Removes what instances have left behind that ended and own no lane any more. Where the lock cannot be seen, they
-    /// have ended when they have not beaten for long.
+    /// Removes what instances have left behind that ended and own neither a lane nor a claim any more. Where the lock cannot be
+    /// seen, they have ended when they have not beaten for long.
     fn bury(&self, fleet: &Fleet) -> Db<()> {
         let owns = |id: InstanceId| fleet.lanes.iter().any(|lane| lane.owner == Some(id));
         let of = |lock: Lock| {
@@ -141,16 +148,20 @@ impl Writer {
             return Ok(());
         }
         let silent_since = Timestamp::now().0 - SILENT_BURIED_AFTER.as_millis() as i64;
-        write(&self.relaxed, |tx| {
+        let buried = write(&self.relaxed, |tx| {
             let mut statement = tx.prepare_cached(include_str!("sql/bury.sql"))?;
+            let mut buried = Vec::new();
             for (ids, beat_before) in [(&ended, i64::MAX), (&unknown, silent_since)] {
                 for id in ids {
-                    statement.execute(params![id.0, beat_before])?;
+                    if statement.execute(params![id.0, beat_before])? > 0 {
+                        buried.push(*id);
+                    }
                 }
             }
-            Ok(())
+            Ok(buried)
         })?;
-        ended.into_iter().for_each(|id| self.folder.remove(id));
+        // The file of one that stays is still the proof that it has ended.
+        buried.into_iter().for_each(|id| self.folder.remove(id));
         Ok(())
     }
 
@@ -158,8 +169,7 @@ impl Writer {
     pub(crate) fn take(&self, lanes: &[Take]) -> Db<Vec<Option<Epoch>>> {
         let me = self.me()?;
         let (epochs, revision) = write(&self.durable, |tx| {
-            let sql = "select 1 from pillarbox_instance where id = ?1";
-            tx.prepare_cached(sql)?.query_row([me.0], |_| Ok(())).optional()?.ok_or_else(|| buried(me))?;
+            require_row(tx, me)?;
             let mut statement = tx.prepare_cached(include_str!("sql/take.sql"))?;
             let mut epochs = Vec::with_capacity(lanes.len());
             for take in lanes {
@@ -186,9 +196,12 @@ impl Writer {
         Ok(())
     }
 
-    fn me(&self) -> Db<InstanceId> {
+    pub(crate) fn me(&self) -> Db<InstanceId> {
         self.members().as_ref().map(|member| member.id).ok_or_else(|| {
-            DbError::own(ErrorKind::Fatal, "this store is not an instance; join before observing or taking lanes")
+            DbError::own(
+                ErrorKind::Fatal,
+                "this store is not an instance; join before observing, taking lanes or claiming",
+            )
         })
     }
 
@@ -197,11 +210,20 @@ impl Writer {
     }
 }
 
-/// Gives all lanes of an instance back and removes its row. Its epochs are over too.
+/// Gives all lanes and claims of an instance back and removes its row. Its epochs are over too.
 fn end(tx: &Transaction<'_>, instance: InstanceId) -> Db<()> {
+    if give_back(tx, instance)? {
+        raise_queue_revision(tx)?;
+    }
     tx.execute("update pillarbox_cursor set owner = null, epoch = epoch + 1 where owner = ?1", [instance.0])?;
     tx.execute("delete from pillarbox_instance where id = ?1", [instance.0])?;
     Ok(())
+}
+
+/// An instance without a row was buried by another.
+pub(crate) fn require_row(tx: &Connection, me: InstanceId) -> Db<()> {
+    let sql = "select 1 from pillarbox_instance where id = ?1";
+    if tx.prepare_cached(sql)?.exists([me.0])? { Ok(()) } else { Err(buried(me)) }
 }
 
 fn buried(me: InstanceId) -> DbError {
@@ -220,10 +242,12 @@ fn enter(tx: &Transaction<'_>, me: InstanceId, hello: &Hello, subscriptions: &[S
     Ok(())
 }
 
-/// Creates a subscription, or gives an existing one what the newest started instance says; lanes and mode stay. One that joins
-/// again was not started anew.
+/// Creates a subscription, or gives an existing one what the newest started instance says; lanes stay, and another mode is
+/// refused. One that joins again was not started anew.
 fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription, rejoin: bool) -> Db<SubscriptionView> {
     let found = find(tx, &subscription.name)?;
+    let on_dead = if subscription.on_dead == OnDead::Skip { "skip" } else { "block" };
+    let on_dead_before = stored_on_dead(tx, subscription)?;
     let created = found.is_none();
     if let Some(view) = found.filter(|_| rejoin) {
         return Ok(view);
@@ -235,9 +259,9 @@ fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription, rej
         params![
             subscription.name,
             json(serde_json::to_string(&subscription.filter)),
-            if subscription.mode == pillarbox::Mode::Queue { "queue" } else { "stream" },
+            mode_name(subscription.mode),
             subscription.lanes,
-            if subscription.on_dead == OnDead::Skip { "skip" } else { "block" },
+            on_dead,
             subscription.hold.map(milliseconds),
             json(serde_json::to_string(&subscription.retry)),
             milliseconds(subscription.processing_timeout),
@@ -249,8 +273,37 @@ fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription, rej
     if created {
         let floor = start_floor(tx, subscription.start)?;
         (0..view.lanes).try_for_each(|lane| add_lane(tx, view.id, lane, floor, 0))?;
+    } else if subscription.mode == Mode::Queue && on_dead_before.as_deref() != Some(on_dead) {
+        // Dead ones block now, or do not any more.
+        arrange_all(tx, view.id)?;
     }
     Ok(SubscriptionView { created, ..view })
+}
+
+fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Queue => "queue",
+        Mode::Stream => "stream",
+    }
+}
+
+/// What dead events of a known subscription do. Refuses another mode: what is under way in one means nothing in the other.
+fn stored_on_dead(tx: &Transaction<'_>, subscription: &Subscription) -> Db<Option<String>> {
+    let sql = "select mode, on_dead from pillarbox_subscription where name = ?1";
+    let mut statement = tx.prepare_cached(sql)?;
+    let stored = statement.query_row([&subscription.name], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    let Some((mode, on_dead)): Option<(String, String)> = stored else { return Ok(None) };
+    if mode == mode_name(subscription.mode) {
+        return Ok(Some(on_dead));
+    }
+    Err(DbError::own(
+        ErrorKind::Invalid,
+        format!(
+            "subscription '{name}' was made with mode = \"{mode}\", and that stays; use another name, or delete it with \
+             `pillarbox subscription delete {name}`",
+            name = subscription.name
+        ),
+    ))
 }
 
 /// A lane's cursor, with the record that what lies before its floor was never asked for.
@@ -354,10 +407,18 @@ fn load_lane(tx: &Transaction<'_>, lane: LaneRef, epoch: Epoch, pruned_to: Posit
     let cursor = cursor_of(row)?;
     let (takeovers, revision) = (row.get(4)?, row.get(5)?);
     check_anchor(tx, cursor.anchor, pruned_to)?;
+    let state = LaneState { cursor, takeovers, revision, ..LaneState::default() };
+    let place = params![lane.subscription.0, lane.lane];
+    let sql = "select mode = 'queue' from pillarbox_subscription where id = ?1";
+    if tx.prepare_cached(sql)?.query_row([lane.subscription.0], |row| row.get(0))? {
+        let mut statement = tx.prepare_cached(include_str!("sql/queued_keys.sql"))?;
+        let keys = statement.query_map(place, |row| row.get::<_, String>(0))?;
+        let queued_keys = keys.map(|key| key.map(Into::into)).collect::<Result<_, _>>()?;
+        return Ok(Some(LaneState { queued_keys, ..state }));
+    }
     let mut statement = tx.prepare_cached(include_str!("sql/load_deliveries.sql"))?;
-    let rows = statement.query_map(params![lane.subscription.0, lane.lane], delivery_of)?;
-    let deliveries = rows.collect::<Result<_, _>>()?;
-    Ok(Some(LaneState { cursor, deliveries, takeovers, revision }))
+    let deliveries = statement.query_map(place, delivery_of)?.collect::<Result<_, _>>()?;
+    Ok(Some(LaneState { deliveries, ..state }))
 }
 
 /// The first four columns: floor, settled, anchor_position, anchor_id.
@@ -372,7 +433,8 @@ fn anchor_of(row: &Row<'_>) -> Db<Option<(Position, Uuid)>> {
     })
 }
 
-fn delivery_of(row: &Row<'_>) -> rusqlite::Result<Delivery> {
+/// The first seven columns: position, key, arrival, state, attempts, due_at, since.
+pub(crate) fn delivery_of(row: &Row<'_>) -> rusqlite::Result<Delivery> {
     Ok(Delivery {
         position: row.get(0)?,
         key: row.get::<_, Option<String>>(1)?.map(Into::into),

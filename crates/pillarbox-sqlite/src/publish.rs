@@ -169,6 +169,8 @@ pub struct Limits {
     pub retention_keep: Option<Option<Duration>>,
     /// The same for dead deliveries, from their death.
     pub retention_dead: Option<Option<Duration>>,
+    /// The same for what inboxes have accepted.
+    pub retention_inbox: Option<Option<Duration>>,
 }
 
 impl Limits {
@@ -186,7 +188,11 @@ impl Limits {
         if let Some(window) = self.dedup_window {
             set_meta(connection, "dedup_window_ms", milliseconds(window))?;
         }
-        for (name, time) in [("retention_keep_ms", self.retention_keep), ("retention_dead_ms", self.retention_dead)] {
+        for (name, time) in [
+            ("retention_keep_ms", self.retention_keep),
+            ("retention_dead_ms", self.retention_dead),
+            ("retention_inbox_ms", self.retention_inbox),
+        ] {
             if let Some(time) = time {
                 set_meta(connection, name, time.map_or(FOREVER_MS, milliseconds))?;
             }

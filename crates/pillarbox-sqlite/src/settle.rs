@@ -2,31 +2,42 @@ use std::collections::HashSet;
 
 use pillarbox::{
     AttemptError, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, Position, RangeSet, Settlement,
-    Timestamp,
+    SubscriptionId, Timestamp,
 };
-use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use rusqlite::{OptionalExtension, Transaction, params};
 
-use crate::connection::{horizon, meta_number, raise_revision, write};
+use crate::connection::{horizon, meta_number, raise_queue_revision, raise_revision, write};
 use crate::error::Db;
 use crate::home;
-use crate::ownership::record_progress;
+use crate::ownership::{Writer, record_progress};
+use crate::queue::put_queued;
 
 /// A record of progress is extended by later settlements until it is this old.
 const PROGRESS_SPAN_MS: i64 = 10_000;
 
-/// Writes what became of events; false for a lane whose epoch has moved on. Also the new revision, if a lane was released.
-pub(crate) fn settle(connection: &Connection, settlement: &Settlement) -> Db<(Vec<bool>, Option<i64>)> {
-    write(connection, |tx| {
-        let mut answers = Vec::with_capacity(settlement.lanes.len());
-        let horizon = horizon(tx)?;
-        for lane in &settlement.lanes {
-            answers.push(settle_lane(tx, lane, horizon)?);
-        }
-        close_dead(tx, &settlement.dead)?;
-        let released = settlement.lanes.iter().zip(&answers).any(|(lane, written)| lane.release && *written);
-        let revision = released.then(|| raise_revision(tx)).transpose()?;
-        Ok((answers, revision))
-    })
+impl Writer {
+    /// Writes what became of events; false for a lane whose epoch has moved on.
+    pub(crate) fn settle(&self, settlement: &Settlement) -> Db<Vec<bool>> {
+        let claims = settlement.lanes.iter().flat_map(|lane| &lane.queue).any(|queued| queued.claim.is_some());
+        let me = claims.then(|| self.me()).transpose()?;
+        let (answers, revision, queue_revision) = write(&self.relaxed, |tx| {
+            let mut answers = Vec::with_capacity(settlement.lanes.len());
+            let horizon = horizon(tx)?;
+            let mut claimable = false;
+            for lane in &settlement.lanes {
+                let written = settle_lane(tx, lane, horizon)?;
+                claimable |= written && put_queued(tx, me, lane.lane, &lane.queue)?;
+                answers.push(written);
+            }
+            close_dead(tx, &settlement.dead)?;
+            let released = settlement.lanes.iter().zip(&answers).any(|(lane, written)| lane.release && *written);
+            let revision = released.then(|| raise_revision(tx)).transpose()?;
+            Ok((answers, revision, claimable.then(|| raise_queue_revision(tx)).transpose()?))
+        })?;
+        revision.into_iter().for_each(|revision| self.bell.raised(revision));
+        queue_revision.into_iter().for_each(|revision| self.bell.filled(revision));
+        Ok(answers)
+    }
 }
 
 fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite, horizon: Position) -> Db<bool> {
@@ -126,23 +137,34 @@ fn change(tx: &Transaction<'_>, lane: LaneRef, delivery: &Delivery, error: Optio
         Timestamp::now().0,
     ])?;
     match error {
-        Some(error) if changed > 0 => add_error(tx, lane, delivery.position, error),
+        Some(error) if changed > 0 => add_error(tx, lane.subscription, delivery.position, error),
         _ => Ok(()),
     }
 }
 
-fn add_error(tx: &Transaction<'_>, lane: LaneRef, position: Position, error: &AttemptError) -> Db<()> {
+/// Adds an error to those that are kept with a delivery.
+pub(crate) fn add_error(
+    tx: &Transaction<'_>,
+    subscription: SubscriptionId,
+    position: Position,
+    error: &AttemptError,
+) -> Db<()> {
     let sql = "select errors from pillarbox_delivery where subscription = ?1 and position = ?2";
-    let kept: String = tx.prepare_cached(sql)?.query_row(params![lane.subscription.0, position], |row| row.get(0))?;
-    let mut errors = parse_errors(&kept);
-    let mut error = error.clone();
-    error.message.truncate(error.message.floor_char_boundary(ERROR_BYTES_MAX));
-    errors.push(error);
-    errors.drain(..errors.len().saturating_sub(ERRORS_KEPT_MAX));
-    let errors = serde_json::to_string(&errors).expect("errors are JSON");
+    let kept: String = tx.prepare_cached(sql)?.query_row(params![subscription.0, position], |row| row.get(0))?;
+    let errors = error_list(parse_errors(&kept).into_iter().chain([error.clone()]));
     let sql = "update pillarbox_delivery set errors = ?3 where subscription = ?1 and position = ?2";
-    tx.prepare_cached(sql)?.execute(params![lane.subscription.0, position, errors])?;
+    tx.prepare_cached(sql)?.execute(params![subscription.0, position, errors])?;
     Ok(())
+}
+
+/// Errors as they are stored: the last few, none too long.
+pub(crate) fn error_list(errors: impl IntoIterator<Item = AttemptError>) -> String {
+    let mut errors: Vec<_> = errors.into_iter().collect();
+    errors.drain(..errors.len().saturating_sub(ERRORS_KEPT_MAX));
+    for error in &mut errors {
+        error.message.truncate(error.message.floor_char_boundary(ERROR_BYTES_MAX));
+    }
+    serde_json::to_string(&errors).expect("errors are JSON")
 }
 
 /// The stored errors of a delivery, oldest first.

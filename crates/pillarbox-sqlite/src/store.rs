@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use pillarbox::{
-    Epoch, ErrorKind, Event, Fleet, Hello, Joined, LaneRef, LaneState, Page, PollRequest, Position, Report, Result,
-    Settlement, Store, StoreFeatures, Take, Wake,
+    ClaimEnd, ClaimRequest, Claims, Epoch, ErrorKind, Event, Fleet, Hello, Joined, LaneRef, LaneState, Page,
+    PollRequest, Position, RecoverRequest, Recovered, Report, Result, Settlement, Store, StoreFeatures, Take, Wake,
 };
 use rusqlite::Connection;
 
@@ -15,7 +15,6 @@ use crate::error::{Db, DbError};
 use crate::ownership::{LockFolder, Membership, Writer};
 use crate::publish::Limits;
 use crate::reader::Reader;
-use crate::settle::settle;
 use crate::witness::Keeper;
 use crate::worker::Worker;
 use crate::{home, migrate, ownership};
@@ -201,12 +200,22 @@ impl Store for SqliteStore {
 
     async fn settle(&self, settlement: &Settlement) -> Result<Vec<bool>> {
         let settlement = settlement.clone();
-        let job = move |writer: &mut Writer| {
-            let (answers, revision) = settle(&writer.relaxed, &settlement)?;
-            revision.into_iter().for_each(|revision| writer.bell.raised(revision));
-            Ok(answers)
-        };
-        self.writer.run(job).await
+        self.writer.run(move |writer| writer.settle(&settlement)).await
+    }
+
+    async fn claim(&self, requests: &[ClaimRequest]) -> Result<Vec<Claims>> {
+        let requests = requests.to_vec();
+        self.writer.run(move |writer| writer.claim(&requests)).await
+    }
+
+    async fn finish(&self, ends: &[ClaimEnd]) -> Result<Vec<bool>> {
+        let ends = ends.to_vec();
+        self.writer.run(move |writer| writer.finish(&ends)).await
+    }
+
+    async fn recover(&self, request: &RecoverRequest) -> Result<Recovered> {
+        let request = request.clone();
+        self.writer.run(move |writer| writer.recover(&request)).await
     }
 
     async fn wait(&self, timeout: Duration) -> Result<Wake> {

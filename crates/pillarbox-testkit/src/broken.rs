@@ -38,11 +38,51 @@ pub enum Broken {
     AnchorIgnored,
     /// What was committed before the wait began is not noticed by it.
     WaitForgetsThePast,
+    /// What a claim that was not answered has claimed is not told when it is asked for again.
+    UnansweredClaimsAreLost,
+    /// A row that somebody works on is claimed again.
+    ClaimsWhatIsTaken,
+    /// Rows behind their key's head are claimed.
+    ClaimsBehindTheHead,
+    /// Rows are claimed before they are due.
+    ClaimsBeforeDue,
+    /// A delayed row that becomes due goes before what its key has got meanwhile.
+    DelayedKeepsItsPlace,
+    /// Rows are claimed in order of arrival, so that a key with many keeps the others waiting.
+    KeysTakeNoTurns,
+    /// A dead row of a queue holds nobody back, whatever the subscription says.
+    DeadNeverBlocks,
+    /// The end of a claim does not look whose claim it is.
+    FinishIgnoresClaim,
+    /// A claim that is given back counts as an attempt.
+    BackCountsAttempt,
+    /// A failed row does not wait for its time.
+    FailedIsDueAtOnce,
+    /// An event that has a row in the queue gets a new one.
+    QueueReplaces,
+    /// A settlement that is repeated brings back what was done since.
+    QueueRepeats,
+    /// A recovery for want of a sign of life does not look whether there has been one since.
+    RecoverFromTheLiving,
+    /// A recovery does not count as an attempt.
+    RecoveryCountsNoAttempt,
+    /// A sweep leaves the claims of those who have no row any more.
+    SweepForgetsTheBuried,
+    /// Rows that were recovered from crashes are claimed like all others.
+    SuspectsTogether,
+    /// An instance that leaves keeps its claims.
+    LeaveStrandsClaims,
+    /// A lane's load does not tell the keys of which a row is being worked on.
+    LoadForgetsClaimedKeys,
+    /// A rewind leaves the rows that somebody works on.
+    RewindSparesClaims,
+    /// A subscription that has a mode can be joined with another.
+    ModeChanges,
 }
 
 impl Broken {
     /// All of them.
-    pub const ALL: [Broken; 18] = [
+    pub const ALL: [Broken; 38] = [
         Broken::WritersBeforeHorizon,
         Broken::RowsBeforeHorizon,
         Broken::WriterGoneBeforeVisible,
@@ -61,5 +101,25 @@ impl Broken {
         Broken::StartNowSkipsHoles,
         Broken::AnchorIgnored,
         Broken::WaitForgetsThePast,
+        Broken::UnansweredClaimsAreLost,
+        Broken::ClaimsWhatIsTaken,
+        Broken::ClaimsBehindTheHead,
+        Broken::ClaimsBeforeDue,
+        Broken::DelayedKeepsItsPlace,
+        Broken::KeysTakeNoTurns,
+        Broken::DeadNeverBlocks,
+        Broken::FinishIgnoresClaim,
+        Broken::BackCountsAttempt,
+        Broken::FailedIsDueAtOnce,
+        Broken::QueueReplaces,
+        Broken::QueueRepeats,
+        Broken::RecoverFromTheLiving,
+        Broken::RecoveryCountsNoAttempt,
+        Broken::SweepForgetsTheBuried,
+        Broken::SuspectsTogether,
+        Broken::LeaveStrandsClaims,
+        Broken::LoadForgetsClaimedKeys,
+        Broken::RewindSparesClaims,
+        Broken::ModeChanges,
     ];
 }

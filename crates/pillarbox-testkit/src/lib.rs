@@ -9,6 +9,7 @@ mod memory_lane;
 mod memory_log;
 mod memory_operator;
 mod memory_poll;
+mod memory_queue;
 mod memory_store;
 pub mod order;
 pub mod postgres;

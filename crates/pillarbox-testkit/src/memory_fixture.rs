@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use pillarbox::{InstanceId, NewEvent, Position, Result};
 
 use crate::store_suite::{DuringPoll, Fixture, FixtureFeatures};
@@ -44,6 +46,10 @@ impl Fixture for MemoryFixture {
 
     async fn bury(&self, instance: InstanceId) {
         self.log.bury(instance);
+    }
+
+    async fn pass(&self, time: Duration) {
+        self.log.set_time(self.log.time().plus(time));
     }
 
     async fn begin(&self) -> u64 {

@@ -2,11 +2,12 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use pillarbox::{
-    AttemptError, Cursor, Delivery, ERRORS_KEPT_MAX, Epoch, InstanceId, LaneState, LaneWrite, Position, RangeSet,
+    AttemptError, Cursor, Delivery, ERRORS_KEPT_MAX, Epoch, InstanceId, LaneState, LaneWrite, Mode, Position, RangeSet,
     State, Timestamp,
 };
 
 use crate::Broken;
+use crate::memory_queue::{Held, Turn};
 
 /// The row of one lane, with its deliveries and its books.
 #[derive(Debug, Clone, Default)]
@@ -33,18 +34,31 @@ pub(crate) struct Row {
     pub(crate) errors: Vec<AttemptError>,
     /// When it became dead, if it is.
     pub(crate) died_at: Option<Timestamp>,
+    /// Who works on it, if it is a queue's.
+    pub(crate) claim: Option<Held>,
+    /// When it can be claimed, if it is its key's head in a queue.
+    pub(crate) turn: Option<Turn>,
+    /// How often it was recovered.
+    pub(crate) crashes: u32,
 }
 
 impl Row {
     pub(crate) fn new(delivery: Delivery, now: Timestamp) -> Self {
         let died_at = (delivery.state == State::Dead).then_some(now);
-        Row { delivery, errors: Vec::new(), died_at }
+        Row { delivery, errors: Vec::new(), died_at, claim: None, turn: None, crashes: 0 }
     }
 
     /// One that stays dead has died when it first did.
     pub(crate) fn set(&mut self, delivery: Delivery, now: Timestamp) {
         self.died_at = (delivery.state == State::Dead).then(|| self.died_at.unwrap_or(now));
         self.delivery = delivery;
+    }
+
+    /// Keeps an error with the last ones.
+    pub(crate) fn note(&mut self, error: AttemptError) {
+        self.errors.push(error);
+        let surplus = self.errors.len().saturating_sub(ERRORS_KEPT_MAX);
+        self.errors.drain(..surplus);
     }
 }
 
@@ -63,10 +77,15 @@ impl Lane {
         Lane { cursor, before_start, wrote_at: now, ..Lane::default() }
     }
 
-    pub(crate) fn state(&self) -> LaneState {
+    pub(crate) fn state(&self, mode: Mode, broken: Option<Broken>) -> LaneState {
+        let (cursor, takeovers, revision) = (self.cursor.clone(), self.takeovers, self.revision);
+        if mode == Mode::Queue {
+            let queued_keys = self.queued_keys(broken);
+            return LaneState { cursor, deliveries: Vec::new(), queued_keys, takeovers, revision };
+        }
         let mut deliveries: Vec<Delivery> = self.deliveries.values().map(|row| row.delivery.clone()).collect();
         deliveries.sort_by_key(|delivery| (delivery.arrival, delivery.position));
-        LaneState { cursor: self.cursor.clone(), deliveries, takeovers: self.takeovers, revision: self.revision }
+        LaneState { cursor, deliveries, queued_keys: Vec::new(), takeovers, revision }
     }
 
     /// Makes `instance` the owner. Only a lane that another instance still owned counts as seized.
@@ -117,9 +136,7 @@ impl Lane {
             }
             let Some(row) = self.deliveries.get_mut(&delivery.position) else { continue };
             row.set(delivery.clone(), now);
-            row.errors.extend(error.clone());
-            let surplus = row.errors.len().saturating_sub(ERRORS_KEPT_MAX);
-            row.errors.drain(..surplus);
+            error.iter().for_each(|error| row.note(error.clone()));
         }
         for position in &write.finish {
             self.deliveries.remove(position);
@@ -138,7 +155,7 @@ impl Lane {
     }
 
     /// Forgets everything above `to`, so that it is read again.
-    pub(crate) fn rewind(&mut self, to: Position) {
+    pub(crate) fn rewind(&mut self, to: Position, broken: Option<Broken>) {
         let above = |set: &mut RangeSet| set.remove_range(to.saturating_add(1), Position::MAX);
         self.epoch += 1;
         self.cursor.floor = self.cursor.floor.min(to);
@@ -146,7 +163,8 @@ impl Lane {
         above(&mut self.before_start);
         self.entries.iter_mut().for_each(|entry| above(&mut entry.covered));
         self.entries.retain(|entry| !entry.covered.is_empty());
-        self.deliveries.retain(|position, _| *position <= to);
+        let spared = |row: &Row| row.claim.is_some() && broken == Some(Broken::RewindSparesClaims);
+        self.deliveries.retain(|position, row| *position <= to || spared(row));
         self.skipped.retain(|position, _| *position <= to);
     }
 

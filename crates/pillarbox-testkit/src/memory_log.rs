@@ -1,12 +1,13 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pillarbox::{
     Cursor, Epoch, Error, ErrorKind, Event, Filter, Fleet, Headers, Hello, InstanceId, InstanceView, Joined, LaneRef,
-    LaneState, LaneView, Lock, Mode, NewEvent, OnDead, PAYLOAD_BYTES_MAX, Position, RangeSet, Report, Result,
-    Settlement, Start, Subscription, SubscriptionId, SubscriptionView, Take, TakeCause, Timestamp, Writer,
+    LaneState, LaneView, Lock, Mode, NewEvent, OnDead, PAYLOAD_BYTES_MAX, Position, RangeSet, RecoveryCause, Report,
+    Result, RetryPolicy, Settlement, Start, Subscription, SubscriptionId, SubscriptionView, Take, TakeCause, Timestamp,
+    Writer,
 };
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -51,6 +52,8 @@ pub struct MemoryOptions {
     pub settle_interval: Duration,
     /// Whether instances can see each other's locks; if not, all are shown as unknown. Default: true.
     pub lock_visible: bool,
+    /// The database's clock is that of the machine, and [`MemoryLog::set_time`] does nothing: for real relays. Default: false.
+    pub real_time: bool,
     /// What is deliberately wrong. Default: nothing.
     pub broken: Option<Broken>,
 }
@@ -62,6 +65,7 @@ impl Default for MemoryOptions {
             lock_proves_life: true,
             settle_interval: Duration::ZERO,
             lock_visible: true,
+            real_time: false,
             broken: None,
         }
     }
@@ -81,6 +85,8 @@ pub(crate) struct Inner {
     pub(crate) next: Position,
     ids: u64,
     pub(crate) rows: BTreeMap<Position, Arc<Event>>,
+    /// Where events were when they became visible, to find them sooner.
+    pub(crate) positions: HashMap<Uuid, Position>,
     /// Visible rows that a power loss takes back.
     unflushed: BTreeSet<Position>,
     /// The positions up to here are never drawn again, whatever happens.
@@ -97,6 +103,10 @@ pub(crate) struct Inner {
     instance_next: i64,
     pub(crate) subscriptions: Vec<SubscriptionRow>,
     subscription_next: i64,
+    /// The number of the next turn in a queue.
+    pub(crate) turn_next: u64,
+    /// When claims were last swept.
+    pub(crate) recovery_at: Option<Timestamp>,
     settle_fails: bool,
     joins_fail: Option<ErrorKind>,
     joins: u64,
@@ -127,6 +137,10 @@ pub(crate) struct SubscriptionRow {
     pub(crate) filter: Filter,
     pub(crate) mode: Mode,
     pub(crate) on_dead: OnDead,
+    pub(crate) retry: RetryPolicy,
+    pub(crate) processing_timeout: Duration,
+    /// How many claims were recovered, and when last.
+    pub(crate) recovered: BTreeMap<RecoveryCause, (u64, Timestamp)>,
     pub(crate) paused: bool,
     pub(crate) lanes: Vec<Lane>,
 }
@@ -147,6 +161,7 @@ impl MemoryLog {
             next: 1,
             ids: 0,
             rows: BTreeMap::new(),
+            positions: HashMap::new(),
             unflushed: BTreeSet::new(),
             flushed_to: 0,
             kept: BTreeMap::new(),
@@ -159,6 +174,8 @@ impl MemoryLog {
             instance_next: 1,
             subscriptions: Vec::new(),
             subscription_next: 1,
+            turn_next: 0,
+            recovery_at: None,
             settle_fails: false,
             joins_fail: None,
             joins: 0,
@@ -207,7 +224,11 @@ impl MemoryLog {
     }
 
     pub(crate) fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.shared.inner.lock().expect("no thread panics while it holds the log")
+        let mut inner = self.shared.inner.lock().expect("no thread panics while it holds the log");
+        if inner.options.real_time {
+            inner.now = Timestamp::now();
+        }
+        inner
     }
 
     fn hook(&self) -> MutexGuard<'_, Option<Hook>> {
@@ -366,7 +387,11 @@ impl MemoryLog {
 
     /// See [`Store::settle`](pillarbox::Store::settle).
     pub fn settle(&self, instance: InstanceId, settlement: &Settlement) -> Result<Vec<bool>> {
-        self.inner().settle(instance, settlement)
+        let settled = self.inner().settle(instance, settlement)?;
+        if settlement.lanes.iter().any(|write| !write.queue.is_empty()) {
+            self.ring();
+        }
+        Ok(settled)
     }
 
     /// The next settlement fails half way, as if the connection had been lost.
@@ -463,6 +488,7 @@ impl Inner {
     fn show(&mut self, tx: Tx) {
         for event in std::mem::take(&mut self.transaction(tx).events) {
             self.unflushed.insert(event.position);
+            self.positions.insert(event.id, event.position);
             self.rows.insert(event.position, Arc::new(event));
         }
     }
@@ -497,6 +523,7 @@ impl Inner {
         self.kept.clear();
         self.transactions.clear();
         self.dead = RangeSet::new();
+        self.recovery_at = None;
         self.subscriptions.clear();
         self.instances.clear();
         (self.next, self.log_start, self.flushed_to) = (1, 1, 0);
@@ -510,6 +537,7 @@ impl Inner {
             return Err(Error::new(kind, "joins were told to fail"));
         }
         hello.subscriptions.iter().try_for_each(Subscription::validate)?;
+        hello.subscriptions.iter().try_for_each(|wish| self.check_mode(wish))?;
         self.flush();
         let instance = InstanceId(self.instance_next);
         self.instance_next += 1;
@@ -529,11 +557,26 @@ impl Inner {
         Ok(Joined { instance, log_id: self.options.log_id, subscriptions })
     }
 
+    fn check_mode(&self, wish: &Subscription) -> Result<()> {
+        let name = &wish.name;
+        let other = |row: &&SubscriptionRow| row.name == *name && row.mode != wish.mode;
+        if self.options.broken == Some(Broken::ModeChanges) || !self.subscriptions.iter().any(|row| other(&row)) {
+            return Ok(());
+        }
+        let message = format!(
+            "subscription '{name}' was made with another mode, and that is fixed; delete it with `pillarbox subscription delete \
+             {name}` or use another name"
+        );
+        Err(Error::new(ErrorKind::Invalid, message))
+    }
+
     fn subscribe(&mut self, wish: &Subscription, rejoin: bool) -> SubscriptionView {
         if let Some(row) = self.subscriptions.iter_mut().find(|row| row.name == wish.name) {
             if !rejoin || self.options.broken == Some(Broken::RejoinRedefines) {
                 row.filter = wish.filter.clone();
                 row.on_dead = wish.on_dead;
+                row.retry = wish.retry;
+                row.processing_timeout = wish.processing_timeout;
             }
             return row.view();
         }
@@ -544,6 +587,9 @@ impl Inner {
             filter: wish.filter.clone(),
             mode: wish.mode,
             on_dead: wish.on_dead,
+            retry: wish.retry,
+            processing_timeout: wish.processing_timeout,
+            recovered: BTreeMap::new(),
             paused: false,
             lanes: vec![Lane::starting_at(cursor, self.now); wish.lanes as usize],
         };
@@ -596,7 +642,7 @@ impl Inner {
         }
         let fleet = self.fleet();
         if self.options.broken == Some(Broken::StaleLoad) {
-            let stale = self.lanes().map(|(lane, row)| (lane, row.state())).collect();
+            let stale = self.lanes().map(|(lane, row)| (lane, self.state_of(lane, row))).collect();
             self.instances.get_mut(&instance).ok_or_else(|| buried(instance))?.stale = stale;
         }
         self.bury(|row| row.killed);
@@ -632,8 +678,20 @@ impl Inner {
 
     /// Removes the rows of instances that are `gone` and own nothing any more.
     fn bury(&mut self, gone: impl Fn(&Instance) -> bool) {
-        let owners: BTreeSet<InstanceId> = self.lanes().filter_map(|(_, lane)| lane.owner).collect();
+        let owners = self.owners();
         self.instances.retain(|id, row| owners.contains(id) || !gone(row));
+    }
+
+    /// Who owns a lane or works on a row of a queue.
+    fn owners(&self) -> BTreeSet<InstanceId> {
+        let claims =
+            |lane: &Lane| lane.deliveries.values().filter_map(|row| Some(row.claim?.owner)).collect::<Vec<_>>();
+        self.lanes().flat_map(|(_, lane)| claims(lane).into_iter().chain(lane.owner)).collect()
+    }
+
+    fn state_of(&self, lane: LaneRef, row: &Lane) -> LaneState {
+        let subscription = self.subscriptions.iter().find(|row| row.id == lane.subscription);
+        row.state(subscription.map_or(Mode::Stream, |row| row.mode), self.options.broken)
     }
 
     fn take(&mut self, instance: InstanceId, takes: &[Take]) -> Result<Vec<Option<Epoch>>> {
@@ -658,7 +716,7 @@ impl Inner {
             Some(lane.take(instance))
         };
         let taken = takes.iter().map(&mut take).collect();
-        let owners: BTreeSet<InstanceId> = self.lanes().filter_map(|(_, lane)| lane.owner).collect();
+        let owners = self.owners();
         self.instances.retain(|id, _| owners.contains(id) || !victims.contains(id));
         Ok(taken)
     }
@@ -668,9 +726,9 @@ impl Inner {
         self.check_anchor(&row.cursor)?;
         if self.options.broken == Some(Broken::StaleLoad) {
             let stale = self.instances.get(&instance).and_then(|row| row.stale.get(&lane));
-            return Ok(Some(stale.cloned().unwrap_or_else(|| row.state())));
+            return Ok(Some(stale.cloned().unwrap_or_else(|| self.state_of(lane, row))));
         }
-        Ok(Some(row.state()))
+        Ok(Some(self.state_of(lane, row)))
     }
 
     fn check_anchor(&self, cursor: &Cursor) -> Result<()> {
@@ -709,16 +767,19 @@ impl Inner {
                 settled.push(false);
                 continue;
             };
+            let queue = lane.unqueued(&write.queue, broken);
             lane.write_cursor(write, now);
             if fails {
                 return Err(unavailable("the connection was lost in the middle of the settlement"));
             }
             lane.write_deliveries(write, now, broken);
+            lane.write_queue(queue, instance, now);
             if write.release {
                 lane.release();
             }
             settled.push(true);
         }
+        self.promote();
         Ok(settled)
     }
 
@@ -735,6 +796,8 @@ impl Inner {
     fn leave(&mut self, instance: InstanceId) {
         let lanes = self.subscriptions.iter_mut().flat_map(|row| &mut row.lanes);
         lanes.filter(|lane| lane.owner == Some(instance)).for_each(Lane::release);
+        self.give_back_claims(instance);
+        self.promote();
         self.instances.remove(&instance);
     }
 
@@ -745,7 +808,7 @@ impl Inner {
         })
     }
 
-    fn lane(&self, lane: LaneRef) -> Option<&Lane> {
+    pub(crate) fn lane(&self, lane: LaneRef) -> Option<&Lane> {
         let row = self.subscriptions.iter().find(|row| row.id == lane.subscription)?;
         row.lanes.get(lane.lane as usize)
     }

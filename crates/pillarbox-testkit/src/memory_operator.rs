@@ -1,23 +1,28 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pillarbox::{
-    Books, Change, Changed, Check, Delivery, DeliveryRecord, Error, ErrorKind, Event, EventRecord, Fate, Filter,
-    InstanceStatus, LaneBook, Level, ListQuery, ListRow, LogStatus, NewEvent, OnDead, Operator, Position, PrunePolicy,
-    Pruned, RangeSet, Result, Selection, SettledBy, Start, State, Status, SubscriptionReport, SubscriptionStatus,
-    Timestamp, lane_of,
+    Books, Change, Changed, Check, ClaimRecord, Delivery, DeliveryRecord, Error, ErrorKind, Event, EventRecord, Fate,
+    Filter, InstanceId, InstanceStatus, LaneBook, Level, ListQuery, ListRow, LogStatus, NewEvent, OnDead, Operator,
+    Position, PrunePolicy, Pruned, RangeSet, RecoveredCount, RecoveryCause, Result, Selection, SettledBy, Start, State,
+    Status, SubscriptionReport, SubscriptionStatus, Timestamp, lane_of,
 };
 use uuid::Uuid;
 
 use crate::memory_lane::{Lane, Row, positions_of};
 use crate::memory_log::{Inner, SubscriptionRow};
+use crate::memory_queue::Held;
 use crate::{MemoryLog, MemoryStore};
 
 /// Operators. What is named like a function of [`Operator`] keeps its contract.
 impl MemoryLog {
     /// See [`Operator::change`]. Relane is refused.
     pub fn change(&self, change: &Change, dry_run: bool) -> Result<Changed> {
-        let changed = self.inner().change(change, dry_run)?;
+        let mut inner = self.inner();
+        let changed = inner.change(change, dry_run)?;
+        inner.promote();
+        drop(inner);
         self.ring();
         Ok(changed)
     }
@@ -34,12 +39,29 @@ impl MemoryLog {
         }
     }
 
+    /// The floor of every lane, by subscription and number; for auditors.
+    pub fn floors(&self) -> Vec<((String, u32), Position)> {
+        let inner = self.inner();
+        let of = |row: &SubscriptionRow| {
+            let lanes = row.lanes.iter().zip(0..);
+            lanes.map(|(lane, number)| ((row.name.clone(), number), lane.cursor.floor)).collect::<Vec<_>>()
+        };
+        inner.subscriptions.iter().flat_map(of).collect()
+    }
+
     /// See [`Operator::show`].
     pub fn show_event(&self, id: Uuid) -> Option<EventRecord> {
         let inner = self.inner();
         let event = inner.event_of(id)?;
         let subscriptions = inner.subscriptions.iter().map(|row| inner.fate(row, &event)).collect();
         Some(EventRecord { event: (*event).clone(), subscriptions })
+    }
+
+    /// What became of an event for one subscription; None if there is no such event or subscription.
+    pub fn fate(&self, id: Uuid, subscription: &str) -> Option<Fate> {
+        let inner = self.inner();
+        let row = inner.subscriptions.iter().find(|row| row.name == subscription)?;
+        Some(inner.fate(row, &*inner.event_of(id)?))
     }
 
     /// See [`Operator::status`].
@@ -126,6 +148,9 @@ impl Inner {
     fn change(&mut self, change: &Change, dry_run: bool) -> Result<Changed> {
         match change {
             Change::Requeue { subscription, which, limit } => self.requeue(subscription, which, *limit, dry_run),
+            Change::Recover { subscription, instance, silent_for } => {
+                self.recover_by_operator(subscription.as_deref(), *instance, *silent_for, dry_run)
+            }
             Change::Skip { subscription, event, reason } => self.skip(subscription, *event, reason, dry_run),
             Change::Pause(name) => self.set_paused(name, true, dry_run),
             Change::Resume(name) => self.set_paused(name, false, dry_run),
@@ -202,6 +227,7 @@ impl Inner {
             lane.revision += 1;
             let row = lane.deliveries.get_mut(position).expect("it was just found");
             row.set(Delivery { state: State::Pending, attempts: 0, due_at: now, ..row.delivery.clone() }, now);
+            row.free();
         }
         let ids: Vec<Uuid> = positions.iter().filter_map(|(position, _)| Some(events.get(position)?.id)).collect();
         Ok(changed(positions.len() as u64, ids, format!("{} deliveries are due now", positions.len())))
@@ -224,12 +250,33 @@ impl Inner {
         Ok(changed(1, vec![id], format!("event {id} is given up")))
     }
 
+    fn recover_by_operator(
+        &mut self,
+        name: Option<&str>,
+        instance: Option<InstanceId>,
+        silent_for: Duration,
+        dry_run: bool,
+    ) -> Result<Changed> {
+        if let Some(name) = name {
+            self.subscription(name)?;
+        }
+        let (now, beats) = (self.now, self.beats());
+        let silent = |owner| beats.get(&owner).is_none_or(|(_, beat_at)| now.since(*beat_at) >= silent_for);
+        let recovered = self.recover_where(dry_run, |row, held| {
+            let meant = name.is_none_or(|name| row.name == name) && instance.is_none_or(|id| held.owner == id);
+            (meant && silent(held.owner)).then_some(RecoveryCause::Operator)
+        });
+        let count = recovered.claims.iter().map(|(.., count)| count).sum();
+        Ok(changed(count, Vec::new(), format!("{count} claims were taken from their owners")))
+    }
+
     fn rewind(&mut self, name: &str, to: Start, dry_run: bool) -> Result<Changed> {
+        let broken = self.options.broken;
         let target = self.target(to)?;
         let count = self.subscription(name)?.lanes.len();
         for index in (0..count).filter(|_| !dry_run) {
             let lane = &mut self.subscription(name)?.lanes[index];
-            lane.rewind(target);
+            lane.rewind(target, broken);
             let cursor = lane.cursor.clone();
             let anchor = self.anchor(&cursor);
             self.subscription(name)?.lanes[index].cursor.anchor = anchor;
@@ -292,7 +339,8 @@ impl Inner {
     }
 
     fn event_of(&self, id: Uuid) -> Option<Arc<Event>> {
-        self.rows.values().chain(self.kept.values()).find(|event| event.id == id).cloned()
+        let at = self.positions.get(&id).and_then(|at| self.rows.get(at)).filter(|event| event.id == id);
+        at.or_else(|| self.rows.values().chain(self.kept.values()).find(|event| event.id == id)).cloned()
     }
 
     fn events(&self) -> BTreeMap<Position, Arc<Event>> {
@@ -324,7 +372,7 @@ impl Inner {
     }
 
     fn delivery_record(&self, subscription: &SubscriptionRow, lane: &Lane, row: &Row) -> DeliveryRecord {
-        let head = head_of(subscription, lane, &row.delivery);
+        let head = head_of(subscription, lane, row);
         let id_of = |position| self.rows.get(&position).or_else(|| self.kept.get(&position)).map(|event| event.id);
         let head = head.and_then(|head| Some((id_of(head.position)?, head.position, head.state)));
         let state = match row.delivery.state {
@@ -337,9 +385,15 @@ impl Inner {
             attempts: row.delivery.attempts,
             due_at: row.delivery.due_at,
             since: row.delivery.since,
+            claim: row.claim.map(|held| self.claim_record(held)),
             errors: row.errors.clone(),
             head,
         }
+    }
+
+    fn claim_record(&self, held: Held) -> ClaimRecord {
+        let beat_at = self.instances.get(&held.owner).map(|instance| instance.beat_at);
+        ClaimRecord { instance: held.owner, since: held.since, beat_at }
     }
 
     /// The states of all unfinished events of a subscription, in log order.
@@ -369,6 +423,7 @@ impl Inner {
         let oldest = unfinished.iter().filter(|(_, record)| moving(record)).map(|(event, _)| event.created_at).min();
         let retrying = unfinished.iter().filter_map(|(_, record)| record.as_ref());
         let floor = row.lanes.iter().map(|lane| lane.cursor.floor).min().unwrap_or(0);
+        let claimed_at = row.rows().filter_map(|row| Some(row.claim?.since)).min();
         SubscriptionStatus {
             id: row.id,
             name: row.name.clone(),
@@ -391,6 +446,8 @@ impl Inner {
             owners,
             floor,
             holds_bytes: self.rows.range(floor + 1..).map(|(_, event)| event.size() as i64).sum(),
+            oldest_processing_seconds: claimed_at.map(|since| self.now.since(since).as_secs_f64()),
+            recovered: row.recovered.iter().map(recovered_count).collect(),
             report: self.subscription_report(&row.name),
         }
     }
@@ -421,6 +478,7 @@ impl Inner {
             kept: self.kept.len() as i64,
             holders: Vec::new(),
             held_seconds: None,
+            recovery_at: self.recovery_at,
             alarms: Vec::new(),
         }
     }
@@ -488,7 +546,7 @@ impl Inner {
         pruned
     }
 
-    fn prune_events(&mut self, keep: std::time::Duration, slice: usize, pruned: &mut Pruned) {
+    fn prune_events(&mut self, keep: Duration, slice: usize, pruned: &mut Pruned) {
         let slowest = self.subscriptions.iter().map(|row| (row.floor(), &row.name)).min();
         let floor = slowest.as_ref().map_or(self.next - 1, |(floor, _)| *floor);
         let needed = self.needed();
@@ -548,18 +606,27 @@ impl SubscriptionRow {
 }
 
 /// The unfinished delivery that arrived first among those of the same key, if it is another one. A delayed one is
-/// outside its key's order; a dead one is too where dead events are skipped.
-fn head_of<'a>(subscription: &SubscriptionRow, lane: &'a Lane, delivery: &Delivery) -> Option<&'a Delivery> {
+/// outside its key's order; a dead one is too where dead events are skipped. Whatever is claimed in a queue comes before all.
+fn head_of<'a>(subscription: &SubscriptionRow, lane: &'a Lane, row: &Row) -> Option<&'a Delivery> {
+    let delivery = &row.delivery;
     delivery.key.as_ref()?;
     let in_order = |other: &&Delivery| {
         other.state != State::Delayed && (other.state != State::Dead || subscription.on_dead == OnDead::Block)
     };
-    if !in_order(&delivery) {
+    if !in_order(&delivery) || row.claim.is_some() {
         return None;
+    }
+    let claimed = lane.deliveries.values().find(|other| other.claim.is_some() && other.delivery.key == delivery.key);
+    if let Some(claimed) = claimed {
+        return Some(&claimed.delivery);
     }
     let others = lane.deliveries.values().map(|row| &row.delivery);
     let before = others.filter(|other| other.key == delivery.key && other.arrival < delivery.arrival).filter(in_order);
     before.min_by_key(|other| other.arrival)
+}
+
+fn recovered_count((cause, (count, last_at)): (&RecoveryCause, &(u64, Timestamp))) -> RecoveredCount {
+    RecoveredCount { cause: *cause, count: *count, last_at: *last_at }
 }
 
 fn pending(event: &Event, now: Timestamp) -> Delivery {
@@ -586,6 +653,7 @@ fn list_row(event: &Event, subscription: Option<&String>, record: Option<Deliver
         state: subscription.map(|_| record.as_ref().map_or(State::Pending, |record| record.state)),
         attempts: record.as_ref().map(|record| record.attempts),
         due_at: record.as_ref().map(|record| record.due_at),
+        claim: record.as_ref().and_then(|record| record.claim.clone()),
         error: record.and_then(|record| record.errors.last().map(|error| error.message.clone())),
     }
 }

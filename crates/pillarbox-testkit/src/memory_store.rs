@@ -3,8 +3,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pillarbox::{
-    Epoch, Error, ErrorKind, Event, Fleet, Hello, InstanceId, Joined, LaneRef, LaneState, Page, PollRequest, Position,
-    Report, Result, Settlement, Store, StoreFeatures, Take, Wake,
+    ClaimEnd, ClaimRequest, Claims, Epoch, Error, ErrorKind, Event, Fleet, Hello, InstanceId, Joined, LaneRef,
+    LaneState, Page, PollRequest, Position, RecoverRequest, Recovered, Report, Result, Settlement, Store,
+    StoreFeatures, Take, Wake,
 };
 
 use crate::{Broken, MemoryLog};
@@ -106,6 +107,21 @@ impl Store for MemoryStore {
     async fn settle(&self, settlement: &Settlement) -> Result<Vec<bool>> {
         let instance = self.joined().await?;
         self.log.settle(instance, settlement)
+    }
+
+    async fn claim(&self, requests: &[ClaimRequest]) -> Result<Vec<Claims>> {
+        let instance = self.joined().await?;
+        self.log.claim(instance, requests)
+    }
+
+    async fn finish(&self, ends: &[ClaimEnd]) -> Result<Vec<bool>> {
+        let instance = self.joined().await?;
+        self.log.finish(instance, ends)
+    }
+
+    async fn recover(&self, request: &RecoverRequest) -> Result<Recovered> {
+        self.joined().await?;
+        self.log.recover(request)
     }
 
     async fn wait(&self, timeout: Duration) -> Result<Wake> {

@@ -1,3 +1,4 @@
+mod claims;
 mod fault;
 mod node;
 mod sink;
@@ -8,8 +9,8 @@ use std::time::Duration;
 
 use pillarbox::engine::{Engine, Input, Mutant};
 use pillarbox::{
-    Attempt, BatchId, Change, Event, InstanceId, LaneRef, NewEvent, OnDead, Position, RetryPolicy, SinkFeatures, State,
-    StoreFeatures, Subscription, SubscriptionId, Timestamp,
+    Attempt, BatchId, Change, ClaimId, Event, InstanceId, LaneRef, Mode, NewEvent, OnDead, Position, RetryPolicy,
+    SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, Timestamp,
 };
 use uuid::Uuid;
 
@@ -19,7 +20,8 @@ use crate::{Broken, MemoryLog, MemoryOptions, PollSteps, Tx};
 /// The whole engine on a virtual clock, over the in-memory store, with everything that can go wrong drawn from a seed: late
 /// commits, aborts, crashes at every step, calls that fail before or after they happened or hang, instances that are frozen or cut off
 /// for longer than their lease and come back, lost connections, power losses of the database, failing and dead sinks, clock jumps,
-/// and operators that interfere.
+/// and operators that interfere. Two subscriptions are streams, the third is a queue with slow handlers; in every other run these settle
+/// by themselves, in one transaction with what they do.
 ///
 /// One seed is one run, bit for bit: [`Run::trace`] is the hash of all that happened.
 pub fn simulate(seed: u64, plan: Plan) -> Run {
@@ -75,8 +77,19 @@ pub struct Run {
     pub leases: usize,
     /// The most events that were at sinks at the same time.
     pub parallel: usize,
+    /// Claims in the queue.
+    pub claims: usize,
+    /// Claims that were taken from their owner.
+    pub recovered: usize,
+    /// Ends of claims that were refused.
+    pub refused: usize,
 }
 
+/// The names of the subscriptions.
+const SUBSCRIPTIONS: [&str; 3] = ["all", "some", "jobs"];
+/// Which of them lets dead events go by, and which is a queue.
+const SOME: usize = 1;
+const JOBS: usize = 2;
 const NODES: usize = 3;
 const KEYS: u64 = 6;
 /// Faults stop and writers end here, in microseconds of virtual time.
@@ -121,6 +134,8 @@ enum Step {
     Execute(Ticket, InstanceId, Box<Request>),
     Poll(Ticket, Box<PollSteps>),
     Answer(Ticket, Box<News>),
+    /// A worker is held up by the event with this index.
+    HoldUp(Ticket, (usize, BatchId), Vec<Attempt>, usize),
     Arrive(Ticket, (usize, BatchId), Vec<Attempt>),
     Ring(Ticket),
     Fault,
@@ -145,6 +160,9 @@ enum Request {
     Load(Vec<(pillarbox::LaneRef, i64)>),
     Fetch(Vec<Position>),
     Settle(pillarbox::Settlement),
+    Claim(Vec<pillarbox::ClaimRequest>),
+    Finish(Vec<pillarbox::ClaimEnd>),
+    Recover(pillarbox::RecoverRequest),
 }
 
 #[derive(Debug, Default)]
@@ -176,13 +194,17 @@ struct Node {
 /// An event at a sink.
 #[derive(Debug)]
 struct Held {
+    position: Position,
     key: Option<Box<str>>,
     lane: LaneRef,
     epoch: i64,
+    /// The claim under which it was sent.
+    claim: Option<ClaimId>,
 }
 
 struct World {
     plan: Plan,
+    specs: Vec<(Subscription, SinkFeatures)>,
     random: Random,
     log: MemoryLog,
     features: StoreFeatures,
@@ -196,6 +218,10 @@ struct World {
     ids: Vec<SubscriptionId>,
     /// Lanes that were taken since their owner's lease was over, with the epoch that ended so.
     seized: HashSet<(LaneRef, i64)>,
+    /// Claims that were taken since their owner's lease was over.
+    expired: HashSet<(InstanceId, ClaimId)>,
+    /// What got a row while it was at a sink: by lane, epoch and position.
+    rowed: HashSet<(LaneRef, i64, Position)>,
     trace: u64,
     run: Run,
     /// Committed events by id, with the order in which they became visible.
@@ -207,13 +233,17 @@ struct World {
     refused: HashMap<Uuid, u32>,
     /// What an operator skipped, for good or until a rewind.
     skipped: HashSet<(usize, Uuid)>,
-    sink_down: [bool; 2],
+    /// What was found to be dead, skipped or behind a dead one after the last fault.
+    blocked: HashSet<(usize, Uuid)>,
+    sink_down: [bool; SUBSCRIPTIONS.len()],
     floors: HashMap<(String, u32), Position>,
     rewound: bool,
+    /// The queue was rewound: what arrived may come again.
+    replayed: bool,
     healed: bool,
 }
 
-fn subscriptions() -> Vec<(Subscription, SinkFeatures)> {
+fn subscriptions(transactional: bool) -> Vec<(Subscription, SinkFeatures)> {
     let retry = RetryPolicy {
         max_attempts: 3,
         base: Duration::from_millis(100),
@@ -221,18 +251,23 @@ fn subscriptions() -> Vec<(Subscription, SinkFeatures)> {
         jitter: true,
         min_dead_age: Duration::ZERO,
     };
-    let all = Subscription { lanes: 3, retry, workers: 3, batch_size: 4, ..Subscription::new("all") };
-    let some = Subscription {
+    let [all, some, jobs] = SUBSCRIPTIONS.map(Subscription::new);
+    let all = Subscription { lanes: 3, retry, workers: 3, batch_size: 4, ..all };
+    let some =
+        Subscription { lanes: 2, retry, workers: 2, batch_size: 3, on_dead: OnDead::Skip, ..some.topics(["b", "c.*"]) };
+    let jobs = Subscription {
+        mode: Mode::Queue,
         lanes: 2,
-        retry,
-        workers: 2,
+        retry: RetryPolicy { max_attempts: 6, ..retry },
+        workers: 4,
         batch_size: 3,
-        on_dead: OnDead::Skip,
-        ..Subscription::new("some").topics(["b", "c.*"])
+        processing_timeout: Duration::from_secs(3),
+        ..jobs.topics(["a", "c.*"])
     };
     vec![
-        (all, SinkFeatures { ordered_batch: true, one_by_one: false }),
-        (some, SinkFeatures { ordered_batch: false, one_by_one: true }),
+        (all, SinkFeatures { ordered_batch: true, ..SinkFeatures::default() }),
+        (some, SinkFeatures { one_by_one: true, ..SinkFeatures::default() }),
+        (jobs, SinkFeatures { ordered_batch: !transactional, one_by_one: true, settles: transactional }),
     ]
 }
 
@@ -248,6 +283,7 @@ impl World {
         };
         let mut world = World {
             plan,
+            specs: subscriptions(seed % 2 == 1),
             random,
             log: MemoryLog::with(options),
             features,
@@ -259,17 +295,21 @@ impl World {
             open: HashSet::new(),
             ids: Vec::new(),
             seized: HashSet::new(),
+            expired: HashSet::new(),
+            rowed: HashSet::new(),
             trace: 0xcbf2_9ce4_8422_2325,
             run: Run::default(),
             visible: HashMap::new(),
             by_key: HashMap::new(),
-            arrived: vec![HashSet::new(); 2],
+            arrived: vec![HashSet::new(); SUBSCRIPTIONS.len()],
             attempts: HashMap::new(),
             refused: HashMap::new(),
             skipped: HashSet::new(),
-            sink_down: [false; 2],
+            blocked: HashSet::new(),
+            sink_down: [false; SUBSCRIPTIONS.len()],
             floors: HashMap::new(),
             rewound: false,
+            replayed: false,
             healed: false,
         };
         for node in 0..NODES {
@@ -340,6 +380,7 @@ impl World {
             Step::Execute(ticket, instance, request) => self.execute(ticket, instance, *request),
             Step::Poll(ticket, steps) => self.poll_step(ticket, *steps),
             Step::Answer(ticket, news) => self.news(ticket, *news),
+            Step::HoldUp(ticket, batch, events, index) => self.hold_up(ticket, batch, events, index),
             Step::Arrive(ticket, batch, events) => self.arrive(ticket, batch, &events),
             Step::Fault => self.fault(),
             Step::Operate => self.operate(),
@@ -418,40 +459,48 @@ impl World {
     fn heal(&mut self) {
         self.note("heal");
         self.healed = true;
-        self.sink_down = [false; 2];
-        // Later than any time that was set while the clock jumped, so that everything is due.
-        self.wall_offset = 1_000 * 3_600_000;
+        self.sink_down = [false; SUBSCRIPTIONS.len()];
+        if !self.plan.calm {
+            // Later than any time that was set while the clock jumped, so that everything is due.
+            self.wall_offset = 1_000 * 3_600_000;
+        }
         for node in 0..NODES {
             let ticket = Ticket { node, life: self.nodes[node].life };
             self.nodes[node].cut_until = 0;
             self.thaw(ticket);
             self.at(self.now, Step::Restart(node));
         }
-        for name in ["all", "some"] {
+        for name in SUBSCRIPTIONS {
             let _ = self.log.change(&Change::Resume(name.into()), false);
         }
         self.after(500_000, 500_000, Step::Check);
     }
 
-    fn is_done(&self) -> bool {
+    fn is_done(&mut self) -> bool {
+        (0..SUBSCRIPTIONS.len()).for_each(|sub| self.note_blocked(sub));
         let settled = |sub: usize| self.missing(sub).next().is_none();
-        self.open.is_empty() && settled(0) && settled(1)
+        self.open.is_empty() && (0..SUBSCRIPTIONS.len()).all(settled) && self.unfinished_jobs() == 0
     }
 
+    /// Nobody acts on what is dead any more, so it stays so.
+    fn note_blocked(&mut self, sub: usize) {
+        let blocked = |event: &&Arc<Event>| self.is_blocked(sub, event);
+        let blocked: Vec<Uuid> = self.missing(sub).filter(blocked).map(|event| event.id).collect();
+        self.blocked.extend(blocked.into_iter().map(|id| (sub, id)));
+    }
+
+    /// What has neither arrived nor is known to be blocked for good.
     fn missing(&self, sub: usize) -> impl Iterator<Item = &Arc<Event>> {
-        let filter = subscriptions().remove(sub).0.filter;
-        let arrived = &self.arrived[sub];
-        let waits = move |event: &&Arc<Event>| {
-            filter.wants(event) && !arrived.contains(&event.id) && !self.is_blocked(sub, event)
+        let filter = self.specs[sub].0.filter.clone();
+        let missing = move |event: &&Arc<Event>| {
+            filter.wants(event) && !self.arrived[sub].contains(&event.id) && !self.blocked.contains(&(sub, event.id))
         };
-        self.visible.values().map(|entry| &entry.1).filter(waits)
+        self.visible.values().map(|entry| &entry.1).filter(missing)
     }
 
     /// Dead, skipped, or waiting behind a dead head: listed for an operator, so not lost.
     fn is_blocked(&self, sub: usize, event: &Event) -> bool {
-        let name = ["all", "some"][sub];
-        let record = self.log.show_event(event.id).expect("the event is visible");
-        let Some(fate) = record.subscriptions.into_iter().find(|fate| fate.subscription == name) else { return false };
+        let Some(fate) = self.log.fate(event.id, SUBSCRIPTIONS[sub]) else { return false };
         let dead_head = |row: &pillarbox::DeliveryRecord| row.head.as_ref().is_some_and(|head| head.2 == State::Dead);
         fate.skipped.is_some()
             || fate
@@ -460,7 +509,12 @@ impl World {
     }
 
     fn finish(mut self) -> Run {
-        for sub in 0..2 {
+        let unfinished = self.unfinished_jobs();
+        if unfinished > 0 {
+            self.violation(format!("{unfinished} events of the queue have no end: {:?}", self.log.claims()));
+        }
+        for sub in 0..SUBSCRIPTIONS.len() {
+            self.note_blocked(sub);
             let mut lost: Vec<Position> = self.missing(sub).map(|event| event.position).collect();
             lost.sort_unstable();
             if !lost.is_empty() {

@@ -109,7 +109,7 @@ pub fn sink_event(position: i64, key: Option<&str>, payload: Payload) -> Event {
 
 /// A batch of these events, each at its first attempt.
 pub fn batch_of(events: impl IntoIterator<Item = Event>) -> Batch {
-    let attempt = |event| Attempt { event: Arc::new(event), number: 1, epoch: 1 };
+    let attempt = |event| Attempt { event: Arc::new(event), number: 1, epoch: 1, claim: None };
     Batch { subscription: "suite".into(), events: events.into_iter().map(attempt).collect() }
 }
 

@@ -9,7 +9,7 @@ mod cases;
 
 /// What the suite needs of a store under test: an empty log of its own, and ways to do to it what happens in the world.
 ///
-/// The functions below `features` are called only where the matching feature is true.
+/// The functions that need a feature are called only where that is true.
 pub trait Fixture: Send + Sync + 'static {
     /// The store.
     type Store: Store;
@@ -34,6 +34,11 @@ pub trait Fixture: Send + Sync + 'static {
     /// Removes the row of an instance that lives, as another does that has taken it for dead. Nothing else changes.
     fn bury(&self, _instance: InstanceId) -> impl Future<Output = ()> + Send {
         async { unreachable!("a fixture without bury is not asked") }
+    }
+
+    /// Lets so much time pass on the database's clock.
+    fn pass(&self, time: Duration) -> impl Future<Output = ()> + Send {
+        tokio::time::sleep(time)
     }
 
     /// Begins a publisher's transaction and gives it a number.
@@ -142,7 +147,9 @@ impl fmt::Display for SuiteReport {
 
 /// All cases.
 pub fn cases<F: Fixture>() -> Vec<Case<F>> {
-    cases::all()
+    let mut cases = cases::all();
+    cases.extend(cases::queue::all());
+    cases
 }
 
 /// Runs every case that the fixture can try, each with a fixture of its own.

@@ -2,7 +2,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use crate::{Epoch, Event, KeyHash, Position};
+use crate::{ClaimId, Epoch, Event, KeyHash, Position};
 
 /// Keeps the events of a key in order and lets all other events go at once: at most one batch under way holds a key.
 #[derive(Debug)]
@@ -19,10 +19,18 @@ pub(crate) struct Dispatcher {
     batches: HashMap<BatchId, Vec<Item>>,
     next_batch: BatchId,
     in_flight: usize,
+    /// Keys that are held.
+    held: usize,
 }
 
-/// A batch's number within one engine.
+/// A batch's number within one engine, from 1.
 pub type BatchId = u64;
+
+/// Stands for the batch of a key that is held.
+const HELD: BatchId = 0;
+
+/// The lane of an event that belongs to no lane any more: it has a row in a queue.
+pub(crate) const NO_LANE: u32 = u32::MAX;
 
 /// An event on its way to the sink.
 #[derive(Debug, Clone)]
@@ -33,8 +41,10 @@ pub(crate) struct Item {
     pub(crate) epoch: Epoch,
     /// Attempts counted so far.
     pub(crate) attempts: u32,
-    /// It has a row in the delivery table.
+    /// It has a row in the delivery table, and the lane's owner works it.
     pub(crate) parked: bool,
+    /// It has a row in a queue, or gets one, and this instance has claimed it.
+    pub(crate) claim: Option<ClaimId>,
 }
 
 #[derive(Debug)]
@@ -55,6 +65,7 @@ impl Dispatcher {
             batches: HashMap::new(),
             next_batch: 1,
             in_flight: 0,
+            held: 0,
         }
     }
 
@@ -65,12 +76,88 @@ impl Dispatcher {
 
     /// Nothing is at the sink and nothing could be sent.
     pub(crate) fn is_empty(&self) -> bool {
-        self.batches.is_empty() && self.ready.is_empty()
+        self.batches.is_empty() && self.ready.is_empty() && self.keys.values().all(|busy| busy.waiting.is_empty())
+    }
+
+    /// Events that could be sent and are not.
+    pub(crate) fn ready_len(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// Workers that have nothing to do.
+    pub(crate) fn idle_workers(&self) -> usize {
+        self.workers.saturating_sub(self.batches.len())
+    }
+
+    /// Keeps a key that has no event at the sink from being sent, until [`Dispatcher::release_held`].
+    pub(crate) fn hold(&mut self, key: KeyHash) {
+        self.keys.entry(key.0).or_insert_with(|| {
+            self.held += 1;
+            Busy { batch: HELD, waiting: VecDeque::new() }
+        });
+    }
+
+    /// Whether a key is held.
+    pub(crate) fn has_held(&self) -> bool {
+        self.held > 0
+    }
+
+    /// Lets all held keys go.
+    pub(crate) fn release_held(&mut self) {
+        let held: Vec<u64> = self.keys.iter().filter(|entry| entry.1.batch == HELD).map(|entry| *entry.0).collect();
+        for key in held {
+            let waiting = self.release(KeyHash(key));
+            self.push_front(waiting.into());
+        }
+        self.held = 0;
+    }
+
+    /// Takes out what is not at the sink and `pick` names; of each key the oldest first.
+    pub(crate) fn take(&mut self, pick: impl Fn(&Item) -> bool) -> Vec<Item> {
+        let mut taken = Vec::new();
+        for busy in self.keys.values_mut() {
+            let (picked, kept) = std::mem::take(&mut busy.waiting).into_iter().partition(&pick);
+            taken.extend::<Vec<Item>>(picked);
+            busy.waiting = Vec::into(kept);
+        }
+        let (picked, kept) = std::mem::take(&mut self.ready).into_iter().partition(&pick);
+        taken.extend::<Vec<Item>>(picked);
+        self.ready = Vec::into(kept);
+        taken
+    }
+
+    /// What is at the sink, batch by batch.
+    pub(crate) fn running(&mut self) -> impl Iterator<Item = (BatchId, &mut [Item])> {
+        self.batches.iter_mut().map(|(batch, items)| (*batch, items.as_mut_slice()))
+    }
+
+    /// The first `count` events of a batch are over, the rest goes on. Their keys stay under way until [`Dispatcher::release`].
+    pub(crate) fn finish_first(&mut self, batch: BatchId, count: usize) -> Vec<Item> {
+        let Some(items) = self.batches.get_mut(&batch) else { return Vec::new() };
+        let rest = items.split_off(count.min(items.len()));
+        let first = std::mem::replace(items, rest);
+        self.in_flight -= first.len();
+        first
+    }
+
+    /// The key that has most events here that are not at the sink, and how many.
+    pub(crate) fn largest_key(&self) -> Option<(KeyHash, usize)> {
+        let mut counts: HashMap<KeyHash, usize> = HashMap::new();
+        let waiting = self.keys.values().flat_map(|busy| &busy.waiting);
+        for key in self.ready.iter().chain(waiting).filter_map(|item| item.key) {
+            *counts.entry(key).or_default() += 1;
+        }
+        counts.into_iter().max_by_key(|entry| (entry.1, entry.0))
     }
 
     /// Whether events of this key are at the sink.
     pub(crate) fn is_busy(&self, key: KeyHash) -> bool {
         self.keys.contains_key(&key.0)
+    }
+
+    /// Whether events of this key are here, at the sink or not.
+    pub(crate) fn has_key(&self, key: KeyHash) -> bool {
+        self.is_busy(key) || self.ready.iter().any(|item| item.key == Some(key))
     }
 
     /// Keys of events that could be sent and are not.
@@ -296,7 +383,15 @@ mod tests {
             deliver_at: None,
             created_at: Timestamp(0),
         };
-        Item { key: event.key_hash(), event: Arc::new(event), lane: 0, epoch: 1, attempts: 0, parked: false }
+        Item {
+            key: event.key_hash(),
+            event: Arc::new(event),
+            lane: 0,
+            epoch: 1,
+            attempts: 0,
+            parked: false,
+            claim: None,
+        }
     }
 
     /// What happens next in a run of the model.

@@ -1,5 +1,6 @@
 mod delivering;
 mod fleet;
+mod queue;
 mod reading;
 mod settling;
 mod subscriber;
@@ -8,15 +9,16 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::queue::{Asked, Queue};
 use self::subscriber::Subscriber;
 use crate::dispatcher::BatchId;
 use crate::grace::Grace;
 use crate::lane::Lane;
 use crate::ownership::Ownership;
 use crate::{
-    Attempt, Epoch, Event, Fleet, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneWrite, Outcome, Page,
-    PollRequest, Position, RangeSet, Report, Settlement, SinkFeatures, StoreFeatures, Subscription, SubscriptionReport,
-    Take, Timestamp,
+    Attempt, ClaimEnd, ClaimRequest, Claims, Epoch, Event, Fleet, InstanceId, Joined, KeyHash, LaneRef, LaneState,
+    LaneWrite, Mode, Outcome, Page, PollRequest, Position, RangeSet, RecoverRequest, Recovered, RecoveryCause, Report,
+    Settlement, SinkFeatures, StoreFeatures, Subscription, SubscriptionReport, Take, Timestamp,
 };
 
 /// The two clocks of a step: `mono` never jumps and measures waits; `wall` is what due times are kept in.
@@ -34,7 +36,8 @@ pub struct EngineConfig {
     /// How long an owner may be silent before its lanes are taken, where no lock proves its life; it stops by itself a fifth of
     /// that time earlier. Default: 10 s.
     pub lease_ttl: Duration,
-    /// How often this instance beats and looks at the fleet. Default: 1 s, at most a third of the lease.
+    /// How often this instance beats and looks at the fleet. Default: 1 s, at most a third of the lease and of the
+    /// `processing_timeout` of a queue.
     pub beat_interval: Duration,
     /// The watchdog: a poll happens at least this often, whatever the doorbell does. Default: 5 s.
     pub poll_interval: Duration,
@@ -56,6 +59,8 @@ pub struct EngineConfig {
     pub blocked_max: usize,
     /// An idle lane's floor is written at least this often. Default: 5 s.
     pub floor_interval: Duration,
+    /// Whether and how this instance takes back what others were working on in queues.
+    pub recovery: Recovery,
     /// The seed of the jitter.
     pub seed: u64,
     /// For tests of the tests: a deliberately broken variant.
@@ -78,10 +83,39 @@ impl Default for EngineConfig {
             parked_max: 10_000,
             blocked_max: 1_000_000,
             floor_interval: Duration::from_secs(5),
+            recovery: Recovery::default(),
             seed: 1,
             mutant: None,
         }
     }
+}
+
+/// How an instance takes back what others were working on in queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recovery {
+    /// Off: what a dead process was working on stays as it is until an operator or an outside monitor says `pillarbox recover`.
+    /// Default: on.
+    pub enabled: bool,
+    /// How soon. Default: fast.
+    pub profile: RecoveryProfile,
+    /// How often claims are looked through for owners that have given no sign of life for `processing_timeout`. Default: 1 min.
+    pub check_interval: Duration,
+}
+
+impl Default for Recovery {
+    fn default() -> Self {
+        Recovery { enabled: true, profile: RecoveryProfile::Fast, check_interval: Duration::from_secs(60) }
+    }
+}
+
+/// How soon claims are recovered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecoveryProfile {
+    /// As soon as the owner's lock is free or its lease is over: in milliseconds when a process dies. A process that was only cut
+    /// off from the database may still be working then.
+    Fast,
+    /// Only after `processing_timeout` without a sign of life: for those to whom a duplicate is worse than a delay.
+    Conservative,
 }
 
 /// Deliberately broken variants of the engine; the simulation must find each.
@@ -119,6 +153,12 @@ pub enum Input {
     Fetched(Vec<Arc<Event>>),
     /// The answer to [`Action::Settle`].
     Settled(Vec<bool>),
+    /// The answer to [`Action::Claim`].
+    Claimed(Vec<Claims>),
+    /// The answer to [`Action::Finish`].
+    Finished(Vec<bool>),
+    /// The answer to [`Action::Recover`].
+    Recovered(Recovered),
     /// A batch is over.
     Delivered {
         /// Which one.
@@ -131,12 +171,12 @@ pub enum Input {
         /// Which one.
         batch: (usize, BatchId),
     },
-    /// A worker is held up by the last of the first `kept` events of its batch and gives the rest back.
+    /// A worker is held up by an event of its batch: those before it are over, those after it are given back.
     HandedBack {
         /// Which batch.
         batch: (usize, BatchId),
-        /// How many it keeps.
-        kept: usize,
+        /// One an event before the one that holds it up.
+        outcomes: Vec<Outcome>,
     },
     /// The doorbell: events may be there, and the fleet may have changed.
     Rang,
@@ -160,6 +200,9 @@ pub enum Call {
     Poll,
     Fetch,
     Settle,
+    Claim,
+    Finish,
+    Recover,
 }
 
 /// What to do. At most one of each store call is under way.
@@ -177,6 +220,12 @@ pub enum Action {
     Fetch(Vec<Position>),
     /// [`Store::settle`](crate::Store::settle)
     Settle(Settlement),
+    /// [`Store::claim`](crate::Store::claim)
+    Claim(Vec<ClaimRequest>),
+    /// [`Store::finish`](crate::Store::finish)
+    Finish(Vec<ClaimEnd>),
+    /// [`Store::recover`](crate::Store::recover)
+    Recover(RecoverRequest),
     /// Hand a batch to the sink of the subscription with this index.
     Deliver {
         /// To be given back with the outcomes.
@@ -204,6 +253,10 @@ pub struct Figures {
     pub takeovers: BTreeMap<&'static str, u64>,
     /// Positions that retention removed before they were delivered, by subscription.
     pub pruned: BTreeMap<Arc<str>, u64>,
+    /// Claims taken from others, by subscription and cause.
+    pub recovered: BTreeMap<(Arc<str>, &'static str), u64>,
+    /// Claims that were ended too late: they had been taken from this instance, by subscription.
+    pub refused: BTreeMap<Arc<str>, u64>,
     /// What people should be told.
     pub warnings: Vec<String>,
 }
@@ -240,6 +293,17 @@ pub struct Engine {
     polling: Option<PollPlan>,
     fetching: Option<Vec<Claim>>,
     settling: Option<Vec<PendingWrite>>,
+    next_claim: i64,
+    claiming: Option<Vec<Asked>>,
+    /// Requests of which nobody knows what became.
+    claims_unknown: Vec<Asked>,
+    finishing: Option<Vec<ClaimEnd>>,
+    recovering: Option<(RecoverRequest, Duration)>,
+    last_sweep: Option<Duration>,
+    /// Instances whose claims are to be recovered, as last seen.
+    dead_instances: Vec<(InstanceId, RecoveryCause, Option<i64>)>,
+    /// When the claims of dead instances were last recovered.
+    recovered: HashMap<InstanceId, Duration>,
     /// The last poll brought no lane further, so that asking again at once is no use.
     stuck: bool,
     observing: bool,
@@ -311,6 +375,11 @@ impl Engine {
             figures.warnings.extend(sub.difference(view));
             sub
         };
+        let mut config = config;
+        // A claim lives by the beats of its instance.
+        let queues = subscriptions.iter().map(|entry| &entry.0).filter(|spec| spec.mode == Mode::Queue);
+        let shortest = queues.map(|spec| spec.processing_timeout / 3).min();
+        config.beat_interval = shortest.map_or(config.beat_interval, |shortest| config.beat_interval.min(shortest));
         let subscribers = subscriptions.into_iter().zip(&joined.subscriptions).map(subscriber).collect();
         Engine {
             me: joined.instance,
@@ -334,6 +403,14 @@ impl Engine {
             polling: None,
             fetching: None,
             settling: None,
+            next_claim: 1,
+            claiming: None,
+            claims_unknown: Vec::new(),
+            finishing: None,
+            recovering: None,
+            last_sweep: None,
+            dead_instances: Vec::new(),
+            recovered: HashMap::new(),
             stuck: false,
             observing: false,
             seen_fleet: false,
@@ -363,18 +440,26 @@ impl Engine {
             Input::Settled(written) => self.settled(now, written),
             Input::Delivered { batch, outcomes } => self.delivered(now, batch, outcomes),
             Input::Aborted { batch } => self.aborted(now, batch),
-            Input::HandedBack { batch, kept } => self.handed_back(batch, kept),
+            Input::HandedBack { batch, outcomes } => self.handed_back(now, batch, outcomes),
+            Input::Claimed(answers) => self.claimed(now, answers),
+            Input::Finished(written) => self.finished(now, written),
+            Input::Recovered(recovered) => self.recovered(now, recovered),
             Input::Rang => {
-                self.rang_at.get_or_insert(now.mono);
+                self.rang(now);
                 self.observe_now = true;
             }
-            Input::Published => _ = self.rang_at.get_or_insert(now.mono),
+            Input::Published => self.rang(now),
             Input::CallFailed(call) => self.call_failed(now, call),
             Input::Drain => self.drain(),
             Input::Tick => {}
         }
         self.advance(now);
         std::mem::take(&mut self.actions)
+    }
+
+    fn rang(&mut self, now: Now) {
+        self.rang_at.get_or_insert(now.mono);
+        self.subscribers.iter_mut().filter_map(|sub| sub.queue.as_mut()).for_each(|queue| queue.wake(now));
     }
 
     /// When to step with [`Input::Tick`] if nothing else happens before. Always later than now: what is due now was done by the
@@ -391,6 +476,7 @@ impl Engine {
             sooner(self.last_settle.map(|last| last + self.settle_interval));
         }
         self.backoff.values().for_each(|entry| sooner(Some(entry.1)));
+        sooner(self.queue_deadline(now));
         for sub in &self.subscribers {
             sooner(sub.breaker.deadline());
             let due = sub.active().filter_map(|lane| lane.next_due_after(now.wall)).min();
@@ -416,6 +502,9 @@ impl Engine {
             self.taking.is_some(),
             self.loading.is_some(),
             self.observing,
+            self.claiming.is_some(),
+            self.finishing.is_some(),
+            self.recovering.is_some(),
         ];
         let wanted = [self.observe_now, self.rang_at.is_some(), !self.to_take.is_empty(), !self.to_load.is_empty()];
         if calls.contains(&true)
@@ -475,14 +564,23 @@ impl Engine {
         self.update_stopped();
         for index in 0..self.subscribers.len() {
             self.subscribers[index].promote(now);
+            self.tend_queue(now, index);
             self.dispatch(now, index);
         }
         self.call_fleet(now);
         self.call_poll(now);
         self.call_fetch(now);
+        self.call_claim(now);
+        self.call_finish(now);
+        self.call_recover(now);
         self.settle(now);
-        let empty = self.subscribers.iter().all(|sub| sub.lanes().next().is_none() && sub.dispatcher.in_flight() == 0);
-        let calls = self.settling.is_some() || self.taking.is_some() || self.loading.is_some() || self.observing;
+        let empty = self.subscribers.iter().all(|sub| {
+            let quiet = sub.queue.as_ref().is_none_or(Queue::is_quiet);
+            quiet && sub.lanes().next().is_none() && sub.dispatcher.in_flight() == 0
+        });
+        let claims = self.claiming.is_some() || self.finishing.is_some() || !self.claims_unknown.is_empty();
+        let calls =
+            claims || self.settling.is_some() || self.taking.is_some() || self.loading.is_some() || self.observing;
         if self.draining && empty && !calls && self.to_load.is_empty() {
             self.left = true;
             self.actions.push(Action::Leave);
@@ -520,6 +618,8 @@ impl Engine {
                 Some(format!(
                     "{failing} keys are failing, as many as max_parked allows; requeue or skip some, or mend the receiver"
                 ))
+            } else if sub.queue.as_ref().is_some_and(|queue| queue.rows >= self.config.blocked_max as u64) {
+                Some(format!("more than max_blocked = {} deliveries wait in the queue", self.config.blocked_max))
             } else if rows - chains.min(rows) >= self.config.blocked_max {
                 Some(format!("{rows} deliveries wait behind failing keys, as many as max_blocked allows"))
             } else if sub.lanes().any(|lane| lane.holes.len() >= self.config.ranges_max) {
@@ -570,6 +670,7 @@ impl Engine {
                 }
             }
             Call::Settle => self.restore_settling(),
+            Call::Claim | Call::Finish | Call::Recover => self.queue_call_failed(call),
         }
     }
 

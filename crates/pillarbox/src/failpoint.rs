@@ -16,13 +16,16 @@ pub enum Failpoint {
     Delivered,
     Settle,
     Settled,
+    Claimed,
+    Finish,
+    Finished,
     Wait,
     Leave,
 }
 
 impl Failpoint {
     /// All of them; a test goes through this list, so that a new one cannot be forgotten.
-    pub const ALL: [Failpoint; 13] = [
+    pub const ALL: [Failpoint; 16] = [
         Failpoint::Joined,
         Failpoint::Observed,
         Failpoint::Take,
@@ -34,6 +37,9 @@ impl Failpoint {
         Failpoint::Delivered,
         Failpoint::Settle,
         Failpoint::Settled,
+        Failpoint::Claimed,
+        Failpoint::Finish,
+        Failpoint::Finished,
         Failpoint::Wait,
         Failpoint::Leave,
     ];
@@ -52,6 +58,9 @@ impl Failpoint {
             Failpoint::Delivered => "delivered",
             Failpoint::Settle => "settle",
             Failpoint::Settled => "settled",
+            Failpoint::Claimed => "claimed",
+            Failpoint::Finish => "finish",
+            Failpoint::Finished => "finished",
             Failpoint::Wait => "wait",
             Failpoint::Leave => "leave",
         }

@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -5,13 +6,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::{BoxFuture, Event, Failure, Outcome};
 
 /// A function that is called for each event of a subscription, in the same process.
 ///
 /// `Ok` settles the event. An error is the event's own fault and is retried by the policy, holding back its key and
-/// nothing else; say [`Failure::sink`] if something that all events need is down. A panic is a failure; a call that takes
-/// longer than `processing_timeout` is cancelled at its next await. It may be called again with the same event (same id).
+/// nothing else; say [`Failure::sink`] if something that all events need is down. A panic is a failure. In a stream a call that takes
+/// longer than `processing_timeout` is cancelled at its next await; in a queue it may take as long as it likes, unless the subscription
+/// has a `heartbeat_timeout`: then it must call [`heartbeat`] at least that often. It may be called again with the same event (same id).
 pub trait Handler: Send + Sync + 'static {
     /// Handles one event.
     fn handle(&self, event: Arc<Event>) -> impl Future<Output = Result<(), Failure>> + Send;
@@ -38,20 +42,67 @@ impl<H: Handler> AnyHandler for H {
     }
 }
 
+tokio::task_local! {
+    /// When the handler that runs in this task last gave a sign of life.
+    static PULSE: Cell<Instant>;
+}
+
+/// Says that the handler which calls this makes progress, so that it is not cancelled for another `heartbeat_timeout`. Costs next to
+/// nothing and writes nothing. False: no handler runs in this task; call it from the handler's own task.
+pub fn heartbeat() -> bool {
+    PULSE.try_with(|pulse| pulse.set(Instant::now())).is_ok()
+}
+
+/// How long a handler may go on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Patience {
+    /// So long in all.
+    Total(Duration),
+    /// So long since its last sign of life.
+    Pulse(Duration),
+    /// As long as the process lives.
+    Endless,
+}
+
 /// Calls a handler as the engine does: a panic and a time-out are failures.
-pub(crate) async fn call(handler: &dyn AnyHandler, event: Arc<Event>, timeout: Duration) -> Outcome {
+pub(crate) async fn call(handler: &dyn AnyHandler, event: Arc<Event>, patience: Patience) -> Outcome {
     // The future is made inside, so that a handler that panics before its first await is caught too.
     let guarded = CatchUnwind(Box::pin(async move { handler.call(event).await }));
-    match tokio::time::timeout(timeout, guarded).await {
+    match patient(patience, guarded).await {
         Ok(Ok(Ok(()))) => Outcome::Delivered,
         Ok(Ok(Err(failure))) => Outcome::Failed(failure),
         Ok(Err(panic)) => {
             Outcome::Failed(Failure { kind: "panic", ..Failure::event(format!("the handler panicked: {panic}")) })
         }
-        Err(_) => Outcome::Failed(Failure {
-            kind: "timeout",
-            ..Failure::event(format!("the handler did not return within {timeout:?} and was cancelled"))
-        }),
+        Err(message) => Outcome::Failed(Failure { kind: "timeout", ..Failure::event(message) }),
+    }
+}
+
+/// Waits for a future as long as it may go on; with an error it was cancelled.
+async fn patient<F: Future>(patience: Patience, future: F) -> Result<F::Output, String> {
+    match patience {
+        Patience::Endless => Ok(future.await),
+        Patience::Total(limit) => tokio::time::timeout(limit, future)
+            .await
+            .map_err(|_| format!("the handler did not return within {limit:?} and was cancelled")),
+        Patience::Pulse(limit) => {
+            let work = async {
+                let mut future = std::pin::pin!(future);
+                loop {
+                    let until = PULSE.with(Cell::get) + limit;
+                    match tokio::time::timeout_at(until, &mut future).await {
+                        Ok(output) => return Ok(output),
+                        Err(_) if PULSE.with(Cell::get) + limit > until => {}
+                        Err(_) => {
+                            return Err(format!(
+                                "the handler did not call heartbeat() for {limit:?} and was cancelled"
+                            ));
+                        }
+                    }
+                }
+            };
+            PULSE.scope(Cell::new(Instant::now()), work).await
+        }
     }
 }
 

@@ -245,6 +245,8 @@ mod tests {
     /// Everything delivered, all lanes owned.
     fn healthy() -> Status {
         let subscription = SubscriptionStatus {
+            oldest_processing_seconds: None,
+            recovered: Vec::new(),
             id: SubscriptionId(1),
             name: "s".to_owned(),
             mode: Mode::Stream,
@@ -269,6 +271,7 @@ mod tests {
             report: SubscriptionReport { delivered_at: Some(NOW), ..SubscriptionReport::default() },
         };
         let log = LogStatus {
+            recovery_at: None,
             log_id: Uuid::nil(),
             incarnation: 1,
             schema_version: 1,

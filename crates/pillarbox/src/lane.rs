@@ -4,8 +4,8 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::{
-    AttemptError, Cursor, Delivery, Epoch, Event, KeyHash, LaneRef, LaneState, LaneWrite, OnDead, Position, RangeSet,
-    State, Timestamp,
+    AttemptError, ClaimId, Cursor, Delivery, Epoch, Event, Failed, KeyHash, LaneRef, LaneState, LaneWrite, Mode,
+    OnDead, Position, Queued, RangeSet, State, Timestamp,
 };
 
 /// What an owner knows of one lane: which positions are settled, and the deliveries of its failing keys.
@@ -44,6 +44,10 @@ pub(crate) struct Lane {
     parked: HashSet<Position>,
     next_arrival: i64,
     put: Vec<Delivery>,
+    queue: Vec<Queued>,
+    /// Of a queue: the keys that have rows, or may have.
+    queued_keys: Option<HashSet<KeyHash>>,
+    rows_given: u64,
     change: Vec<(Delivery, Option<AttemptError>)>,
     finish: Vec<Position>,
     /// Seized twice without progress: one event at a time, its attempt written first, until some have gone well.
@@ -55,6 +59,9 @@ pub(crate) struct Lane {
 
 /// A careful lane that has delivered this many events goes on at full speed.
 const CAREFUL_EVENTS: u32 = 20;
+
+/// A careful lane of a queue that has given this many events a row, more than can have been in memory, handles some from memory again.
+const CAREFUL_ROWS: u32 = 20_000;
 
 /// What the owner does with a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +93,22 @@ pub(crate) enum ChainKey {
 
 /// Lower than or equal to every other, for ranges by time.
 const FIRST_CHAIN: ChainKey = ChainKey::Key(KeyHash(0));
+/// What is to be written of an event that gets a row in the queue.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) state: State,
+    pub(crate) due_at: Timestamp,
+    pub(crate) attempts: u32,
+    pub(crate) claim: Option<ClaimId>,
+    pub(crate) error: Option<AttemptError>,
+}
+
+impl Row {
+    pub(crate) fn new(state: State, due_at: Timestamp) -> Self {
+        Row { state, due_at, attempts: 0, claim: None, error: None }
+    }
+}
+
 /// Nobody needs to know of more heads that are due at once.
 const RUNNABLE_COUNTED: usize = 1_000;
 
@@ -108,6 +131,7 @@ impl Lane {
         epoch: Epoch,
         state: LaneState,
         on_dead: OnDead,
+        mode: Mode,
         careful_after: u32,
     ) -> Self {
         let Cursor { floor, settled, anchor } = state.cursor;
@@ -135,10 +159,13 @@ impl Lane {
             parked: state.deliveries.iter().map(|delivery| delivery.position).collect(),
             next_arrival: 1,
             put: Vec::new(),
+            queue: Vec::new(),
+            queued_keys: (mode == Mode::Queue).then(|| state.queued_keys.iter().map(|key| KeyHash::of(key)).collect()),
+            rows_given: 0,
             change: Vec::new(),
             finish: Vec::new(),
             careful: state.takeovers >= careful_after,
-            careful_left: CAREFUL_EVENTS,
+            careful_left: if mode == Mode::Queue { CAREFUL_ROWS } else { CAREFUL_EVENTS },
             announced: Vec::new(),
         };
         for delivery in state.deliveries {
@@ -242,8 +269,47 @@ impl Lane {
         !self.parked.is_empty() && self.parked.contains(&position)
     }
 
+    /// Whether the key has deliveries, so that its events have to go behind them.
     pub(crate) fn has_chain(&self, chain: ChainKey) -> bool {
-        !self.chains.is_empty() && self.chains.contains_key(&chain)
+        let queued = |keys: &HashSet<KeyHash>| matches!(chain, ChainKey::Key(key) if keys.contains(&key));
+        (!self.chains.is_empty() && self.chains.contains_key(&chain)) || self.queued_keys.as_ref().is_some_and(queued)
+    }
+
+    /// Whether rows of the queue are to be written.
+    pub(crate) fn has_queue(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// How many events were given rows.
+    pub(crate) fn rows_given(&self) -> u64 {
+        self.rows_given
+    }
+
+    /// Of a queue: these are the only keys that have rows.
+    pub(crate) fn set_queued_keys(&mut self, keys: HashSet<KeyHash>) {
+        self.queued_keys = Some(keys);
+    }
+
+    /// Gives an event a row in the queue.
+    pub(crate) fn give_row(&mut self, event: &Event, row: Row, now: Timestamp) {
+        let Row { state, due_at, attempts, claim, error } = row;
+        let delivery = Delivery {
+            position: event.position,
+            key: event.key.clone(),
+            arrival: 0,
+            state,
+            attempts,
+            due_at,
+            since: now,
+        };
+        self.rows_given += 1;
+        self.careful_left = self.careful_left.saturating_sub(1);
+        self.careful &= self.careful_left > 0;
+        self.queue.push(Queued { delivery, claim, error });
+        if let (Some(keys), Some(key)) = (&mut self.queued_keys, event.key_hash()) {
+            keys.insert(key);
+        }
+        self.done(event.position, event.id);
     }
 
     /// Failing keys.
@@ -295,6 +361,9 @@ impl Lane {
 
     /// Moves an event behind its key's failing head.
     pub(crate) fn enqueue(&mut self, event: &Event, now: Timestamp) {
+        if self.queued_keys.is_some() {
+            return self.give_row(event, Row::new(State::Pending, now), now);
+        }
         let row = self.delivery(event, State::Pending, now, now);
         self.put.push(row.clone());
         self.append(row);
@@ -303,6 +372,9 @@ impl Lane {
 
     /// Moves an event aside until it is due.
     pub(crate) fn delay(&mut self, event: &Event, until: Timestamp, now: Timestamp) {
+        if self.queued_keys.is_some() {
+            return self.give_row(event, Row::new(State::Delayed, until), now);
+        }
         let row = self.delivery(event, State::Delayed, until, now);
         self.put.push(row.clone());
         self.delayed.insert((until, event.position));
@@ -312,6 +384,10 @@ impl Lane {
 
     /// Moves an event that failed on the fast path to the delivery table, as the head of its key.
     pub(crate) fn park(&mut self, event: &Event, failed: Failed, now: Timestamp, on_dead: OnDead) {
+        if self.queued_keys.is_some() {
+            let Failed { state, attempts, due_at, error } = failed;
+            return self.give_row(event, Row { state, due_at, attempts, claim: None, error: Some(error) }, now);
+        }
         let mut row = self.delivery(event, failed.state, failed.due_at, now);
         row.attempts = failed.attempts;
         self.put.push(row.clone());
@@ -494,7 +570,11 @@ impl Lane {
     // --- writing ---
 
     pub(crate) fn has_writes(&self) -> bool {
-        self.done_unwritten > 0 || !self.put.is_empty() || !self.change.is_empty() || !self.finish.is_empty()
+        self.done_unwritten > 0
+            || !self.queue.is_empty()
+            || !self.put.is_empty()
+            || !self.change.is_empty()
+            || !self.finish.is_empty()
     }
 
     /// Takes everything that is to be written.
@@ -505,6 +585,7 @@ impl Lane {
             revision: self.revision,
             cursor: self.cursor(ranges_max),
             put: std::mem::take(&mut self.put),
+            queue: std::mem::take(&mut self.queue),
             change: std::mem::take(&mut self.change),
             finish: std::mem::take(&mut self.finish),
             release: false,
@@ -517,21 +598,14 @@ impl Lane {
     /// Puts back what could not be written, before anything that came since.
     pub(crate) fn restore_write(&mut self, mut write: LaneWrite, done: usize) {
         write.put.append(&mut self.put);
+        write.queue.append(&mut self.queue);
         write.change.append(&mut self.change);
         write.finish.append(&mut self.finish);
-        (self.put, self.change, self.finish) = (write.put, write.change, write.finish);
+        (self.put, self.queue) = (write.put, write.queue);
+        (self.change, self.finish) = (write.change, write.finish);
         self.done_unwritten += done;
         self.window += done;
     }
-}
-
-/// What a failure makes of a delivery.
-#[derive(Debug, Clone)]
-pub(crate) struct Failed {
-    pub(crate) state: State,
-    pub(crate) attempts: u32,
-    pub(crate) due_at: Timestamp,
-    pub(crate) error: AttemptError,
 }
 
 #[cfg(test)]
@@ -545,8 +619,8 @@ mod tests {
 
     fn lane(cursor: Cursor) -> Lane {
         let reference = LaneRef { subscription: SubscriptionId(1), lane: 0 };
-        let state = LaneState { cursor, deliveries: Vec::new(), takeovers: 0, revision: 0 };
-        Lane::load(reference, 1, state, OnDead::Block, 2)
+        let state = LaneState { cursor, ..LaneState::default() };
+        Lane::load(reference, 1, state, OnDead::Block, Mode::Stream, 2)
     }
 
     fn settled(cursor: &Cursor, position: Position) -> bool {

@@ -42,6 +42,7 @@ mod lane;
 pub mod metric;
 mod operator;
 mod ownership;
+mod queue;
 mod range_set;
 mod relay;
 mod retry;
@@ -51,6 +52,7 @@ mod store;
 mod subscription;
 pub mod testing;
 mod token;
+mod transact;
 mod why;
 pub mod world;
 
@@ -67,11 +69,16 @@ pub use event::{
 pub use failpoint::Failpoint;
 pub use flood_guard::FLOOD_KEYS;
 pub use grace::Grace;
-pub use handler::Handler;
+pub use handler::{Handler, heartbeat};
 pub use health::{HealthLimits, Problem, ProblemKind, is_unhealthy, problems};
 pub use operator::{
-    Books, Change, Changed, Check, DeliveryRecord, EventRecord, Fate, InstanceStatus, LaneBook, Level, ListQuery,
-    ListRow, LogStatus, Operator, PrunePolicy, Pruned, Selection, SettledBy, State, Status, SubscriptionStatus,
+    Books, Change, Changed, Check, ClaimRecord, DeliveryRecord, EventRecord, Fate, InstanceStatus, LaneBook, Level,
+    ListQuery, ListRow, LogStatus, Operator, PrunePolicy, Pruned, RecoveredCount, Selection, SettledBy, State, Status,
+    SubscriptionStatus,
+};
+pub use queue::{
+    CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Failed, KEYS_TOLD_MAX, Queued, RecoverRequest,
+    Recovered, RecoveryCause, SUSPECT_AFTER, WAITING_COUNTED, recovered,
 };
 pub use range_set::RangeSet;
 pub use relay::{RETENTION_INTERVAL, Relay, RelayBuilder, RelayConfig};
@@ -86,4 +93,5 @@ pub use store::{
 };
 pub use subscription::{Filter, LANES_MAX, Mode, OnDead, Start, Subscription};
 pub use token::ResumeToken;
+pub use transact::{ClaimPlace, Transact};
 pub use why::{Cause, Why, why};

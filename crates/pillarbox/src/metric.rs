@@ -22,3 +22,9 @@ pub const BACKLOG: &str = "pillarbox_backlog";
 pub const DELIVERIES: &str = "pillarbox_deliveries";
 /// Gauge, by `subscription`: 1 while the sink is taken to be down.
 pub const BREAKER_OPEN: &str = "pillarbox_breaker_open";
+/// Counter, by `subscription` and `cause`: claims of queues that were taken from those who would not end them any more.
+pub const RECOVERED: &str = "pillarbox_recovered_total";
+/// Counter, by `subscription`: claims that this relay ended after they had been taken from it.
+pub const REFUSED: &str = "pillarbox_claims_refused_total";
+/// Gauge, by `subscription`: for how long the longest-running delivery of the queue has been worked on, in seconds.
+pub const OLDEST_PROCESSING_AGE: &str = "pillarbox_oldest_processing_age_seconds";

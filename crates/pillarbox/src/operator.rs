@@ -5,8 +5,8 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::{
-    AttemptError, Event, Filter, InstanceId, Mode, NewEvent, OnDead, Position, RangeSet, Report, Result, Start,
-    SubscriptionId, Timestamp,
+    AttemptError, Event, Filter, InstanceId, Mode, NewEvent, OnDead, Position, RangeSet, RecoveryCause, Report, Result,
+    Start, SubscriptionId, Timestamp,
 };
 
 /// What people and scripts do with a log, beside the relay. None of it needs a running instance.
@@ -119,6 +119,8 @@ pub struct LogStatus {
     pub holders: Vec<String>,
     /// For how long the longest of them has done so; None: not known, and for too long.
     pub held_seconds: Option<f64>,
+    /// When claims were last looked through for owners that give no sign of life.
+    pub recovery_at: Option<Timestamp>,
     /// What needs somebody's attention before it becomes a problem, each with what to do.
     pub alarms: Vec<String>,
 }
@@ -168,8 +170,23 @@ pub struct SubscriptionStatus {
     pub floor: Position,
     /// Roughly the bytes of the log above its floor that only it holds back.
     pub holds_bytes: i64,
+    /// For how long the longest-running delivery of its queue has been worked on.
+    pub oldest_processing_seconds: Option<f64>,
+    /// How many claims of its queue were recovered, by cause.
+    pub recovered: Vec<RecoveredCount>,
     /// What its owners say of it, put together.
     pub report: crate::SubscriptionReport,
+}
+
+/// How many claims were recovered for one cause.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RecoveredCount {
+    /// Why.
+    pub cause: RecoveryCause,
+    /// How many, since the subscription was made.
+    pub count: u64,
+    /// When last.
+    pub last_at: Timestamp,
 }
 
 /// One instance.
@@ -235,6 +252,8 @@ pub struct ListRow {
     pub attempts: Option<u32>,
     /// When it is tried next.
     pub due_at: Option<Timestamp>,
+    /// Who works on it, if it is claimed in a queue.
+    pub claim: Option<ClaimRecord>,
     /// The last error.
     pub error: Option<String>,
 }
@@ -297,10 +316,23 @@ pub struct DeliveryRecord {
     pub due_at: Timestamp,
     /// When it became a delivery.
     pub since: Timestamp,
+    /// Who works on it since when, if it is claimed in a queue.
+    pub claim: Option<ClaimRecord>,
     /// The last errors, oldest first.
     pub errors: Vec<AttemptError>,
     /// The event it waits for, if blocked: id, position and state of the key's head.
     pub head: Option<(Uuid, Position, State)>,
+}
+
+/// Who works on a delivery.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ClaimRecord {
+    /// The instance.
+    pub instance: InstanceId,
+    /// Since when.
+    pub since: Timestamp,
+    /// When the instance last gave a sign of life, by the database's clock; None: it has no row any more.
+    pub beat_at: Option<Timestamp>,
 }
 
 /// What an operator asks for.
@@ -314,6 +346,15 @@ pub enum Change {
         which: Selection,
         /// At most this many.
         limit: usize,
+    },
+    /// Takes claims of queues from their owners, whether those live or not; each counts as an attempt with the cause `operator`.
+    Recover {
+        /// Only of this subscription.
+        subscription: Option<String>,
+        /// Only what this instance works on.
+        instance: Option<InstanceId>,
+        /// Only where the owner has given no sign of life for this long, by the database's clock; no time at all: any owner.
+        silent_for: Duration,
     },
     /// Gives one delivery up and unblocks its key.
     Skip {
@@ -388,6 +429,8 @@ pub struct PrunePolicy {
     pub dead: Option<Duration>,
     /// Deduplication keys older than this.
     pub dedup_window: Duration,
+    /// What inboxes have accepted longer ago than this; whatever comes again later counts as new. None: keep all.
+    pub inbox: Option<Duration>,
     /// At most this many events a slice.
     pub slice: usize,
 }
@@ -398,6 +441,7 @@ impl Default for PrunePolicy {
             keep: Some(Duration::from_secs(7 * 86_400)),
             dead: None,
             dedup_window: Duration::from_secs(86_400),
+            inbox: Some(Duration::from_secs(30 * 86_400)),
             slice: 5_000,
         }
     }
@@ -414,6 +458,8 @@ pub struct Pruned {
     pub dead: u64,
     /// Deduplication keys removed.
     pub dedup: u64,
+    /// Entries of inboxes removed.
+    pub inbox: u64,
     /// There is more to do.
     pub more: bool,
     /// The subscription that stops pruning from going further, if one does.

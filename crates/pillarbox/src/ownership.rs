@@ -2,7 +2,8 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use crate::{
-    Epoch, Fleet, InstanceId, InstanceView, LaneRef, LaneView, Lock, StoreFeatures, SubscriptionId, Take, TakeCause,
+    Epoch, Fleet, InstanceId, InstanceView, LaneRef, LaneView, Lock, RecoveryCause, StoreFeatures, SubscriptionId,
+    Take, TakeCause,
 };
 
 /// A lane seized this often without progress is careful.
@@ -31,6 +32,8 @@ pub(crate) struct Plan {
     pub(crate) take: Vec<Take>,
     /// Own lanes that another instance should have.
     pub(crate) release: Vec<LaneRef>,
+    /// Instances that are dead, why, and if it was their lease, at which beat.
+    pub(crate) dead: Vec<(InstanceId, RecoveryCause, Option<i64>)>,
 }
 
 impl Ownership {
@@ -52,6 +55,12 @@ impl Ownership {
             fleet.instances.iter().map(|instance| (instance.id, self.death(instance, now))).collect();
         self.note_deaths(fleet, &deaths, now);
         let mut plan = Plan::default();
+        for (instance, cause) in &deaths {
+            let Some(cause) = *cause else { continue };
+            let beat = self.beats.get(instance).map(|seen| seen.0).filter(|_| cause == TakeCause::Lease);
+            plan.dead.push((*instance, cause.into(), beat));
+        }
+        plan.dead.sort_by_key(|entry| entry.0);
         for subscription in fleet.subscriptions.iter().filter(|subscription| running.contains(&subscription.id)) {
             let mut able: Vec<InstanceId> = fleet
                 .instances

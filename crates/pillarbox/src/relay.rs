@@ -12,8 +12,8 @@ use self::shell::{LEAVE_TIMEOUT, Shell};
 use crate::engine::EngineConfig;
 use crate::handler::AnyHandler;
 use crate::{
-    Error, ErrorKind, Failpoint, Handler, Hello, InstanceId, Operator, PrunePolicy, Report, Result, Sink, SinkFeatures,
-    Store, Subscription, SubscriptionView, Timestamp,
+    Error, ErrorKind, Failpoint, Handler, Hello, InstanceId, Mode, Operator, PrunePolicy, Report, Result, Sink,
+    SinkFeatures, Store, Subscription, SubscriptionView, Timestamp, Transact,
 };
 
 /// How often a relay removes what retention allows and lets the store look after its files.
@@ -98,13 +98,15 @@ pub struct RelayBuilder<S> {
 enum Target {
     Sink(Arc<dyn Sink>),
     Handler(Arc<dyn AnyHandler>),
+    Transact(Arc<dyn Transact>),
 }
 
 impl Target {
     fn features(&self) -> SinkFeatures {
         match self {
             Target::Sink(sink) => sink.features(),
-            Target::Handler(_) => SinkFeatures { ordered_batch: true, one_by_one: true },
+            Target::Handler(_) => SinkFeatures { ordered_batch: true, one_by_one: true, settles: false },
+            Target::Transact(_) => SinkFeatures { ordered_batch: false, one_by_one: true, settles: true },
         }
     }
 }
@@ -128,10 +130,23 @@ impl<S: Store + Operator> RelayBuilder<S> {
         self
     }
 
+    /// Calls a function for each event of a queue in a transaction of the store's own database.
+    pub fn transact(mut self, mut subscription: Subscription, handler: impl Transact) -> Self {
+        subscription.batch_size = handler.batch_size();
+        self.targets.push((subscription, Target::Transact(Arc::new(handler))));
+        self
+    }
+
     /// Joins the fleet and begins to work in the background.
     pub async fn start(self) -> Result<Relay> {
-        for (subscription, _) in &self.targets {
+        for (subscription, target) in &self.targets {
             subscription.validate()?;
+            if matches!(target, Target::Transact(_)) && subscription.mode != Mode::Queue {
+                return Err(Error::new(
+                    ErrorKind::Invalid,
+                    format!("subscription '{}': a transactional handler needs mode = \"queue\"", subscription.name),
+                ));
+            }
             if self.targets.iter().filter(|other| other.0.name == subscription.name).count() > 1 {
                 return Err(Error::new(
                     ErrorKind::Invalid,

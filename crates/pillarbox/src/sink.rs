@@ -3,7 +3,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Epoch, Event};
+use crate::{ClaimId, Epoch, Event};
 
 /// A future that can be sent and boxed.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -42,6 +42,8 @@ pub struct SinkFeatures {
     pub ordered_batch: bool,
     /// A batch is worked event by event, so that a few events are better spread over all workers.
     pub one_by_one: bool,
+    /// What it delivers it settles itself, in the same transaction: see [`Transact`](crate::Transact).
+    pub settles: bool,
 }
 
 /// Events on their way to a sink.
@@ -62,6 +64,8 @@ pub struct Attempt {
     pub number: u32,
     /// The lane's epoch, for sinks that can fence.
     pub epoch: Epoch,
+    /// The claim under which it is tried, if it has a row in a queue.
+    pub claim: Option<ClaimId>,
 }
 
 /// What became of one event of a batch.

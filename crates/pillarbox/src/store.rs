@@ -6,7 +6,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{Event, Filter, KeyHash, Position, RangeSet, Result, State, Subscription, Timestamp};
+use crate::{
+    ClaimEnd, ClaimRequest, Claims, Event, Filter, KeyHash, Position, Queued, RangeSet, RecoverRequest, Recovered,
+    Result, State, Subscription, Timestamp,
+};
 
 /// Raised by every change of a lane's owner and by an operator's rewind; every write is fenced by it.
 pub type Epoch = i64;
@@ -25,9 +28,9 @@ pub trait Store: Send + Sync + 'static {
     fn features(&self) -> StoreFeatures;
 
     /// Makes this process an instance: takes its liveness lock first, then writes its row, then creates or
-    /// updates the subscriptions (the database's `lanes`, `mode` and `start` win over what is given; after
-    /// [`Hello::rejoin`] everything of the database does). Refuses with a reason when the schema or the log is not fit to be
-    /// worked on.
+    /// updates the subscriptions (the database's `lanes` and `start` win over what is given; after [`Hello::rejoin`] everything
+    /// of the database does). Refuses with a reason when the schema or the log is not fit to be worked on, and a subscription
+    /// that was made with another `mode`.
     ///
     /// May be called again. The instance that this store was before is then over: its lock is free, and its lanes have no
     /// owner or one that everybody can see to be dead.
@@ -58,11 +61,25 @@ pub trait Store: Send + Sync + 'static {
     /// A lane whose epoch has moved on is answered with false and nothing of it is written; the others are.
     fn settle(&self, settlement: &Settlement) -> impl Future<Output = Result<Vec<bool>>> + Send;
 
+    /// Claims deliveries of queues, one answer a request. What can be claimed is due, has no other of its key before it (delayed ones
+    /// do not count, dead ones only where they block) and is nobody's. A delayed one takes its place behind what its key has when it is
+    /// due. What has waited longest for its turn comes first, so that no key keeps others waiting. Its event is durable.
+    fn claim(&self, requests: &[ClaimRequest]) -> impl Future<Output = Result<Vec<Claims>>> + Send;
+
+    /// Ends claims of this instance, in one transaction. False: the claim was taken from this instance meanwhile, and nothing of it is
+    /// written.
+    fn finish(&self, ends: &[ClaimEnd]) -> impl Future<Output = Result<Vec<bool>>> + Send;
+
+    /// Takes claims from those who will not end them any more; each counts as an attempt by [`recovered`](crate::recovered), with the
+    /// retry policy that the database has of its subscription. What was recovered is counted in the database.
+    fn recover(&self, request: &RecoverRequest) -> impl Future<Output = Result<Recovered>> + Send;
+
     /// Waits until something may have been committed by anybody, an instance may have ended, or the time is over.
     /// What was committed before the call counts if no poll that began later has seen it.
     fn wait(&self, timeout: Duration) -> impl Future<Output = Result<Wake>> + Send;
 
-    /// Ends this instance: its lanes have no owner any more, its row goes, its lock is freed.
+    /// Ends this instance: its lanes have no owner any more, its claims are given back and no attempt is counted, its row goes, its
+    /// lock is freed.
     fn leave(&self) -> impl Future<Output = Result<()>> + Send;
 }
 
@@ -236,12 +253,14 @@ pub struct Cursor {
 }
 
 /// What an owner loads of a lane.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct LaneState {
     /// What is settled.
     pub cursor: Cursor,
-    /// All deliveries of the lane, in order of arrival.
+    /// All deliveries of the lane, in order of arrival; none of a queue.
     pub deliveries: Vec<Delivery>,
+    /// Of a queue: every key of the lane with a row, whatever its state.
+    pub queued_keys: Vec<Box<str>>,
     /// How often the lane was seized since its floor last moved.
     pub takeovers: u32,
     /// See [`LaneView::revision`].
@@ -375,6 +394,9 @@ pub struct LaneWrite {
     pub cursor: Cursor,
     /// Deliveries to insert or replace.
     pub put: Vec<Delivery>,
+    /// Events of a queue that get a row which instances compete for, if they have none yet. Each is behind those of its key that have
+    /// one, and they are in order among themselves.
+    pub queue: Vec<Queued>,
     /// Deliveries to change if they are still there, with the error to be added to their list.
     pub change: Vec<(Delivery, Option<AttemptError>)>,
     /// Deliveries that are done.

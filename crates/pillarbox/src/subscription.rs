@@ -27,8 +27,12 @@ pub struct Subscription {
     pub hold: Option<Duration>,
     /// When a failed event is tried again, and when it is dead.
     pub retry: RetryPolicy,
-    /// How long one delivery may take before it is cancelled. Default: 5 min.
+    /// In a stream: how long one delivery may take before it is cancelled. In a queue: for how long the process that works on a
+    /// delivery may give no sign of life before others take it. Default: 5 min.
     pub processing_timeout: Duration,
+    /// In a queue: a handler that has not called [`heartbeat`](crate::heartbeat) for this long is cancelled. Default: none, it may take as
+    /// long as it likes.
+    pub heartbeat_timeout: Option<Duration>,
     /// How many batches are being delivered at once. Default: 4.
     pub workers: usize,
     /// How many events are handed to the sink at once. Default: 100.
@@ -48,6 +52,7 @@ impl Subscription {
             hold: None,
             retry: RetryPolicy::handler(),
             processing_timeout: Duration::from_secs(300),
+            heartbeat_timeout: None,
             workers: 4,
             batch_size: 100,
         }
@@ -79,8 +84,8 @@ impl Subscription {
         if self.workers == 0 || self.batch_size == 0 {
             return invalid("workers and batch_size are at least 1".into());
         }
-        if self.mode == Mode::Queue {
-            return invalid("mode = \"queue\" is not part of this version; use mode = \"stream\"".into());
+        if self.mode == Mode::Stream && self.heartbeat_timeout.is_some() {
+            return invalid("heartbeat_timeout is for queues; say mode = \"queue\", or use processing_timeout".into());
         }
         let lone_star = |pattern: &String| pattern.find('*').is_some_and(|at| at + 1 != pattern.len());
         if let Some(pattern) = self.filter.topics.iter().chain(&self.filter.types).find(|pattern| lone_star(pattern)) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::handler::call;
+use crate::handler::{Patience, call};
 use crate::{
     Batch, BoxFuture, Event, Failure, Handler, Operator, Outcome, Relay, RelayBuilder, Result, Sink, SinkFeatures,
     Store,
@@ -54,7 +54,7 @@ impl Capture {
 
 impl Sink for Capture {
     fn features(&self) -> SinkFeatures {
-        SinkFeatures { ordered_batch: true, one_by_one: false }
+        SinkFeatures { ordered_batch: true, ..SinkFeatures::default() }
     }
 
     fn deliver(&self, batch: Batch) -> BoxFuture<'_, Vec<Outcome>> {
@@ -90,5 +90,5 @@ pub async fn run_until_idle<S: Store + Operator>(relay: RelayBuilder<S>) -> Resu
 
 /// Calls a handler with one event as the engine would: a panic and a time-out are failures, not the test's end.
 pub async fn run_handler(handler: &impl Handler, event: Event, timeout: Duration) -> Outcome {
-    call(handler, Arc::new(event), timeout).await
+    call(handler, Arc::new(event), Patience::Total(timeout)).await
 }

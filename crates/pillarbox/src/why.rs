@@ -1,6 +1,8 @@
 use serde::Serialize;
 
-use crate::{DeliveryRecord, Event, EventRecord, Fate, State, Status, SubscriptionStatus, Timestamp};
+use crate::{
+    ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Mode, State, Status, SubscriptionStatus, Timestamp,
+};
 
 /// Why an event was or was not delivered to one subscription.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -148,7 +150,10 @@ impl Facts<'_> {
             return (Cause::BehindKeyHead, message, Some(format!("pillarbox why {id}")));
         }
         if delivery.state == State::Processing {
-            return (Cause::Processing, format!("it is being delivered{}", self.owner()), None);
+            return delivery.claim.as_ref().map_or_else(
+                || (Cause::Processing, format!("it is being delivered{}", self.owner()), None),
+                |claim| self.claimed(claim),
+            );
         }
         let waits = delivery.due_at > self.now;
         self.paused().or_else(|| self.no_owner()).unwrap_or_else(|| match delivery.state {
@@ -208,7 +213,29 @@ impl Facts<'_> {
         ))
     }
 
+    /// Who works on a row of a queue, and whether that one still shows signs of life.
+    fn claimed(&self, claim: &ClaimRecord) -> Conclusion {
+        let (instance, since) = (claim.instance.0, claim.since);
+        let alive = self.status.instances.iter().any(|status| status.id == claim.instance && status.alive);
+        if alive {
+            return (Cause::Processing, format!("instance {instance} has been working on it since {since}"), None);
+        }
+        let last = claim.beat_at.map_or_else(
+            || "is gone".to_owned(),
+            |beat_at| format!("gave its last sign of life at {beat_at} and is not known to live"),
+        );
+        let message =
+            format!("instance {instance} began to work on it at {since} and {last}; it comes back by recovery");
+        let advice = format!("pillarbox recover --subscription {}, if recovery is off", self.fate.subscription);
+        (Cause::Processing, message, Some(advice))
+    }
+
     fn no_owner(&self) -> Option<Conclusion> {
+        // Any living instance may claim a row of a queue.
+        let queued = self.fate.delivery.is_some() && self.subscription.is_some_and(|row| row.mode == Mode::Queue);
+        if queued && self.subscription.is_some_and(|subscription| !subscription.orphaned) {
+            return None;
+        }
         let lane = self.fate.lane;
         let message = match self.fate.owner {
             Some((_, true)) => return None,
@@ -309,7 +336,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        AttemptError, BreakerReport, Filter, Headers, InstanceId, LogStatus, Mode, OnDead, Payload, SettledBy,
+        AttemptError, BreakerReport, Filter, Headers, InstanceId, LogStatus, OnDead, Payload, SettledBy,
         SubscriptionId, SubscriptionReport,
     };
 
@@ -351,11 +378,13 @@ mod tests {
 
     fn delivery(state: State, due_at: Timestamp) -> Option<DeliveryRecord> {
         let error = AttemptError { at: NOW, attempt: 4, kind: "timeout".to_owned(), message: "no answer".to_owned() };
-        Some(DeliveryRecord { state, attempts: 4, due_at, since: NOW, errors: vec![error], head: None })
+        Some(DeliveryRecord { state, attempts: 4, due_at, since: NOW, claim: None, errors: vec![error], head: None })
     }
 
     fn status() -> Status {
         let subscription = SubscriptionStatus {
+            oldest_processing_seconds: None,
+            recovered: Vec::new(),
             id: SubscriptionId(1),
             name: "s".to_owned(),
             mode: Mode::Stream,
@@ -380,6 +409,7 @@ mod tests {
             report: SubscriptionReport::default(),
         };
         let log = LogStatus {
+            recovery_at: None,
             log_id: Uuid::nil(),
             incarnation: 1,
             schema_version: 1,
@@ -521,6 +551,15 @@ mod tests {
     fn processing() {
         let processing = Fate { delivery: delivery(State::Processing, NOW), ..fate() };
         check(&processing, &status(), Cause::Processing, &["instance 7", "lane 3"]);
+    }
+
+    #[test]
+    fn a_claim_names_who_works_on_it_and_what_to_do_if_that_one_is_gone() {
+        let mut claimed = delivery(State::Processing, NOW);
+        let claim = ClaimRecord { instance: InstanceId(9), since: NOW, beat_at: None };
+        claimed.as_mut().unwrap().claim = Some(claim);
+        let gone = Fate { delivery: claimed, ..fate() };
+        check(&gone, &status(), Cause::Processing, &["instance 9", "is gone", "pillarbox recover --subscription s"]);
     }
 
     #[test]

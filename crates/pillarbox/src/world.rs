@@ -3,8 +3,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::{
-    Cursor, Epoch, Error, ErrorKind, Filter, InstanceId, InstanceStatus, KeyHash, Mode, OnDead, Position, Report,
-    Result, State, SubscriptionId, SubscriptionReport, SubscriptionStatus, Timestamp, lane_of,
+    Cursor, Epoch, Error, ErrorKind, Filter, InstanceId, InstanceStatus, KeyHash, Mode, OnDead, Position,
+    RecoveredCount, Report, Result, State, SubscriptionId, SubscriptionReport, SubscriptionStatus, Timestamp, lane_of,
 };
 
 /// What operators' commands look at, in one snapshot.
@@ -79,6 +79,10 @@ pub struct Figures {
     pub oldest: Option<Timestamp>,
     /// See [`SubscriptionStatus::oldest_due`].
     pub oldest_due: Option<Timestamp>,
+    /// Since when the longest-running delivery of the queue is worked on.
+    pub processing_since: Option<Timestamp>,
+    /// See [`SubscriptionStatus::recovered`].
+    pub recovered: Vec<RecoveredCount>,
 }
 
 impl World {
@@ -151,6 +155,8 @@ impl World {
             owners,
             floor: row.floor(),
             holds_bytes: held.max(0).saturating_mul(bytes_each),
+            oldest_processing_seconds: of.processing_since.map(|since| self.now.since(since).as_secs_f64()),
+            recovered: of.recovered.clone(),
             report,
         }
     }

@@ -1,13 +1,18 @@
 use anyhow::Result;
-use pillarbox::{Change, Changed, Operator, Selection, Start, Status};
+use pillarbox::{Change, Changed, InstanceId, Operator, Selection, Start, Status};
 use serde_json::json;
 
 use super::Scope;
-use crate::args::{ConfirmArgs, NameArgs, RequeueArgs, RewindArgs, SkipArgs};
+use crate::args::{ConfirmArgs, NameArgs, RecoverArgs, RequeueArgs, RewindArgs, SkipArgs};
+use crate::config::format_duration;
 use crate::exit::Exit;
 
 /// The limit of a requeue that names none.
 const REQUEUE_LIMIT: usize = u32::MAX as usize;
+
+/// What taking claims from processes that are well can do.
+const RECOVER_ALL_RISK: &str =
+    "processes that are well do not stop working on an event that is taken from them: it is handled twice";
 
 pub(super) async fn requeue(scope: &Scope, args: RequeueArgs) -> Result<Exit> {
     let which = match (args.event, args.stream, args.version, args.key) {
@@ -24,6 +29,16 @@ pub(super) async fn requeue(scope: &Scope, args: RequeueArgs) -> Result<Exit> {
     } else {
         carry_out(scope, &change, args.confirm.dry_run).await
     }
+}
+
+/// Meant for a monitor that runs it again and again: with nothing to do it is done.
+pub(super) async fn recover(scope: &Scope, args: RecoverArgs) -> Result<Exit> {
+    let RecoverArgs { subscription, instance, silent_for, confirm } = args;
+    if silent_for.is_zero() && confirm.yes {
+        scope.output.say(format!("--silent-for 0s: {RECOVER_ALL_RISK}"));
+    }
+    let change = Change::Recover { subscription, instance: instance.map(InstanceId), silent_for };
+    confirmed(scope, &change, &confirm).await
 }
 
 pub(super) async fn skip(scope: &Scope, args: SkipArgs) -> Result<Exit> {
@@ -91,9 +106,23 @@ fn would(change: &Change, changed: &Changed, status: &Status) -> String {
     let count = changed.count;
     let one = |name: &str| status.subscriptions.iter().find(|subscription| subscription.name == name);
     match change {
-        Change::Requeue { .. } if count == 0 => format!("would change nothing: {}", changed.message),
+        Change::Requeue { .. } | Change::Recover { .. } if count == 0 => {
+            format!("would change nothing: {}", changed.message)
+        }
         Change::Requeue { subscription, .. } => {
             format!("would set {count} deliveries of '{subscription}' back to due now, with attempts 0")
+        }
+        Change::Recover { subscription, instance, silent_for } => {
+            let of = subscription.as_ref().map(|name| format!(" of '{name}'")).unwrap_or_default();
+            let whom = match instance {
+                Some(instance) => format!("instance {}", instance.0),
+                None => "instances".to_owned(),
+            };
+            let (silent, risk) = match silent_for.is_zero() {
+                true => ("whether they live or not".to_owned(), format!("; {RECOVER_ALL_RISK}")),
+                false => (format!("silent for {}", format_duration(*silent_for)), String::new()),
+            };
+            format!("would take {count} deliveries{of} from {whom}, {silent}, each counted as an attempt{risk}")
         }
         Change::Skip { subscription, event, .. } => {
             format!("would give event {event} up for '{subscription}' and let its key go on")

@@ -23,7 +23,20 @@ pub(super) async fn run(scope: &Scope, args: ListArgs) -> Result<Exit> {
         return Ok(Exit::Done);
     }
     if query.subscription.is_some() || query.state.is_some() {
-        let headings = ["POSITION", "ID", "TOPIC", "TYPE", "KEY", "SUBSCRIPTION", "STATE", "ATTEMPTS", "DUE", "ERROR"];
+        let headings = [
+            "POSITION",
+            "ID",
+            "TOPIC",
+            "TYPE",
+            "KEY",
+            "SUBSCRIPTION",
+            "STATE",
+            "ATTEMPTS",
+            "DUE",
+            "OWNER",
+            "SINCE",
+            "ERROR",
+        ];
         scope.output.table(&headings, rows.iter().map(delivery).collect())?;
     } else {
         scope.output.table(&["POSITION", "ID", "TOPIC", "TYPE", "KEY", "CREATED"], rows.iter().map(event).collect())?;
@@ -47,6 +60,8 @@ fn delivery(row: &ListRow) -> Vec<String> {
         dash(row.state.map(pillarbox::State::name)),
         dash(row.attempts),
         dash(row.due_at),
+        dash(row.claim.as_ref().map(|claim| claim.instance.0)),
+        dash(row.claim.as_ref().map(|claim| claim.since)),
         dash(row.error.as_deref().map(|error| error.lines().next().unwrap_or_default())),
     ]);
     cells

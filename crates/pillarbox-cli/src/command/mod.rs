@@ -89,6 +89,7 @@ pub(crate) async fn run(args: Args) -> Result<Exit> {
         Command::Show(args) => show::run(&scope, &args).await,
         Command::Why(args) => why::run(&scope, &args).await,
         Command::Requeue(args) => change::requeue(&scope, args).await,
+        Command::Recover(args) => change::recover(&scope, args).await,
         Command::Skip(args) => change::skip(&scope, args).await,
         Command::Pause(args) => change::pause(&scope, args).await,
         Command::Resume(args) => change::resume(&scope, args).await,

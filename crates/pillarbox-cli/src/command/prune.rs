@@ -36,6 +36,7 @@ pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
         pruned.kept += more.kept;
         pruned.dead += more.dead;
         pruned.dedup += more.dedup;
+        pruned.inbox += more.inbox;
         pruned.held_by = more.held_by;
     }
     print(scope, &pruned)
@@ -67,6 +68,7 @@ async fn all_slices(store: &Log, policy: &PrunePolicy, output: &Output) -> Resul
         total.kept += slice.kept;
         total.dead += slice.dead;
         total.dedup += slice.dedup;
+        total.inbox += slice.inbox;
         total.held_by = slice.held_by;
         bar.set_position(total.events);
         if !slice.more {
@@ -81,9 +83,10 @@ fn print(scope: &Scope, pruned: &Pruned) -> Result<Exit> {
         scope.output.json(pruned)?;
         return Ok(Exit::Done);
     }
-    let Pruned { events, kept, dead, dedup, .. } = pruned;
+    let Pruned { events, kept, dead, dedup, inbox, .. } = pruned;
     scope.output.line(format!(
-        "removed {events} events ({kept} kept aside for deliveries), {dead} dead deliveries, {dedup} deduplication keys"
+        "removed {events} events ({kept} kept aside for deliveries), {dead} dead deliveries, {dedup} deduplication keys, \
+         {inbox} entries of inboxes"
     ))?;
     if let Some(name) = &pruned.held_by {
         scope.output.say(format!("subscription '{name}' holds the rest back; see `pillarbox status`"));

@@ -88,6 +88,7 @@ async fn store_limits(config: &Config, operator: &Log) -> Result<()> {
         dedup_window: dedup.written.then_some(dedup.window),
         retention_keep: retention.keep_written.then_some(retention.keep),
         retention_dead: retention.dead_written.then_some(retention.dead),
+        retention_inbox: retention.inbox_written.then_some(retention.inbox),
     };
     Ok(operator.set_limits(limits).await?)
 }

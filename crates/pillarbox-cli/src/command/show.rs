@@ -1,5 +1,5 @@
 use anyhow::Result;
-use pillarbox::{Event, EventRecord, Fate, Operator, Payload, Status, Why, why};
+use pillarbox::{ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Operator, Payload, Status, Why, why};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -116,13 +116,33 @@ fn print(output: &Output, record: &EventRecord, status: &Status) -> Result<()> {
         let why = why(record, fate, status);
         output.line("")?;
         output.line(format!("{}: {}", output.paint(Style::Bold, &fate.subscription), why.message))?;
-        let Some(delivery) = &fate.delivery else { continue };
-        output.line(format!("  {}, {} attempts, due {}", delivery.state.name(), delivery.attempts, delivery.due_at))?;
-        for error in &delivery.errors {
-            output.line(format!("  {} attempt {}: {}: {}", error.at, error.attempt, error.kind, error.message))?;
+        if let Some(delivery) = &fate.delivery {
+            print_delivery(output, delivery)?;
         }
     }
     Ok(())
+}
+
+/// The state of a delivery, who works on it, when it is tried next, and its last errors.
+pub(super) fn print_delivery(output: &Output, delivery: &DeliveryRecord) -> Result<()> {
+    let DeliveryRecord { state, attempts, due_at, since, .. } = delivery;
+    output.line(format!("  {}, {attempts} attempts, due {due_at}, waits since {since}", state.name()))?;
+    if let Some(claim) = &delivery.claim {
+        output.line(format!("  {}", owner(claim)))?;
+    }
+    for error in &delivery.errors {
+        output.line(format!("  {} attempt {}: {}: {}", error.at, error.attempt, error.kind, error.message))?;
+    }
+    Ok(())
+}
+
+fn owner(claim: &ClaimRecord) -> String {
+    let ClaimRecord { instance, since, beat_at } = claim;
+    let life = match beat_at {
+        Some(at) => format!("its last sign of life was at {at}"),
+        None => "that instance is gone".to_owned(),
+    };
+    format!("instance {} works on it since {since}; {life}", instance.0)
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {

@@ -1,6 +1,6 @@
 use anyhow::Result;
 use pillarbox::{
-    HealthLimits, InstanceStatus, Level, LogStatus, Operator, Problem, Status, SubscriptionStatus, problems,
+    HealthLimits, InstanceStatus, Level, LogStatus, Mode, Operator, Problem, Status, SubscriptionStatus, problems,
 };
 use serde::Serialize;
 
@@ -71,6 +71,7 @@ fn print(output: &Output, status: &Status, problems: &[Problem]) -> Result<()> {
     ];
     output.table(&headings, status.subscriptions.iter().map(subscription).collect())?;
     output.line("")?;
+    print_queues(output, status)?;
     if status.instances.is_empty() {
         output.line("no instance is running")?;
     } else {
@@ -85,6 +86,35 @@ fn print(output: &Output, status: &Status, problems: &[Problem]) -> Result<()> {
         output.line(output.paint(style, &sentence(problem)))?;
     }
     Ok(())
+}
+
+/// What is worked on in the queues, and what was taken back from whom.
+fn print_queues(output: &Output, status: &Status) -> Result<()> {
+    let queues: Vec<&SubscriptionStatus> =
+        status.subscriptions.iter().filter(|subscription| subscription.mode == Mode::Queue).collect();
+    if queues.is_empty() {
+        return Ok(());
+    }
+    let rows = queues.iter().map(|one| queue(one, status)).collect();
+    output.table(&["QUEUE", "PROCESSING", "OLDEST", "RECOVERED", "BY CAUSE", "LAST"], rows)?;
+    output.line(match status.log.recovery_at {
+        Some(at) => format!("recovery last looked {} ago", age(status.at.since(at).as_secs_f64())),
+        None => "recovery has not looked yet".to_owned(),
+    })?;
+    output.line("")
+}
+
+fn queue(one: &SubscriptionStatus, status: &Status) -> Vec<String> {
+    let causes: Vec<String> = one.recovered.iter().map(|by| format!("{} {}", by.cause.name(), by.count)).collect();
+    let last = one.recovered.iter().map(|by| by.last_at).max();
+    vec![
+        one.name.clone(),
+        one.processing.to_string(),
+        one.oldest_processing_seconds.map_or_else(|| "-".to_owned(), age),
+        one.recovered.iter().map(|by| by.count).sum::<u64>().to_string(),
+        if causes.is_empty() { "-".to_owned() } else { causes.join(", ") },
+        last.map_or_else(|| "-".to_owned(), |at| format!("{} ago", age(status.at.since(at).as_secs_f64()))),
+    ]
 }
 
 fn subscription(one: &SubscriptionStatus) -> Vec<String> {

@@ -1,9 +1,9 @@
 use anyhow::Result;
-use pillarbox::{Why, why};
+use pillarbox::{Fate, Why, why};
 use serde_json::{Value, json};
 
 use super::Scope;
-use super::show::{find, why_json};
+use super::show::{find, print_delivery, why_json};
 use crate::args::WhyArgs;
 use crate::exit::{Exit, Stop};
 use crate::output::Style;
@@ -12,11 +12,11 @@ use crate::output::Style;
 pub(super) async fn run(scope: &Scope, args: &WhyArgs) -> Result<Exit> {
     let (record, status) = find(scope, args.id).await?;
     let wanted = |name: &str| args.subscription.as_deref().is_none_or(|only| only == name);
-    let answers: Vec<Why> = record
+    let answers: Vec<(&Fate, Why)> = record
         .subscriptions
         .iter()
         .filter(|fate| wanted(&fate.subscription))
-        .map(|fate| why(&record, fate, &status))
+        .map(|fate| (fate, why(&record, fate, &status)))
         .collect();
     if let (Some(name), true) = (&args.subscription, answers.is_empty()) {
         return Err(Stop::with(
@@ -25,7 +25,8 @@ pub(super) async fn run(scope: &Scope, args: &WhyArgs) -> Result<Exit> {
         ));
     }
     if scope.output.json {
-        let subscriptions: Vec<Value> = answers.iter().map(why_json).collect();
+        let subscriptions: Vec<Value> =
+            answers.iter().map(|(fate, why)| answer_json(fate, why)).collect::<Result<_>>()?;
         let event = &record.event;
         scope.output.json(&json!({ "id": event.id, "position": event.position, "subscriptions": subscriptions }))?;
         return Ok(Exit::Done);
@@ -33,12 +34,22 @@ pub(super) async fn run(scope: &Scope, args: &WhyArgs) -> Result<Exit> {
     if answers.is_empty() {
         scope.output.line("no subscription has been made yet; a relay makes those of its config when it starts")?;
     }
-    for answer in &answers {
+    for (fate, answer) in &answers {
         let name = scope.output.paint(Style::Bold, &answer.subscription);
         scope.output.line(format!("{name}: {}: {}", answer.cause.name(), answer.message))?;
         if let Some(advice) = &answer.advice {
             scope.output.line(format!("  {advice}"))?;
         }
+        if let Some(delivery) = &fate.delivery {
+            print_delivery(&scope.output, delivery)?;
+        }
     }
     Ok(Exit::Done)
+}
+
+/// The answer with what is known of the delivery: state, owner, next attempt, last errors.
+fn answer_json(fate: &Fate, why: &Why) -> Result<Value> {
+    let mut answer = why_json(why);
+    answer["delivery"] = serde_json::to_value(&fate.delivery)?;
+    Ok(answer)
 }

@@ -1,5 +1,7 @@
-use pillarbox::engine::EngineConfig;
-use pillarbox::{Filter, PrunePolicy, RelayConfig, Subscription, Timestamp};
+use std::time::Duration;
+
+use pillarbox::engine::{EngineConfig, Recovery};
+use pillarbox::{Filter, Mode, PrunePolicy, RelayConfig, Subscription, Timestamp};
 
 use super::file::{Config, SubscriptionSettings};
 
@@ -11,12 +13,17 @@ impl Config {
         let default = EngineConfig::default();
         let engine = EngineConfig {
             lease_ttl: self.relay.lease_ttl,
-            beat_interval: default.beat_interval.min(self.relay.lease_ttl / 3),
+            beat_interval: self.beat_interval(default.beat_interval),
             poll_interval: poll_interval.unwrap_or(self.relay.poll_interval),
             debounce: self.relay.debounce,
             in_flight_max: self.relay.in_flight,
             parked_max: self.relay.max_parked,
             blocked_max: self.relay.max_blocked,
+            recovery: Recovery {
+                enabled: self.recovery.enabled,
+                profile: self.recovery.profile,
+                check_interval: self.recovery.check_interval,
+            },
             // Relays that start together must not retry together.
             seed: Timestamp::now().0 as u64 ^ u64::from(std::process::id()),
             ..default
@@ -25,12 +32,20 @@ impl Config {
         RelayConfig { engine, shutdown_grace: self.relay.shutdown_grace, retention, ..RelayConfig::default() }
     }
 
+    /// How often this relay gives a sign of life: three times before anybody could take it for dead.
+    fn beat_interval(&self, default: Duration) -> Duration {
+        let queues = self.subscriptions.iter().filter(|subscription| subscription.mode == Mode::Queue);
+        let patience = queues.map(|queue| queue.processing_timeout).chain([self.relay.lease_ttl]).min();
+        patience.map_or(default, |patience| default.min(patience / 3))
+    }
+
     /// What retention may remove.
     pub(crate) fn prune_policy(&self) -> PrunePolicy {
         PrunePolicy {
             keep: self.retention.keep,
             dead: self.retention.dead,
             dedup_window: self.dedup.window,
+            inbox: self.retention.inbox,
             ..PrunePolicy::default()
         }
     }
@@ -49,6 +64,7 @@ impl SubscriptionSettings {
             hold: self.hold,
             retry: self.retry,
             processing_timeout: self.processing_timeout,
+            heartbeat_timeout: self.heartbeat_timeout,
             workers: self.workers,
             batch_size: self.batch_size,
         }

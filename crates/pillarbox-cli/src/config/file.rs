@@ -1,6 +1,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use pillarbox::engine::RecoveryProfile;
 use pillarbox::{LANES_MAX, Mode, OnDead, RetryPolicy, Start};
 use serde::{Serialize, Serializer};
 
@@ -17,6 +18,10 @@ const WORKERS_MAX: i64 = 1_024;
 const BATCH_SIZE_MAX: i64 = 10_000;
 /// The most attempts before an event is dead.
 const ATTEMPTS_MAX: i64 = 1_000_000;
+/// The shortest time that a delivery may take, or that the process which works on it may be silent for.
+const PROCESSING_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+/// The shortest time between two looks at the claims of all queues.
+const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(100);
 
 /// What the user wrote, with the defaults filled in. What the engine gets of it is in `engine`.
 #[derive(Debug, Clone, Serialize)]
@@ -60,12 +65,15 @@ pub(crate) struct Relay {
     pub(crate) max_blocked: usize,
 }
 
-/// Whether jobs that another process left behind are looked for.
+/// How what other processes were working on in queues is taken back.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Recovery {
     /// Default: true.
     pub(crate) enabled: bool,
-    /// Default: 1 min.
+    /// How soon. Default: fast.
+    #[serde(serialize_with = "profile_in_words")]
+    pub(crate) profile: RecoveryProfile,
+    /// How often claims are looked through for owners that give no sign of life. Default: 1 min.
     #[serde(serialize_with = "in_words")]
     pub(crate) check_interval: Duration,
 }
@@ -90,12 +98,18 @@ pub(crate) struct Retention {
     /// Dead deliveries; None (the default): for ever.
     #[serde(serialize_with = "or_forever")]
     pub(crate) dead: Option<Duration>,
+    /// What inboxes have accepted; None: for ever. Default: 30 d.
+    #[serde(serialize_with = "or_forever")]
+    pub(crate) inbox: Option<Duration>,
     /// Whether the file says so: then it holds for the log, and not only for this relay.
     #[serde(skip)]
     pub(crate) keep_written: bool,
     /// The same for `dead`.
     #[serde(skip)]
     pub(crate) dead_written: bool,
+    /// See `keep_written`.
+    #[serde(skip)]
+    pub(crate) inbox_written: bool,
 }
 
 /// Deduplication of what is published.
@@ -124,6 +138,8 @@ pub(crate) struct SubscriptionSettings {
     pub(crate) hold: Option<Duration>,
     #[serde(serialize_with = "in_words")]
     pub(crate) processing_timeout: Duration,
+    #[serde(serialize_with = "maybe_in_words", skip_serializing_if = "Option::is_none")]
+    pub(crate) heartbeat_timeout: Option<Duration>,
     pub(crate) workers: usize,
     pub(crate) batch_size: usize,
     #[serde(serialize_with = "in_words")]
@@ -174,12 +190,24 @@ impl Relay {
     }
 }
 
+/// The profiles by name.
+const PROFILES: [(&str, RecoveryProfile); 2] =
+    [("fast", RecoveryProfile::Fast), ("conservative", RecoveryProfile::Conservative)];
+
 impl Recovery {
     fn read(mut section: Section<'_>) -> Self {
         let recovery = Recovery {
             enabled: section.flag("enabled").unwrap_or(true),
+            profile: section.one_of("profile", &PROFILES).unwrap_or(RecoveryProfile::Fast),
             check_interval: section.duration("check_interval").unwrap_or(Duration::from_secs(60)),
         };
+        if recovery.check_interval < CHECK_INTERVAL_MIN {
+            let (given, least) = (duration::format(recovery.check_interval), duration::format(CHECK_INTERVAL_MIN));
+            section.problem(format!(
+                "check_interval = \"{given}\" would look at the database all the time; write at least \"{least}\", or \
+                 enabled = false to turn recovery off"
+            ));
+        }
         section.finish();
         recovery
     }
@@ -230,12 +258,14 @@ pub(crate) fn parse_listen(text: &str) -> Result<Option<SocketAddr>, String> {
 
 impl Retention {
     fn read(mut section: Section<'_>) -> Self {
-        let week = Duration::from_secs(7 * 86_400);
+        let days = |count: u64| Some(Duration::from_secs(count * 86_400));
         let retention = Retention {
             keep_written: section.has("keep"),
             dead_written: section.has("dead"),
-            keep: section.duration_or_forever("keep").unwrap_or(Some(week)),
+            inbox_written: section.has("inbox"),
+            keep: section.duration_or_forever("keep").unwrap_or(days(7)),
             dead: section.duration_or_forever("dead").unwrap_or(None),
+            inbox: section.duration_or_forever("inbox").unwrap_or(days(30)),
         };
         section.finish();
         retention
@@ -277,6 +307,7 @@ impl SubscriptionSettings {
             start: section.parsed("start", parse_start).unwrap_or(Start::Beginning),
             hold: section.duration_or_forever("hold").unwrap_or(None),
             processing_timeout: section.duration("processing_timeout").unwrap_or(Duration::from_secs(300)),
+            heartbeat_timeout: section.duration("heartbeat_timeout"),
             workers: section.count("workers", 1..=WORKERS_MAX).map_or(relay.workers, |count| count as usize),
             batch_size: section
                 .count("batch_size", 1..=BATCH_SIZE_MAX)
@@ -296,6 +327,7 @@ impl SubscriptionSettings {
                 None
             }
         };
+        subscription.check_times(&section);
         if name.is_some()
             && let Err(error) = subscription.engine().validate()
         {
@@ -306,6 +338,25 @@ impl SubscriptionSettings {
         section.finish();
         name?;
         Some(SubscriptionSettings { sink: sink?, ..subscription })
+    }
+
+    /// Says which times no delivery could keep to.
+    fn check_times(&self, section: &Section<'_>) {
+        if self.processing_timeout < PROCESSING_TIMEOUT_MIN {
+            let what = match self.mode {
+                Mode::Stream => "every delivery would be cancelled before its receiver could answer",
+                Mode::Queue => "processes that are well would be taken for dead",
+            };
+            let (given, least) = (duration::format(self.processing_timeout), duration::format(PROCESSING_TIMEOUT_MIN));
+            section
+                .problem(format!("processing_timeout = \"{given}\" is too short: {what}; write at least \"{least}\""));
+        }
+        if self.heartbeat_timeout.is_some_and(|time| time.is_zero()) {
+            section.problem(
+                "heartbeat_timeout = 0 would cancel every handler; write how long one may go without a sign of \
+                 progress, like \"30s\", or leave it out",
+            );
+        }
     }
 }
 
@@ -346,6 +397,15 @@ pub(crate) fn parse_start(text: &str) -> Result<Start, String> {
 
 fn in_words<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&duration::format(*value))
+}
+
+fn maybe_in_words<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&duration::format(value.unwrap_or_default()))
+}
+
+fn profile_in_words<S: Serializer>(value: &RecoveryProfile, serializer: S) -> Result<S::Ok, S::Error> {
+    let named = PROFILES.iter().find(|(_, profile)| profile == value);
+    serializer.serialize_str(named.map_or("", |(name, _)| name))
 }
 
 fn or_forever<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {

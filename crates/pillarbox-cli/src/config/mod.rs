@@ -15,7 +15,7 @@ use anyhow::Result;
 
 use crate::exit::{Exit, Stop};
 
-pub(crate) use duration::parse as parse_duration;
+pub(crate) use duration::{format as format_duration, parse as parse_duration};
 pub(crate) use file::{Config, parse_listen, parse_start};
 pub(crate) use problem::Problem;
 pub(crate) use sink::SinkSettings;

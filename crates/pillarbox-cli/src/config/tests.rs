@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use pillarbox::engine::{Recovery, RecoveryProfile};
 use pillarbox::{Mode, OnDead, Start};
 
 use super::*;
@@ -17,6 +18,7 @@ shutdown_grace = "25s"
 
 [recovery]
 enabled = true
+profile = "fast"
 check_interval = "1m"
 
 [http]
@@ -25,6 +27,7 @@ listen = "127.0.0.1:7070"
 [retention]
 keep = "7d"
 dead = "forever"
+inbox = "30d"
 
 [dedup]
 window = "24h"
@@ -75,6 +78,7 @@ fn the_whole_config_of_the_contract_is_read() {
     assert_eq!(config.relay().engine.poll_interval, Duration::from_secs(1));
     assert_eq!(config.prune_policy().keep, Some(Duration::from_secs(7 * 86_400)));
     assert_eq!(config.prune_policy().dead, None);
+    assert_eq!(config.prune_policy().inbox, Some(Duration::from_secs(30 * 86_400)));
     assert_eq!(subscription.sink.text("topic"), Some("{topic}"));
 }
 
@@ -127,7 +131,7 @@ fn unknown_keys_name_their_line_and_neighbour() {
 fn every_problem_is_found_not_just_the_first() {
     let (_, problems) = check(
         "[relay]\nworkers = 0\npoll_interval = 5\nlease_ttl = \"soon\"\n[recovery]\nenabled = \"yes\"\n\
-         [[subscription]]\nmode = \"stram\"\n[[subscription]]\nname = \"q\"\nmode = \"queue\"\nsink = { kind = \"stdout\" }\n",
+         [[subscription]]\nmode = \"stram\"\n",
     );
     for part in [
         "0 is outside 1 to",
@@ -137,10 +141,88 @@ fn every_problem_is_found_not_just_the_first() {
         "needs a name",
         "did you mean \"stream\"?",
         "needs a sink",
-        "mode = \"queue\" is not part of this version",
     ] {
         assert!(problems.iter().any(|problem| problem.contains(part)), "{part}: {problems:?}");
     }
+}
+
+fn queue(settings: &str) -> String {
+    format!("[[subscription]]\nname = \"q\"\nmode = \"queue\"\n{settings}\nsink = {{ kind = \"stdout\" }}\n")
+}
+
+#[test]
+fn a_queue_and_its_recovery_reach_the_engine_and_are_printed() {
+    let sections = "[recovery]\nenabled = false\nprofile = \"conservative\"\ncheck_interval = \"5s\"\n\
+                    [retention]\ninbox = \"forever\"\n";
+    let (config, problems) =
+        check(&format!("{sections}{}", queue("processing_timeout = \"1h\"\nheartbeat_timeout = \"30s\"\n")));
+    assert_eq!(problems, Vec::<String>::new());
+    let subscription = config.subscriptions[0].engine();
+    assert_eq!(subscription.mode, Mode::Queue);
+    assert_eq!(subscription.processing_timeout, Duration::from_secs(3600));
+    assert_eq!(subscription.heartbeat_timeout, Some(Duration::from_secs(30)));
+    let recovery =
+        Recovery { enabled: false, profile: RecoveryProfile::Conservative, check_interval: Duration::from_secs(5) };
+    assert_eq!(config.relay().engine.recovery, recovery);
+    assert_eq!(config.prune_policy().inbox, None);
+    let text = toml::to_string(&config).unwrap();
+    for line in ["profile = \"conservative\"", "heartbeat_timeout = \"30s\"", "inbox = \"forever\"", "mode = \"queue\""]
+    {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let (again, problems) = check(&text);
+    assert_eq!((toml::to_string(&again).unwrap(), problems), (text, Vec::new()));
+    assert!(!toml::to_string(&check(&queue("")).0).unwrap().contains("heartbeat_timeout"), "there is no default");
+}
+
+#[test]
+fn recovery_is_on_and_fast_unless_the_environment_says_otherwise() {
+    assert_eq!(check("").0.relay().engine.recovery, Recovery::default());
+    let environment = [
+        ("PILLARBOX__RECOVERY__PROFILE", "conservative"),
+        ("PILLARBOX__RECOVERY__CHECK_INTERVAL", "2s"),
+        ("PILLARBOX__RETENTION__INBOX", "1d"),
+    ];
+    let (config, problems) = check_with("[recovery]\nprofile = \"fast\"\n", &environment);
+    assert_eq!(problems, Vec::<String>::new());
+    assert_eq!(config.relay().engine.recovery.profile, RecoveryProfile::Conservative);
+    assert_eq!(config.relay().engine.recovery.check_interval, Duration::from_secs(2));
+    assert_eq!(config.prune_policy().inbox, Some(Duration::from_secs(86_400)));
+}
+
+#[test]
+fn a_relay_gives_three_signs_of_life_before_it_could_be_taken_for_dead() {
+    let beat = |text: &str| check(text).0.relay().engine.beat_interval;
+    assert_eq!(beat(&queue("")), Duration::from_secs(1));
+    assert_eq!(beat(&queue("processing_timeout = \"1500ms\"\n")), Duration::from_millis(500));
+    assert_eq!(beat("[relay]\nlease_ttl = \"300ms\"\n"), Duration::from_millis(100));
+    let stream = queue("processing_timeout = \"1500ms\"\n").replace("queue", "stream");
+    assert_eq!(beat(&stream), Duration::from_secs(1), "in a stream that is the time of one delivery");
+}
+
+#[test]
+fn times_that_no_delivery_could_keep_to_are_refused_with_what_to_do() {
+    for (text, parts) in [
+        (queue("processing_timeout = \"999ms\"\n"), ["subscription 'q'", "taken for dead; write at least \"1s\""]),
+        (
+            queue("processing_timeout = \"0ms\"\n").replace("queue", "stream"),
+            ["processing_timeout = \"0ms\"", "cancelled before its receiver could answer; write at least \"1s\""],
+        ),
+        (queue("heartbeat_timeout = \"0s\"\n"), ["heartbeat_timeout = 0", "like \"30s\", or leave it out"]),
+        (
+            queue("heartbeat_timeout = \"30s\"\n").replace("queue", "stream"),
+            ["heartbeat_timeout is for queues", "say mode = \"queue\""],
+        ),
+        ("[recovery]\ncheck_interval = \"0s\"\n".to_owned(), ["recovery: check_interval", "enabled = false"]),
+        ("[recovery]\nprofile = \"conservativ\"\n".to_owned(), ["recovery.profile", "did you mean \"conservative\"?"]),
+        ("[recovery]\nprofil = \"fast\"\n".to_owned(), ["unknown key `profil`", "did you mean `profile`?"]),
+        ("[retention]\ninbox = \"never\"\n".to_owned(), ["retention.inbox", "or \"forever\""]),
+    ] {
+        let (_, problems) = check(&text);
+        let problem = only(&problems);
+        assert!(parts.iter().all(|part| problem.contains(part)), "{parts:?}: {problem}");
+    }
+    assert_eq!(check(&queue("processing_timeout = \"1s\"\n")).1, Vec::<String>::new());
 }
 
 #[test]

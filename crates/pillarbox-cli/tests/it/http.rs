@@ -27,7 +27,7 @@ fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
     (text[9..12].parse().unwrap(), text)
 }
 
-fn until(address: &str, path: &str, found: impl Fn(&(u16, String)) -> bool) -> (u16, String) {
+pub(crate) fn until(address: &str, path: &str, found: impl Fn(&(u16, String)) -> bool) -> (u16, String) {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {
         let answer = get(address, path);

@@ -15,6 +15,7 @@ mod output;
 mod place;
 mod postgres;
 mod publish;
+mod queue;
 mod run;
 mod sql;
 mod survive;

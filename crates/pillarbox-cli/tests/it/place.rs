@@ -1,7 +1,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -209,6 +209,12 @@ impl Place {
         Running::spawn(self.command(args))
     }
 
+    /// Starts it in the background; nobody reads its standard output before [`Running::read_output`], so that it blocks in the
+    /// middle of whatever is longer than a pipe holds.
+    pub(crate) fn start_unread(&self, args: &[&str]) -> Running {
+        Running::spawn_unread(self.command(args))
+    }
+
     /// Starts it in the background by a shell that first does as `script` says.
     pub(crate) fn start_after(&self, script: &str, args: &[&str]) -> Running {
         let binary = self.command(args);
@@ -240,19 +246,47 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
+/// Whether every thread of a process has stopped; the signal returns before. Where there is no /proc nobody can tell.
+pub(crate) fn is_frozen(process: u32) -> bool {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return true };
+    tasks.map(|task| task.unwrap().path().join("stat")).all(|stat| {
+        // The state follows the name, which may hold anything but ends with the last parenthesis. A thread may have ended.
+        let Ok(stat) = fs::read_to_string(stat) else { return true };
+        stat.rsplit(')').next().unwrap().trim_start().starts_with(['T', 'Z', 'X'])
+    })
+}
+
 /// A process in the background; killed when the test is over.
 pub(crate) struct Running {
     child: Child,
     errors: Receiver<String>,
     output: Receiver<String>,
+    /// Its standard output, as long as nobody reads it.
+    unread: Option<ChildStdout>,
 }
 
 impl Running {
-    fn spawn(mut command: Command) -> Self {
+    fn spawn(command: Command) -> Self {
+        let mut running = Running::spawn_unread(command);
+        running.read_output();
+        running
+    }
+
+    fn spawn_unread(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let errors = read_lines(child.stderr.take().unwrap());
-        let output = read_lines(child.stdout.take().unwrap());
-        Running { child, errors, output }
+        let unread = child.stdout.take();
+        Running { child, errors, output: channel().1, unread }
+    }
+
+    /// From now on somebody reads its standard output.
+    pub(crate) fn read_output(&mut self) {
+        self.output = read_lines(self.unread.take().unwrap());
+    }
+
+    /// What is on its standard output by now and was not looked at yet.
+    pub(crate) fn output_lines(&self) -> impl Iterator<Item = String> {
+        self.output.try_iter()
     }
 
     /// The first line on standard error that contains `text`.

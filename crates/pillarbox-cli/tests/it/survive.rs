@@ -53,7 +53,7 @@ fn subscription(max_attempts: u32) -> Subscription {
 }
 
 /// A relay in this process.
-async fn start(place: &Place, subscription: Subscription, handler: impl Handler) -> Relay {
+pub(crate) async fn start(place: &Place, subscription: Subscription, handler: impl Handler) -> Relay {
     let started = match place.url().strip_prefix("sqlite:") {
         Some(file) => {
             let store = SqliteStore::open(place.path(file)).unwrap();

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::http;
 use crate::ledger::{LANES, Ledger, until};
-use crate::place::{On, Place, on_each};
+use crate::place::{On, Place, is_frozen, on_each};
 use crate::sql::Sql;
 
 /// Kills at random moments, of two relays that share the lanes.
@@ -93,7 +93,7 @@ impl Victim {
     fn kill(&mut self, place: &Place, ledger: &mut Ledger) -> usize {
         assert_eq!(self.ended(), None, "the relay ended by itself: {}", place.read("relay.log"));
         self.signal("-STOP");
-        until("the relay is frozen", || self.is_frozen());
+        until("the relay is frozen", || is_frozen(self.child.id()));
         let owners = instances(&place.sql(), self.child.id());
         // Frozen, it holds its lock: nobody takes its lanes before this is counted.
         let charge = ledger.charge(Some(&owners));
@@ -101,16 +101,6 @@ impl Victim {
         assert_eq!(self.child.wait().unwrap().signal(), Some(SIGKILL));
         assert!(charge.total() <= IN_FLIGHT, "{charge:?}");
         charge.total()
-    }
-
-    /// Whether every thread has stopped; the signal returns before.
-    fn is_frozen(&self) -> bool {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
-        tasks.map(|task| task.unwrap().path().join("stat")).all(|stat| {
-            // The state follows the name, which may hold anything but ends with the last parenthesis. A thread may have ended.
-            let Ok(stat) = std::fs::read_to_string(stat) else { return true };
-            stat.rsplit(')').next().unwrap().trim_start().starts_with(['T', 'Z', 'X'])
-        })
     }
 
     /// Ends it cleanly.

@@ -334,14 +334,15 @@ impl Keeper {
     async fn pass_on(&mut self) -> Db<()> {
         let now = Instant::now();
         let due = self.passed_at.is_none_or(|at| now >= at + PASS_INTERVAL);
-        let pass = {
+        let (pass, made_ready) = {
             let mut state = self.shared.state();
             state.pass &= state.others;
-            due && std::mem::take(&mut state.pass)
+            state.made_ready &= state.others;
+            (due && std::mem::take(&mut state.pass), due && std::mem::take(&mut state.made_ready))
         };
-        if pass {
+        if pass || made_ready {
             self.passed_at = Some(now);
-            self.tell_all("pass").await?;
+            self.tell_all(if pass { "pass" } else { "ready" }).await?;
         }
         Ok(())
     }
@@ -377,7 +378,7 @@ impl Keeper {
             (wanted && !awake).then(|| self.try_at.max(now + Duration::from_millis(1))),
             patience.filter(|at| !awake && *at > now),
             self.leftovers.as_ref().map(|leftovers| leftovers.look_at),
-            self.passed_at.filter(|_| state.pass).map(|at| at + PASS_INTERVAL),
+            self.passed_at.filter(|_| state.pass || state.made_ready).map(|at| at + PASS_INTERVAL),
             state.look_again_at,
             state.silent.then_some(now + super::BELL_SILENT_AFTER),
         ];
@@ -412,6 +413,8 @@ impl Keeper {
                 state.governor.rang(now);
             }
             "pass" => state.heard_at = now,
+            // Says nothing about whether writers ring.
+            "ready" => {}
             "want" => {
                 state.asked_for = true;
                 return;

@@ -1,8 +1,9 @@
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow};
 use pillarbox::{
-    Change, Changed, ErrorKind, InstanceId, KeyHash, Position, RangeSet, Selection, Start, Subscription,
+    Change, Changed, ErrorKind, InstanceId, KeyHash, Mode, Position, RangeSet, Selection, Start, Subscription,
     SubscriptionId, lane_of,
 };
 use tokio_postgres::Transaction;
@@ -13,6 +14,7 @@ use super::{World, positions_of, ring, unknown_event};
 use crate::connection::Session;
 use crate::error::{Db, DbError};
 use crate::ownership::start_floor;
+use crate::queue::{self, Keys};
 use crate::types::{Time, multirange};
 
 mod relane;
@@ -35,21 +37,26 @@ pub(super) async fn change(session: &mut Session, change: &Change, dry_run: bool
 }
 
 async fn try_change(session: &mut Session, change: &Change, dry_run: bool) -> Db<Changed> {
+    let mut keys = Keys::default();
     let tx = session.begin().await?;
     lock(&tx, subject(change)).await?;
     let world = World::load(&tx).await?;
-    let changed = apply(&tx, &world, change).await?;
+    let changed = apply(&tx, &world, change, &mut keys).await?;
     ring(&tx).await?;
     if dry_run {
         tx.rollback().await?
     } else {
         tx.commit().await?
     }
+    // Also after a dry run: somebody may have left it to us as long as we had the rows.
+    keys.promote_or_leave(session).await;
     Ok(changed)
 }
 
-fn subject(change: &Change) -> &str {
-    match change {
+/// The subscription that has to stand still for a command.
+fn subject(change: &Change) -> Option<&str> {
+    Some(match change {
+        Change::Recover { .. } => return None,
         Change::Requeue { subscription, .. }
         | Change::Skip { subscription, .. }
         | Change::Rewind { subscription, .. }
@@ -58,13 +65,14 @@ fn subject(change: &Change) -> &str {
         | Change::Resume(subscription)
         | Change::Delete(subscription)
         | Change::Rename { from: subscription, .. } => subscription,
-    }
+    })
 }
 
 /// Keeps retention, then joining relays, then the owners of the lanes from changing what a command looks at: in this order,
 /// which is everybody's.
-async fn lock(tx: &Transaction<'_>, name: &str) -> Db<()> {
+async fn lock(tx: &Transaction<'_>, name: Option<&str>) -> Db<()> {
     tx.query_typed("select from meta for share", &[]).await?;
+    let Some(name) = name else { return Ok(()) };
     tx.query_typed("select from subscription where name = $1 for update", &[(&name, Type::TEXT)]).await?;
     let sql = "select from cursor where subscription in (select id from subscription where name = $1) \
                order by lane for update";
@@ -72,18 +80,24 @@ async fn lock(tx: &Transaction<'_>, name: &str) -> Db<()> {
     Ok(())
 }
 
-async fn apply(tx: &Transaction<'_>, world: &World, change: &Change) -> Db<Changed> {
-    let row = world.subscription(subject(change))?;
+async fn apply(tx: &Transaction<'_>, world: &World, change: &Change, keys: &mut Keys) -> Db<Changed> {
+    let row = |name: &str| world.subscription(name);
     match change {
-        Change::Requeue { which, limit, .. } => requeue(tx, row, which, *limit).await,
-        Change::Skip { event, reason, .. } => skip(tx, row, *event, reason).await,
-        Change::Pause(_) => set_paused(tx, row, true).await,
-        Change::Resume(_) => set_paused(tx, row, false).await,
-        Change::Rewind { to, key: None, .. } => rewind(tx, world, row, *to).await,
-        Change::Rewind { to, key: Some(key), .. } => rewind_key(tx, world, row, *to, key).await,
-        Change::Delete(_) => delete(tx, world, row).await,
-        Change::Rename { to, .. } => rename(tx, world, row, to).await,
-        Change::Relane { lanes, .. } => relane::relane(tx, world, row, *lanes).await,
+        Change::Requeue { subscription, which, limit } => requeue(tx, row(subscription)?, which, *limit, keys).await,
+        Change::Recover { subscription, instance, silent_for } => {
+            let subscription = subscription.as_deref().map(row).transpose()?;
+            recover(tx, subscription, *instance, *silent_for, keys).await
+        }
+        Change::Skip { subscription, event, reason } => skip(tx, row(subscription)?, *event, reason, keys).await,
+        Change::Pause(name) => set_paused(tx, row(name)?, true).await,
+        Change::Resume(name) => set_paused(tx, row(name)?, false).await,
+        Change::Rewind { subscription, to, key: None } => rewind(tx, world, row(subscription)?, *to, keys).await,
+        Change::Rewind { subscription, to, key: Some(key) } => {
+            rewind_key(tx, world, row(subscription)?, *to, key, keys).await
+        }
+        Change::Delete(name) => delete(tx, world, row(name)?).await,
+        Change::Rename { from, to } => rename(tx, world, row(from)?, to).await,
+        Change::Relane { subscription, lanes } => relane::relane(tx, world, row(subscription)?, *lanes).await,
     }
 }
 
@@ -98,7 +112,30 @@ struct Target {
     id: Uuid,
 }
 
-async fn requeue(tx: &Transaction<'_>, row: &SubscriptionRow, which: &Selection, limit: usize) -> Db<Changed> {
+/// Takes claims from their owners; each counts as an attempt.
+async fn recover(
+    tx: &Transaction<'_>,
+    row: Option<&SubscriptionRow>,
+    instance: Option<InstanceId>,
+    silent_for: Duration,
+    keys: &mut Keys,
+) -> Db<Changed> {
+    let recovered = queue::recover_by_operator(tx, row.map(|row| row.id), instance, silent_for, keys).await?;
+    let count = recovered.claims.iter().map(|(.., count)| count).sum();
+    let message = match count {
+        0 => "nothing to recover: nobody that is meant works on anything".to_owned(),
+        _ => format!("{count} claims were taken from their owners; each counts as an attempt"),
+    };
+    Ok(Changed { count, events: Vec::new(), message })
+}
+
+async fn requeue(
+    tx: &Transaction<'_>,
+    row: &SubscriptionRow,
+    which: &Selection,
+    limit: usize,
+    keys: &mut Keys,
+) -> Db<Changed> {
     let (id, key) = match which {
         Selection::Event(id) => (Some(*id), None),
         Selection::Version(stream, version) => (Some(version_id(tx, stream, *version).await?), None),
@@ -110,7 +147,7 @@ async fn requeue(tx: &Transaction<'_>, row: &SubscriptionRow, which: &Selection,
         return Err(no_delivery(tx, row, id, "requeue").await);
     }
     let positions: Vec<Position> = targets.iter().map(|target| target.position).collect();
-    tx.execute(include_str!("../sql/requeue.sql"), &[&row.id.0, &positions]).await?;
+    make_due(tx, row, &positions, keys).await?;
     touch_lanes(tx, row.id, targets.iter().map(|target| target.lane)).await?;
     let count = targets.len() as u64;
     let message = match count {
@@ -118,6 +155,17 @@ async fn requeue(tx: &Transaction<'_>, row: &SubscriptionRow, which: &Selection,
         _ => format!("{count} deliveries of '{}' are due now, with attempts back to 0", row.name),
     };
     Ok(Changed { count, events: targets.into_iter().map(|target| target.id).collect(), message })
+}
+
+/// Makes deliveries due now with attempts 0, and nobody's.
+async fn make_due(tx: &Transaction<'_>, row: &SubscriptionRow, positions: &[Position], keys: &mut Keys) -> Db<()> {
+    if row.mode == Mode::Queue {
+        tx.execute(include_str!("../sql/lock_keys.sql"), &[&row.id.0, &positions]).await?;
+    }
+    for due in tx.query(include_str!("../sql/requeue.sql"), &[&row.id.0, &positions]).await? {
+        keys.note(row.id.0, due.try_get(0)?);
+    }
+    Ok(())
 }
 
 /// The deliveries of one event in whatever state, or the dead ones of a key or all, in log order.
@@ -161,7 +209,7 @@ async fn no_delivery(tx: &Transaction<'_>, row: &SubscriptionRow, id: Uuid, verb
     }
 }
 
-async fn skip(tx: &Transaction<'_>, row: &SubscriptionRow, event: Uuid, reason: &str) -> Db<Changed> {
+async fn skip(tx: &Transaction<'_>, row: &SubscriptionRow, event: Uuid, reason: &str, keys: &mut Keys) -> Db<Changed> {
     if reason.trim().is_empty() {
         return Err(invalid("a skip needs a reason; it is kept with the event".into()));
     }
@@ -171,8 +219,11 @@ async fn skip(tx: &Transaction<'_>, row: &SubscriptionRow, event: Uuid, reason: 
     }
     for target in &targets {
         give_up(tx, row.id, (target.position, target.position), reason).await?;
-        let sql = "delete from delivery where subscription = $1 and position = $2";
-        tx.execute(sql, &[&row.id.0, &target.position]).await?;
+        let sql = "delete from delivery where subscription = $1 and position = $2 \
+                   returning case when queued then key end";
+        for gone in tx.query(sql, &[&row.id.0, &target.position]).await? {
+            keys.note(row.id.0, gone.try_get(0)?);
+        }
     }
     touch_lanes(tx, row.id, targets.iter().map(|target| target.lane)).await?;
     let message = format!("event {event} is given up for '{}'; its key goes on", row.name);
@@ -266,7 +317,7 @@ impl Place {
 }
 
 /// Replays everything above the place. The raised epochs make every owner drop what it has in memory.
-async fn rewind(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: Start) -> Db<Changed> {
+async fn rewind(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: Start, keys: &mut Keys) -> Db<Changed> {
     let place = Place::find(tx, world, to).await?;
     for lane in &row.lanes {
         let (floor, settled) = place.keep(lane);
@@ -276,9 +327,11 @@ async fn rewind(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: 
     }
     // Retention has left only the copies that deliveries need: what is read again does not have these.
     let settled = multirange(&place.settled);
-    let any_key: Option<&str> = None;
-    tx.execute(include_str!("../sql/rewind_kept.sql"), &[&row.id.0, &place.kept, &any_key]).await?;
-    tx.execute(include_str!("../sql/rewind_deliveries.sql"), &[&row.id.0, &place.floor, &settled]).await?;
+    rewind_kept(tx, row, place.kept, None, keys).await?;
+    let sql = include_str!("../sql/rewind_deliveries.sql");
+    for gone in tx.query(sql, &[&row.id.0, &place.floor, &settled]).await? {
+        keys.note(row.id.0, gone.try_get(0)?);
+    }
     take_up(tx, row.id, &RangeSet::from_iter([place.position + 1..=Position::MAX - 1])).await?;
     // What was covered before says nothing about the replay.
     let sql = "delete from progress where subscription = $1 and floor_from >= $2";
@@ -290,22 +343,44 @@ async fn rewind(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: 
     Ok(Changed { count: row.lanes.len() as u64, events: Vec::new(), message })
 }
 
+/// Makes deliveries due above a position whose events are only kept aside; which events those are.
+async fn rewind_kept(
+    tx: &Transaction<'_>,
+    row: &SubscriptionRow,
+    above: Position,
+    key: Option<&str>,
+    keys: &mut Keys,
+) -> Db<Vec<Uuid>> {
+    let kept = tx.query(include_str!("../sql/rewind_kept.sql"), &[&row.id.0, &above, &key]).await?;
+    let positions = kept.iter().map(|row| Ok(row.try_get(0)?)).collect::<Db<Vec<Position>>>()?;
+    make_due(tx, row, &positions, keys).await?;
+    kept.iter().map(|row| Ok(row.try_get(1)?)).collect()
+}
+
 /// Replays the settled events of one key as a chain of deliveries; what is not settled yet comes by itself.
-async fn rewind_key(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: Start, key: &str) -> Db<Changed> {
+async fn rewind_key(
+    tx: &Transaction<'_>,
+    world: &World,
+    row: &SubscriptionRow,
+    to: Start,
+    key: &str,
+    keys: &mut Keys,
+) -> Db<Changed> {
     let Place { position: place, kept, note, .. } = Place::find(tx, world, to).await?;
     let lane = row.lane_of(Some(key), 0).ok_or_else(|| invalid(format!("'{}' has no lanes", row.name)))?;
     // Those stand before all others of their key, as they have arrived before.
-    let kept = tx.query(include_str!("../sql/rewind_kept.sql"), &[&row.id.0, &kept, &Some(key)]).await?;
+    let mut ids = rewind_kept(tx, row, kept, Some(key), keys).await?;
     let events = key_events(tx, row, lane, key, place).await?;
     let positions: Vec<Position> = events.iter().map(|(position, _)| *position).collect();
-    let sql = "select coalesce(max(arrival), 0) from delivery where subscription = $1 and lane = $2";
+    let sql = "select coalesce(max(arrival), 0) from delivery where subscription = $1 and lane = $2 and not queued";
     let arrival: i64 = tx.query_one(sql, &[&row.id.0, &(lane.lane as i32)]).await?.try_get(0)?;
-    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
-        [&row.id.0, &positions, &(lane.lane as i32), &arrival, &key];
+    let is_queue = row.mode == Mode::Queue;
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
+        [&row.id.0, &positions, &(lane.lane as i32), &arrival, &key, &is_queue];
     tx.execute(include_str!("../sql/rewind_key.sql"), &values).await?;
+    keys.note(row.id.0, is_queue.then(|| key.to_owned()));
     take_up(tx, row.id, &positions.iter().map(|position| *position..=*position).collect()).await?;
     touch_lanes(tx, row.id, [lane.lane]).await?;
-    let mut ids = kept.iter().map(|row| Ok(row.try_get(0)?)).collect::<Db<Vec<Uuid>>>()?;
     ids.extend(events.into_iter().map(|(_, id)| id));
     let count = ids.len() as u64;
     let message = format!("'{}' replays {count} events of key '{key}' above position {place}{note}", row.name);
@@ -360,6 +435,7 @@ pub(super) async fn delete_subscription(tx: &Transaction<'_>, id: SubscriptionId
     tx.execute("delete from cursor where subscription = $1", &[&id.0]).await?;
     tx.execute("delete from progress where subscription = $1", &[&id.0]).await?;
     tx.execute("delete from skip where subscription = $1", &[&id.0]).await?;
+    tx.execute("delete from recovery where subscription = $1", &[&id.0]).await?;
     tx.execute("delete from subscription where id = $1", &[&id.0]).await?;
     Ok(deliveries)
 }

@@ -4,8 +4,8 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
-use super::World;
 use super::status::{Line, Pages};
+use super::{World, claim_record};
 use crate::error::Db;
 use crate::settle::parse_errors;
 use crate::types::Time;
@@ -67,6 +67,7 @@ fn list_row(line: &Line<'_>, row: &Row) -> Db<ListRow> {
         state: None,
         attempts: None,
         due_at: None,
+        claim: None,
         error: None,
     })
 }
@@ -137,6 +138,7 @@ async fn deliveries(
             state: State::from_name(row.try_get(7)?),
             attempts: Some(row.try_get::<_, i32>(8)? as u32),
             due_at: Some(row.try_get::<_, Time>(9)?.0),
+            claim: claim_record(row, 11)?,
             error: parse_errors(row.try_get(10)?).pop().map(|error| error.message),
             ..list_row(&Line::of(row)?, row)?
         })

@@ -15,6 +15,7 @@ use crate::error::Db;
 use crate::leaves::{self, Leaf};
 use crate::ownership::record_progress;
 use crate::publish::FOREVER_MS;
+use crate::queue::Keys;
 use crate::types::{Time, multirange};
 
 /// The reason recorded for what a subscription lost because its `hold` was over.
@@ -41,6 +42,7 @@ pub(super) async fn prune(session: &mut Session, policy: &PrunePolicy) -> Db<Pru
         }
     }
     session.execute("select dedup_rotate()", &[]).await?;
+    crate::inbox::prune(session, policy, &mut pruned).await?;
     if !pruned.more {
         leaves::maintain(session, keep).await?;
     }
@@ -61,13 +63,15 @@ async fn tidy(
     let dead = at_least(policy.dead, limits.try_get(1)?);
     let now = limits.try_get::<_, Time>(2)?.0;
     let slice = i64::try_from(policy.slice.max(1)).unwrap_or(i64::MAX);
+    let mut keys = Keys::default();
     if let Some(suspects) = suspects {
-        risen::deliver_risen(&tx, &suspects).await?;
+        risen::deliver_risen(&tx, &suspects, &mut keys).await?;
     }
     if let Some(age) = dead {
-        prune_dead(&tx, before(now, age), slice, pruned).await?;
+        prune_dead(&tx, before(now, age), slice, pruned, &mut keys).await?;
     }
     tx.commit().await?;
+    keys.promote_or_leave(session).await;
     // Another transaction, since cursors are locked in the order of their numbers by everybody.
     let tx = session.begin().await?;
     tx.execute("select from meta for update", &[]).await?;
@@ -84,7 +88,7 @@ async fn tidy(
 }
 
 /// What was asked for, but not less than the log's own policy; None: for ever.
-fn at_least(asked: Option<Duration>, stored_ms: i64) -> Option<Duration> {
+pub(crate) fn at_least(asked: Option<Duration>, stored_ms: i64) -> Option<Duration> {
     let stored = Duration::from_millis(stored_ms.max(0) as u64);
     asked.filter(|_| stored_ms != FOREVER_MS).map(|asked| asked.max(stored))
 }
@@ -249,7 +253,13 @@ async fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, end: Pos
     Ok(())
 }
 
-async fn prune_dead(tx: &Transaction<'_>, oldest: Timestamp, slice: i64, pruned: &mut Pruned) -> Db<()> {
+async fn prune_dead(
+    tx: &Transaction<'_>,
+    oldest: Timestamp,
+    slice: i64,
+    pruned: &mut Pruned,
+    keys: &mut Keys,
+) -> Db<()> {
     let rows = tx.query(include_str!("../sql/prune_dead.sql"), &[&Time(oldest), &slice]).await?;
     let mut lanes = BTreeMap::<_, BTreeSet<u32>>::new();
     for row in &rows {
@@ -264,6 +274,7 @@ async fn prune_dead(tx: &Transaction<'_>, oldest: Timestamp, slice: i64, pruned:
     let gone = tx.query(sql, &[&column(0), &column(1), &Time(oldest)]).await?;
     for row in &gone {
         let position = row.try_get(1)?;
+        keys.note(row.try_get(0)?, row.try_get(2)?);
         give_up(tx, SubscriptionId(row.try_get(0)?), (position, position), REASON_DEAD).await?;
     }
     if !gone.is_empty() {

@@ -16,7 +16,8 @@ pub(super) async fn reset(session: &mut Session) -> Db<()> {
     for leaf in leaves(&tx).await? {
         empty_leaf(&tx, &leaf).await?;
     }
-    for table in ["event_kept", "delivery", "dead_range", "dedup_0", "dedup_1", "dedup_2", "skip", "stream"] {
+    for table in ["event_kept", "delivery", "dead_range", "dedup_0", "dedup_1", "dedup_2", "skip", "stream", "recovery"]
+    {
         tx.execute(&format!("delete from {table}"), &[]).await?;
     }
     for subscription in world.subscriptions.iter().filter(|subscription| !world.is_run(subscription.id)) {

@@ -1,7 +1,7 @@
 use std::sync::atomic::Ordering;
 
 use pillarbox::world::{LaneRow, SubscriptionRow};
-use pillarbox::{Position, RangeSet};
+use pillarbox::{Mode, Position, RangeSet};
 use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
 
@@ -10,6 +10,7 @@ use super::status::Line;
 use super::{World, ring};
 use crate::connection::Session;
 use crate::error::Db;
+use crate::queue::Keys;
 use crate::types::Time;
 
 /// How many are looked after at once; the next run finds the others.
@@ -38,7 +39,7 @@ pub(super) async fn look(session: &Session) -> Db<Option<Suspects>> {
 }
 
 /// The events that were found in dead ranges are delivered late, with an alarm, and are dead no more. How many there were.
-pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects) -> Db<u64> {
+pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects, keys: &mut Keys) -> Db<u64> {
     let Suspects { after, last } = suspects;
     let place = [(&RISEN_MAX as _, Type::INT8), (after as _, Type::INT8), (last as _, Type::INT8)];
     let rows = tx.query_typed(include_str!("../sql/risen.sql"), &place).await?;
@@ -53,7 +54,7 @@ pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects) -> 
     lines.sort_by_key(|line| line.position);
     for line in &lines {
         for subscription in &world.subscriptions {
-            deliver(tx, &world, subscription, line).await?;
+            deliver(tx, &world, subscription, line, keys).await?;
         }
         risen.insert(line.position);
     }
@@ -69,7 +70,13 @@ pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects) -> 
     Ok(risen.count())
 }
 
-async fn deliver(tx: &Transaction<'_>, world: &World, subscription: &SubscriptionRow, line: &Line<'_>) -> Db<()> {
+async fn deliver(
+    tx: &Transaction<'_>,
+    world: &World,
+    subscription: &SubscriptionRow,
+    line: &Line<'_>,
+    keys: &mut Keys,
+) -> Db<()> {
     let Some(lane) = subscription.lane_of(line.key, line.position) else { return Ok(()) };
     if !subscription.filter.matches(line.topic, line.r#type) {
         return Ok(());
@@ -84,6 +91,7 @@ async fn deliver(tx: &Transaction<'_>, world: &World, subscription: &Subscriptio
     }
     let due_at = line.deliver_at.filter(|at| *at > world.now);
     let state = if due_at.is_some() { "delayed" } else { "pending" };
+    let is_queue = subscription.mode == Mode::Queue;
     let values = [
         (&id as _, Type::INT8),
         (&position as _, Type::INT8),
@@ -91,7 +99,9 @@ async fn deliver(tx: &Transaction<'_>, world: &World, subscription: &Subscriptio
         (&line.key as _, Type::TEXT),
         (&state as _, Type::TEXT),
         (&Time(due_at.unwrap_or(world.now)) as _, Type::TIMESTAMPTZ),
+        (&is_queue as _, Type::BOOL),
     ];
+    keys.note(id, line.key.filter(|_| is_queue).map(str::to_owned));
     tx.execute_typed(include_str!("../sql/risen_put.sql"), &values).await?;
     touch_lanes(tx, subscription.id, [lane.lane]).await
 }

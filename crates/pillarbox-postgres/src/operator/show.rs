@@ -4,7 +4,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
-use super::{World, positions_of};
+use super::{World, claim_record, positions_of};
 use crate::error::Db;
 use crate::reader::Decoder;
 use crate::settle::parse_errors;
@@ -73,6 +73,7 @@ async fn record(tx: &Transaction<'_>, id: SubscriptionId, position: Position, ro
         attempts: row.try_get::<_, i32>(1)? as u32,
         due_at: row.try_get::<_, Time>(2)?.0,
         since: row.try_get::<_, Time>(3)?.0,
+        claim: claim_record(row, 5)?,
         errors: parse_errors(row.try_get(4)?),
         head: if state == State::Blocked { head(tx, id, position).await? } else { None },
     })

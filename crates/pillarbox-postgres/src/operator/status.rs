@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use pillarbox::world::{Figures, SubscriptionRow};
-use pillarbox::{KeyHash, LogStatus, Position, State, Status, SubscriptionId, Timestamp};
+use pillarbox::{KeyHash, LogStatus, Position, RecoveredCount, State, Status, SubscriptionId, Timestamp};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Portal, Row, Transaction};
 
@@ -10,6 +10,7 @@ use super::list::Matcher;
 use super::prune::REASON_HOLD;
 use super::{World, holders};
 use crate::error::Db;
+use crate::queue::cause_of;
 use crate::types::Time;
 
 /// How many events above a subscription's floor are looked at to count what is pending; beyond it the rest is estimated
@@ -67,6 +68,7 @@ async fn log_status(tx: &Transaction<'_>, world: &World) -> Db<LogStatus> {
         kept: figures.try_get(1)?,
         held_seconds: seconds,
         holders: held.iter().map(holders::Holder::of_floor).collect(),
+        recovery_at: world.recovery_at,
         alarms,
     })
 }
@@ -110,9 +112,10 @@ async fn lost_alarms(tx: &Transaction<'_>) -> Db<Vec<String>> {
 
 /// The figures of the slow path.
 async fn deliveries(tx: &Transaction<'_>) -> Db<HashMap<SubscriptionId, Figures>> {
-    let (counts, oldest) = tokio::try_join!(
+    let (counts, oldest, recovered) = tokio::try_join!(
         tx.query_typed(include_str!("../sql/delivery_figures.sql"), &[]),
         tx.query_typed(include_str!("../sql/delivery_oldest.sql"), &[]),
+        tx.query_typed(include_str!("../sql/recovery_counts.sql"), &[]),
     )?;
     let mut figures = HashMap::<_, Figures>::new();
     for row in &counts {
@@ -125,6 +128,15 @@ async fn deliveries(tx: &Transaction<'_>) -> Db<HashMap<SubscriptionId, Figures>
         let of = figures.entry(SubscriptionId(row.try_get(0)?)).or_default();
         of.oldest = row.try_get::<_, Option<Time>>(1)?.map(|time| time.0);
         of.oldest_due = row.try_get::<_, Option<Time>>(2)?.map(|time| time.0);
+        of.processing_since = row.try_get::<_, Option<Time>>(3)?.map(|time| time.0);
+    }
+    for row in &recovered {
+        let of = figures.entry(SubscriptionId(row.try_get(0)?)).or_default();
+        of.recovered.push(RecoveredCount {
+            cause: cause_of(row.try_get(1)?),
+            count: row.try_get::<_, i64>(2)? as u64,
+            last_at: row.try_get::<_, Time>(3)?.0,
+        });
     }
     Ok(figures)
 }

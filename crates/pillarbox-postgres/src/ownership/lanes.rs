@@ -1,4 +1,4 @@
-use futures_util::future::{try_join, try_join3};
+use futures_util::future::{try_join, try_join3, try_join4};
 use pillarbox::{Cursor, Delivery, Epoch, InstanceId, LaneRef, LaneState, Position, State, Take};
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -15,13 +15,15 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
     let epochs: Vec<i64> = lanes.iter().map(|(_, epoch)| *epoch).collect();
     let cursors = session.statement(include_str!("../sql/load_cursors.sql")).await?;
     let deliveries = session.statement(include_str!("../sql/load_deliveries.sql")).await?;
+    let queued_keys = session.statement(include_str!("../sql/queued_keys.sql")).await?;
     let after = session.statement(include_str!("../sql/after_look.sql")).await?;
     let begin = session.batch_execute("begin isolation level repeatable read read only");
-    let (_, (cursors, deliveries, _), after) = try_join3(
+    let (_, (cursors, deliveries, queued_keys, _), after) = try_join3(
         begin,
-        try_join3(
+        try_join4(
             session.query(&cursors, &[&subscriptions, &numbers, &epochs]),
             session.query(&deliveries, &[&subscriptions, &numbers]),
+            session.query(&queued_keys, &[&subscriptions, &numbers]),
             session.batch_execute("commit"),
         ),
         session.query_one(&after, &[]),
@@ -42,6 +44,12 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
             state.deliveries.push(delivery_of(&row)?);
         }
     }
+    for row in queued_keys {
+        let index = row.try_get::<_, i64>(0)? as usize - 1;
+        if let Some(state) = &mut states[index] {
+            state.queued_keys.push(row.try_get::<_, &str>(1)?.into());
+        }
+    }
     Ok(states)
 }
 
@@ -49,7 +57,7 @@ fn lane_state(row: &Row) -> Db<(usize, LaneState)> {
     let anchor = row.try_get::<_, Option<Position>>(3)?.zip(row.try_get::<_, Option<Uuid>>(4)?);
     let cursor = Cursor { floor: row.try_get(1)?, settled: range_set(row.try_get(2)?)?, anchor };
     let takeovers = row.try_get::<_, i32>(5)? as u32;
-    let state = LaneState { cursor, deliveries: Vec::new(), takeovers, revision: row.try_get(6)? };
+    let state = LaneState { cursor, takeovers, revision: row.try_get(6)?, ..LaneState::default() };
     Ok((row.try_get::<_, i64>(0)? as usize - 1, state))
 }
 

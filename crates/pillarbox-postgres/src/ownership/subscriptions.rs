@@ -1,20 +1,20 @@
 use std::time::Duration;
 
 use pillarbox::{
-    Epoch, Filter, InstanceId, Mode, OnDead, Position, RangeSet, Start, Subscription, SubscriptionId, SubscriptionView,
-    Timestamp,
+    Epoch, ErrorKind, Filter, InstanceId, Mode, OnDead, Position, RangeSet, Start, Subscription, SubscriptionId,
+    SubscriptionView, Timestamp,
 };
 use tokio_postgres::{GenericClient, Row};
 
-use crate::error::Db;
+use crate::error::{Db, DbError};
 use crate::types::{Time, multirange};
 
 /// How far the server's clock may have been set back, or differ from the one before a failover, for a time to be found in the
 /// log. The events of so long are read through for it.
 const CLOCK_SET_BACK_MAX: Duration = Duration::from_secs(60);
 
-/// Creates a subscription, or gives an existing one what the newest started instance says; lanes and mode stay. One that
-/// only comes back keeps what the database has.
+/// Creates a subscription, or gives an existing one what the newest started instance says; the lanes stay, and another mode is
+/// refused. One that only comes back keeps what the database has.
 pub(super) async fn define(
     tx: &impl GenericClient,
     me: InstanceId,
@@ -22,7 +22,7 @@ pub(super) async fn define(
     rejoin: bool,
 ) -> Db<SubscriptionView> {
     let known = find(tx, &subscription.name).await?;
-    if let Some(view) = known {
+    if let Some((view, mode)) = known {
         if view.lanes != subscription.lanes {
             tracing::warn!(
                 subscription = view.name,
@@ -32,10 +32,12 @@ pub(super) async fn define(
             );
         }
         if rejoin {
+            refuse_mode(subscription, &mode)?;
             return Ok(view);
         }
     }
-    let view = upsert(tx, me, subscription).await?;
+    let (view, mode) = upsert(tx, me, subscription).await?;
+    refuse_mode(subscription, &mode)?;
     if view.created {
         let (floor, settled) = start_floor(tx, subscription.start).await?;
         for lane in 0..view.lanes {
@@ -45,7 +47,34 @@ pub(super) async fn define(
     Ok(view)
 }
 
-async fn upsert(tx: &impl GenericClient, me: InstanceId, subscription: &Subscription) -> Db<SubscriptionView> {
+/// Rows of a queue and deliveries of a stream are not the same: one cannot become the other.
+fn refuse_mode(subscription: &Subscription, stored: &str) -> Db<()> {
+    let (asked, name) = (mode_name(subscription.mode), &subscription.name);
+    if asked == stored {
+        return Ok(());
+    }
+    Err(DbError::own(
+        ErrorKind::Invalid,
+        format!(
+            "subscription '{name}' was made with mode = \"{stored}\", which stays: say so, use another name for mode = \"{asked}\", \
+             or delete it first with `pillarbox subscription delete {name}`"
+        ),
+    ))
+}
+
+fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Stream => "stream",
+        Mode::Queue => "queue",
+    }
+}
+
+/// The subscription and the mode that it has.
+async fn upsert(
+    tx: &impl GenericClient,
+    me: InstanceId,
+    subscription: &Subscription,
+) -> Db<(SubscriptionView, String)> {
     let json = |value: serde_json::Result<String>| value.expect("plain data is JSON");
     let milliseconds = |time: std::time::Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
     let row = tx
@@ -54,7 +83,7 @@ async fn upsert(tx: &impl GenericClient, me: InstanceId, subscription: &Subscrip
             &[
                 &subscription.name,
                 &json(serde_json::to_string(&subscription.filter)),
-                &if subscription.mode == Mode::Queue { "queue" } else { "stream" },
+                &mode_name(subscription.mode),
                 &(subscription.lanes as i32),
                 &if subscription.on_dead == OnDead::Skip { "skip" } else { "block" },
                 &subscription.hold.map(milliseconds),
@@ -64,7 +93,7 @@ async fn upsert(tx: &impl GenericClient, me: InstanceId, subscription: &Subscrip
             ],
         )
         .await?;
-    Ok(SubscriptionView { created: row.try_get(5)?, ..subscription_view(&row)? })
+    Ok((SubscriptionView { created: row.try_get(6)?, ..subscription_view(&row)? }, row.try_get(5)?))
 }
 
 /// A lane's cursor, with the record that what is settled in it was never asked for.
@@ -169,10 +198,11 @@ async fn first_since(
     Ok(first.map(|row| row.try_get(0)).transpose()?)
 }
 
-/// A subscription by its name.
-async fn find(client: &impl GenericClient, name: &str) -> Db<Option<SubscriptionView>> {
-    let sql = "select id, name, filter, lanes, paused from subscription where name = $1";
-    client.query_opt(sql, &[&name]).await?.map(|row| subscription_view(&row)).transpose()
+/// A subscription by its name, and its mode.
+async fn find(client: &impl GenericClient, name: &str) -> Db<Option<(SubscriptionView, String)>> {
+    let sql = "select id, name, filter, lanes, paused, mode from subscription where name = $1";
+    let row = client.query_opt(sql, &[&name]).await?;
+    row.map(|row| Ok((subscription_view(&row)?, row.try_get(5)?))).transpose()
 }
 
 /// The first five columns: id, name, filter, lanes, paused.

@@ -26,6 +26,8 @@ pub struct Limits {
     pub retention_keep: Option<Option<Duration>>,
     /// The same for dead deliveries, from their death.
     pub retention_dead: Option<Option<Duration>>,
+    /// The same for what inboxes have accepted.
+    pub retention_inbox: Option<Option<Duration>>,
 }
 
 impl Limits {
@@ -34,8 +36,10 @@ impl Limits {
         let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(FOREVER_MS);
         let forever = |time: Option<Duration>| time.map_or(FOREVER_MS, milliseconds);
         let sql = "update meta set retention_keep_ms = coalesce($1, retention_keep_ms),
-            retention_dead_ms = coalesce($2, retention_dead_ms)";
-        tx.execute(sql, &[&self.retention_keep.map(forever), &self.retention_dead.map(forever)]).await?;
+            retention_dead_ms = coalesce($2, retention_dead_ms), retention_inbox_ms = coalesce($3, retention_inbox_ms)";
+        let [keep, dead, inbox] =
+            [self.retention_keep, self.retention_dead, self.retention_inbox].map(|limit| limit.map(forever));
+        tx.execute(sql, &[&keep, &dead, &inbox]).await?;
         if let Some(bytes) = self.payload_bytes_max {
             set_payload_bytes_max(tx, bytes).await?;
         }

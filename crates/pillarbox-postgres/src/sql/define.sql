@@ -8,4 +8,4 @@ on conflict (name) do update set
     processing_timeout_ms = excluded.processing_timeout_ms,
     defined_by = excluded.defined_by
 -- A row that was there before carries the number of whoever replaced or locked it.
-returning id, name, filter, lanes, paused, xmax = 0
+returning id, name, filter, lanes, paused, mode, xmax = 0

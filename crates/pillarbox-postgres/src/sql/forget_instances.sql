@@ -9,5 +9,11 @@ with gone as (
             and l.classid = $1::bigint::oid and l.objid = i.id::oid
     )
     returning i.id
+),
+given_back as (
+    update delivery
+    set state = case when attempts > 0 then 'retrying' else 'pending' end, ready_at = greatest(due_at, clock_timestamp()),
+        owner = null, claim = null, claimed_at = null
+    where owner in (select id from gone)
 )
 update cursor set owner = null where owner in (select id from gone)

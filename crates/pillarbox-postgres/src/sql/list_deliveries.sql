@@ -1,9 +1,11 @@
 select
     d.position, coalesce(e.topic, k.topic, ''), coalesce(e.type, k.type, ''), d.key, coalesce(e.deliver_at, k.deliver_at),
-    coalesce(e.created_at, k.created_at, d.since), coalesce(e.id, k.id), d.state, d.attempts, d.due_at, d.errors
+    coalesce(e.created_at, k.created_at, d.since), coalesce(e.id, k.id), d.state, d.attempts, d.due_at, d.errors,
+    d.owner, d.claimed_at, i.beat_at
 from delivery_state as d
 left join event as e on e.position = d.position
 left join event_kept as k on k.position = d.position
+left join instance as i on i.id = d.owner
 where d.subscription = $1::bigint and ($2::text is null or d.state = $2) and ($3::text is null or d.key = $3)
     and ($4::text is null or coalesce(e.topic, k.topic) = $4)
     and ($5::text is null or starts_with(coalesce(e.topic, k.topic), $5))

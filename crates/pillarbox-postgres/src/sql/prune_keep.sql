@@ -5,5 +5,12 @@ insert into event_kept (
 select position, id, topic, key, type, payload, payload_bytes, content_type, headers, stream_version, deliver_at, created_at
 from event
 where position >= $1::bigint and position < $2::bigint
-    and position in (select d.position from delivery as d where d.position >= $1 and d.position < $2)
+    and position in (
+        -- Subscription by subscription, by the index of the primary key.
+        select d.position
+        from subscription as s
+        cross join lateral (
+            select position from delivery where subscription = s.id and position >= $1 and position < $2
+        ) as d
+    )
 on conflict (position) do nothing

@@ -17,19 +17,24 @@ grant execute on function
     @schema@.dedup_claim(text, text, text, uuid),
     @schema@.append(text, bigint, jsonb, text)
 to pillarbox_publisher;
+-- A service that publishes is mostly one that receives as well.
+grant execute on function @schema@.accept(text, uuid) to pillarbox_publisher;
 
 -- Relays and operators' commands. They read the log and keep the books; the log itself they cannot write.
 grant select on all tables in schema @schema@ to pillarbox_relay;
 grant select on all sequences in schema @schema@ to pillarbox_relay;
-grant usage on sequence @schema@.instance_id_seq to pillarbox_relay;
+grant usage on sequence @schema@.instance_id_seq, @schema@.delivery_arrival_seq to pillarbox_relay;
 grant insert, update, delete on
     @schema@.subscription, @schema@.cursor, @schema@.instance, @schema@.delivery, @schema@.dead_range, @schema@.skip,
-    @schema@.progress, @schema@.event_kept
+    @schema@.progress, @schema@.event_kept, @schema@.recovery
 to pillarbox_relay;
 grant update on @schema@.meta to pillarbox_relay;
+-- Retention of the inbox; what was accepted is never changed.
+grant delete on @schema@.inbox to pillarbox_relay;
 grant execute on function
     @schema@.dedup_rotate(), @schema@.arrange_leaves(bigint[]), @schema@.empty_leaf(text),
-    @schema@.wait_for_lock(integer, integer, boolean)
+    @schema@.wait_for_lock(integer, integer, boolean),
+    @schema@.claim_deliveries(bigint, integer, bigint, integer, boolean, integer, timestamptz, boolean), @schema@.promote(bigint[], text[])
 to pillarbox_relay;
 
 -- Viewers: `status`, `list`, `show`, `why`, `tail`.

@@ -1,5 +1,5 @@
 -- The fence: a lane whose epoch has moved on is not among the answers, and the others cannot move before the commit.
-select c.subscription, c.lane, c.floor, c.revision
+select c.subscription, c.lane, c.floor, c.revision, c.settled::text
 from cursor as c
 join unnest($1::bigint[], $2::integer[], $3::bigint[]) as w (subscription, lane, epoch)
     on c.subscription = w.subscription and c.lane = w.lane and c.epoch = w.epoch

@@ -178,7 +178,9 @@ impl Fixture for PostgresFixture {
     fn fail_next_settle(&self) {
         let sql = "create function pillarbox.fail() returns trigger language plpgsql as
             $$ begin raise 'the settlement fails half way'; end $$;
-            create trigger fails before delete on pillarbox.delivery execute function pillarbox.fail()";
+            create trigger fails before delete on pillarbox.delivery execute function pillarbox.fail();
+            create trigger queue_fails before insert on pillarbox.delivery
+            for each row when (new.queued) execute function pillarbox.fail()";
         let url = self.database.url().to_owned();
         let client = async move { crate::fixture::connect(&url).await.batch_execute(sql).await.unwrap() };
         tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(client));

@@ -108,6 +108,7 @@ pub(crate) fn write(lane: LaneRef, epoch: Epoch, floor: Position) -> LaneWrite {
         epoch,
         revision: 0,
         cursor: Cursor { floor, ..Cursor::default() },
+        queue: Vec::new(),
         put: Vec::new(),
         change: Vec::new(),
         finish: Vec::new(),

@@ -1,6 +1,9 @@
 //! What the roles that `migrate --print-roles` prints may do, and what they may not.
 
-use pillarbox::NewEvent;
+use pillarbox::{
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, LaneWrite, Mode, NewEvent, Queued, RecoverRequest, RecoveryCause,
+    State, Store, Subscription, TakeCause,
+};
 use pillarbox_postgres::{PgConfig, PostgresStore, migrate, print_roles, publish, publish_all};
 use pillarbox_testkit::postgres::{Database, Server};
 use tokio_postgres::Client;
@@ -73,6 +76,9 @@ async fn a_publisher_publishes_in_every_way_and_can_do_nothing_else() {
         "update pillarbox.cursor set floor = 0",
         "update pillarbox.meta set log_start = 1",
         "select pillarbox.empty_leaf('event_1')",
+        "select nextval('pillarbox.delivery_arrival_seq')",
+        "select pillarbox.claim_deliveries(1, 1, 1, 1, false, 2, now(), false)",
+        "select pillarbox.promote('{1}', '{k}')",
     ] {
         refused(&client, sql).await;
     }
@@ -97,6 +103,29 @@ async fn a_viewer_reads_and_writes_nothing() {
     refused(&client, "update pillarbox.subscription set paused = true").await;
     let store = PostgresStore::open(&roles.url("viewer")).await.unwrap();
     assert_eq!(fixture::events(&store).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_relay_works_on_a_queue() {
+    let roles = Roles::new().await;
+    roles.client("app").await.batch_execute(WAYS[0]).await.unwrap();
+    let store = PostgresStore::open(&roles.url("relay")).await.unwrap();
+    let wish = Subscription { mode: Mode::Queue, ..fixture::one_lane("s") };
+    let joined = fixture::join(&store, [wish]).await;
+    let lane = fixture::lane(joined.subscriptions[0].id);
+    let epoch = fixture::take(&store, lane, TakeCause::Free).await.unwrap();
+    let queued = Queued { delivery: fixture::delivery(1, "k", State::Delayed), claim: None, error: None };
+    let write = LaneWrite { queue: vec![queued], ..fixture::write(lane, epoch, 1) };
+    assert!(fixture::settle(&store, write).await);
+    let (subscription, first) = (lane.subscription, ClaimId(1));
+    let request = ClaimRequest { subscription, limit: 1, first, suspect: false, tell: true, again: true };
+    let claims = store.claim(&[request]).await.unwrap();
+    assert_eq!((claims[0].claimed.len(), claims[0].rows), (1, Some(1)));
+    let dead = vec![(joined.instance, RecoveryCause::Crash, None)];
+    assert_eq!(store.recover(&RecoverRequest { dead, sweep: true }).await.unwrap().claims.len(), 1);
+    let end = ClaimEnd { subscription, position: 1, claim: first, fate: ClaimFate::Done };
+    assert_eq!(store.finish(&[end]).await.unwrap(), [false]);
+    store.leave().await.unwrap();
 }
 
 #[tokio::test]

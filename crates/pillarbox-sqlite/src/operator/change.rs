@@ -1,18 +1,21 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, World};
 use pillarbox::{
-    Change, Changed, ErrorKind, InstanceId, LANES_MAX, Position, RangeSet, Selection, Start, Subscription,
-    SubscriptionId, Timestamp, lane_of,
+    Change, Changed, ErrorKind, InstanceId, LANES_MAX, Mode, Position, RangeSet, RecoveryCause, Selection, Start,
+    Subscription, SubscriptionId, Timestamp, lane_of,
 };
 use rusqlite::{OptionalExtension, Transaction, params};
 use uuid::Uuid;
 
 use super::{books, positions_of, unknown_event};
-use crate::connection::{begin, meta_number, raise_revision};
+use crate::connection::{begin, meta_number, raise_queue_revision, raise_revision};
 use crate::error::{Db, DbError};
 use crate::ownership::{record_progress, start_floor};
+use crate::queue::{arrange, arrange_all};
 use crate::reader::id_of;
+use crate::recovery::recover;
 use crate::store::Desk;
 
 /// Carries out a command in one transaction; a dry run does the same and takes it back.
@@ -21,6 +24,7 @@ pub(super) fn change(desk: &Desk, change: &Change, dry_run: bool) -> Db<Changed>
     let world = super::load_world(&tx, &desk.folder)?;
     let changed = apply(&tx, &world, change)?;
     raise_revision(&tx)?;
+    raise_queue_revision(&tx)?;
     if dry_run {
         tx.rollback()?
     } else {
@@ -33,6 +37,10 @@ fn apply(tx: &Transaction<'_>, world: &World, change: &Change) -> Db<Changed> {
     let find = |name: &str| world.subscription(name);
     match change {
         Change::Requeue { subscription, which, limit } => requeue(tx, find(subscription)?, which, *limit),
+        Change::Recover { subscription, instance, silent_for } => {
+            let subscription = subscription.as_deref().map(find).transpose()?;
+            take_back(tx, world, subscription, *instance, *silent_for)
+        }
         Change::Skip { subscription, event, reason } => skip(tx, find(subscription)?, *event, reason),
         Change::Pause(name) => set_paused(tx, find(name)?, true),
         Change::Resume(name) => set_paused(tx, find(name)?, false),
@@ -49,14 +57,14 @@ fn invalid(message: String) -> DbError {
 }
 
 /// Sets a delivery back to due.
-const REQUEUE: &str = "update pillarbox_delivery set state = 'pending', attempts = 0, due_at = ?3, died_at = null \
-                       where subscription = ?1 and position = ?2";
+const REQUEUE: &str = include_str!("../sql/requeue.sql");
 
 /// A delivery that a command concerns.
 struct Target {
     position: Position,
     lane: u32,
     id: Uuid,
+    key: Option<String>,
 }
 
 fn requeue(tx: &Transaction<'_>, row: &SubscriptionRow, which: &Selection, limit: usize) -> Db<Changed> {
@@ -73,6 +81,7 @@ fn requeue(tx: &Transaction<'_>, row: &SubscriptionRow, which: &Selection, limit
     for target in &targets {
         tx.prepare_cached(REQUEUE)?.execute(params![row.id.0, target.position, Timestamp::now().0])?;
     }
+    arrange_targets(tx, row, &targets)?;
     touch_lanes(tx, row.id, targets.iter().map(|target| target.lane))?;
     let count = targets.len() as u64;
     let message = match count {
@@ -97,9 +106,42 @@ fn targets(
     let values = params![subscription.0, positions, key, limit];
     let targets = statement.query_map(values, |row| {
         let id = row.get::<_, Option<String>>(2)?.unwrap_or_default();
-        Ok(Target { position: row.get(0)?, lane: row.get(1)?, id: id_of(id.as_bytes()) })
+        Ok(Target { position: row.get(0)?, lane: row.get(1)?, id: id_of(id.as_bytes()), key: row.get(3)? })
     })?;
     Ok(targets.collect::<Result<_, _>>()?)
+}
+
+/// Finds out whose turn it is after deliveries of a queue were changed.
+fn arrange_targets(tx: &Transaction<'_>, row: &SubscriptionRow, targets: &[Target]) -> Db<()> {
+    if row.mode == Mode::Stream {
+        return Ok(());
+    }
+    let (keyed, unkeyed): (Vec<_>, Vec<_>) = targets.iter().partition(|target| target.key.is_some());
+    let keys: BTreeMap<_, _> = keyed.into_iter().map(|target| (&target.key, target)).collect();
+    let mut each = keys.into_values().chain(unkeyed);
+    each.try_for_each(|target| arrange(tx, row.id, target.position, target.key.as_deref()))
+}
+
+/// Takes claims from their owners.
+fn take_back(
+    tx: &Transaction<'_>,
+    world: &World,
+    row: Option<&SubscriptionRow>,
+    instance: Option<InstanceId>,
+    silent_for: Duration,
+) -> Db<Changed> {
+    let counts = recover(tx, world.now, |held| {
+        let meant = row.is_none_or(|row| row.id == held.subscription)
+            && instance.is_none_or(|instance| instance == held.owner)
+            && held.is_silent_for(silent_for, world.now);
+        meant.then_some(RecoveryCause::Operator)
+    })?;
+    let count = counts.values().sum();
+    let message = match count {
+        0 => "nothing to recover: nobody works on a delivery of that kind".to_owned(),
+        _ => format!("{count} deliveries were taken from those who worked on them; each counts as an attempt"),
+    };
+    Ok(Changed { count, events: Vec::new(), message })
 }
 
 fn version_id(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<Uuid> {
@@ -137,6 +179,7 @@ fn skip(tx: &Transaction<'_>, row: &SubscriptionRow, event: Uuid, reason: &str) 
         let sql = "delete from pillarbox_delivery where subscription = ?1 and position = ?2";
         tx.execute(sql, params![row.id.0, target.position])?;
     }
+    arrange_targets(tx, row, &targets)?;
     touch_lanes(tx, row.id, targets.iter().map(|target| target.lane))?;
     let message = format!("event {event} is given up for '{}'; its key goes on", row.name);
     Ok(Changed { count: targets.len() as u64, events: vec![event], message })
@@ -215,6 +258,9 @@ fn rewind(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start) -> Db<Changed>
     }
     replay_kept(tx, row.id, kept, None)?;
     tx.execute(include_str!("../sql/rewind_deliveries.sql"), params![row.id.0, target])?;
+    if row.mode == Mode::Queue {
+        arrange_all(tx, row.id)?;
+    }
     take_up(tx, row.id, &RangeSet::from_iter([target + 1..=Position::MAX - 1]))?;
     // What was covered before says nothing about the replay.
     let sql = "delete from pillarbox_progress where subscription = ?1 and floor_from >= ?2";
@@ -239,6 +285,9 @@ fn rewind_key(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start, key: &str)
         arrival += 1;
         let mut statement = tx.prepare_cached(include_str!("../sql/rewind_key.sql"))?;
         statement.execute(params![row.id.0, position, lane.lane, arrival, key, now])?;
+    }
+    if row.mode == Mode::Queue {
+        arrange(tx, row.id, target, Some(key))?;
     }
     take_up(tx, row.id, &events.iter().map(|(position, _)| *position..=*position).collect())?;
     touch_lanes(tx, row.id, [lane.lane].into_iter())?;
@@ -330,6 +379,7 @@ pub(super) fn delete_subscription(tx: &Transaction<'_>, id: SubscriptionId) -> D
     tx.execute("delete from pillarbox_cursor where subscription = ?1", [id.0])?;
     tx.execute("delete from pillarbox_progress where subscription = ?1", [id.0])?;
     tx.execute("delete from pillarbox_skip where subscription = ?1", [id.0])?;
+    tx.execute("delete from pillarbox_recovery where subscription = ?1", [id.0])?;
     tx.execute("delete from pillarbox_subscription where id = ?1", [id.0])?;
     Ok(deliveries)
 }
@@ -350,7 +400,7 @@ fn relane(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, lanes: u32
     if lanes == 0 || lanes > LANES_MAX {
         return Err(invalid(format!("lanes = {lanes} is outside 1 to lanes_max = {LANES_MAX}")));
     }
-    refuse_unquiet(world, row)?;
+    refuse_unquiet(tx, world, row)?;
     let floor = row.floor();
     let epoch = row.lanes.iter().map(|lane| lane.epoch).max().unwrap_or(0) + 1;
     let revision = row.lanes.iter().map(|lane| lane.revision).max().unwrap_or(0) + 1;
@@ -380,7 +430,7 @@ fn relane(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, lanes: u32
     Ok(Changed { count: u64::from(lanes), events: Vec::new(), message })
 }
 
-fn refuse_unquiet(world: &World, row: &SubscriptionRow) -> Db<()> {
+fn refuse_unquiet(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow) -> Db<()> {
     let refuse = |why: &str| Err(invalid(format!("the lanes of '{}' cannot be changed now: {why}", row.name)));
     if !row.paused {
         return refuse("it is running; pause it first");
@@ -395,6 +445,13 @@ fn refuse_unquiet(world: &World, row: &SubscriptionRow) -> Db<()> {
     };
     if row.lanes.iter().filter_map(|lane| lane.owner).any(working) {
         return refuse("events are still in flight; wait until they are done");
+    }
+    let sql = "select 1 from pillarbox_delivery indexed by pillarbox_delivery_owner \
+               where owner is not null and subscription = ?1";
+    if tx.prepare_cached(sql)?.exists([row.id.0])? {
+        return refuse(
+            "deliveries are being worked on; wait until they are done, or take them back with `pillarbox recover`",
+        );
     }
     Ok(())
 }

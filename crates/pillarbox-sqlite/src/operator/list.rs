@@ -2,6 +2,7 @@ use pillarbox::world::{SubscriptionRow, World};
 use pillarbox::{Filter, HEADER_CORRELATION_ID, Headers, ListQuery, ListRow, State, Timestamp};
 use rusqlite::{Connection, Row, params};
 
+use super::claim_record;
 use super::status::Line;
 use crate::error::Db;
 use crate::reader::id_of;
@@ -70,6 +71,7 @@ fn list_row(line: &Line<'_>, row: &Row<'_>) -> Db<ListRow> {
         state: None,
         attempts: None,
         due_at: None,
+        claim: None,
         error: None,
     })
 }
@@ -139,6 +141,7 @@ fn deliveries(
             state: State::from_name(&row.get::<_, String>(8)?),
             attempts: Some(row.get(9)?),
             due_at: Some(Timestamp(row.get(10)?)),
+            claim: claim_record(row, 12)?,
             error: parse_errors(&row.get::<_, String>(11)?).pop().map(|error| error.message),
             ..entry
         });

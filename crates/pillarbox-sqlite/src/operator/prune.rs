@@ -1,16 +1,17 @@
 use std::time::Duration;
 
 use pillarbox::world::{LaneRow, SubscriptionRow, World};
-use pillarbox::{Cursor, Position, PrunePolicy, Pruned, RangeSet, SubscriptionId, Timestamp};
+use pillarbox::{Cursor, Mode, Position, PrunePolicy, Pruned, RangeSet, SubscriptionId, Timestamp};
 use rusqlite::{Transaction, params};
 
 use super::change::{give_up, touch_lanes};
 use super::risen::deliver_risen;
 use super::status::Line;
-use crate::connection::{meta_number, raise_revision, set_meta};
+use crate::connection::{meta_number, raise_queue_revision, raise_revision, set_meta};
 use crate::error::Db;
 use crate::ownership::record_progress;
 use crate::publish::FOREVER_MS;
+use crate::queue::arrange;
 use crate::store::Desk;
 
 /// The reason recorded for what a subscription lost because its `hold` was over.
@@ -30,6 +31,7 @@ pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> 
     let policy = PrunePolicy {
         keep: at_least(policy.keep, meta_number(tx, "retention_keep_ms")?),
         dead: at_least(policy.dead, meta_number(tx, "retention_dead_ms")?),
+        inbox: at_least(policy.inbox, meta_number(tx, "retention_inbox_ms")?),
         ..*policy
     };
     let mut pruned = Pruned::default();
@@ -40,6 +42,7 @@ pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> 
     }
     let kept = tx.execute(include_str!("../sql/prune_kept.sql"), [slice])?;
     prune_dedup(tx, &world, &policy, slice, &mut pruned)?;
+    crate::inbox::prune(tx, world.now, &policy, &mut pruned)?;
     prune_progress(tx, &world, slice)?;
     pruned.more |= kept as i64 == slice;
     Ok(pruned)
@@ -168,17 +171,22 @@ fn prune_dead(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy, slice: 
     let Some(age) = policy.dead else { return Ok(()) };
     let mut statement = tx.prepare(include_str!("../sql/prune_dead.sql"))?;
     let rows = statement.query_map(params![before(world.now, age), slice], |row| {
-        Ok((SubscriptionId(row.get(0)?), row.get(1)?, row.get(2)?))
+        Ok((SubscriptionId(row.get(0)?), row.get(1)?, row.get(2)?, row.get(3)?))
     })?;
-    let dead: Vec<(SubscriptionId, Position, u32)> = rows.collect::<Result<_, _>>()?;
-    for (subscription, position, lane) in &dead {
+    let dead: Vec<(SubscriptionId, Position, u32, Option<String>)> = rows.collect::<Result<_, _>>()?;
+    for (subscription, position, lane, key) in &dead {
         give_up(tx, *subscription, (*position, *position), REASON_DEAD)?;
         let sql = "delete from pillarbox_delivery where subscription = ?1 and position = ?2";
         tx.prepare_cached(sql)?.execute(params![subscription.0, position])?;
+        let is_queue = |row: &SubscriptionRow| row.id == *subscription && row.mode == Mode::Queue;
+        if world.subscriptions.iter().any(is_queue) {
+            arrange(tx, *subscription, *position, key.as_deref())?;
+        }
         touch_lanes(tx, *subscription, [*lane].into_iter())?;
     }
     if !dead.is_empty() {
         raise_revision(tx)?;
+        raise_queue_revision(tx)?;
     }
     pruned.dead = dead.len() as u64;
     pruned.more |= dead.len() as i64 == slice;

@@ -1,12 +1,13 @@
 use pillarbox::world::{LaneRow, SubscriptionRow, World};
-use pillarbox::{Position, RangeSet, Timestamp};
+use pillarbox::{Mode, Position, RangeSet, Timestamp};
 use rusqlite::{Transaction, params};
 
 use super::books;
 use super::change::touch_lanes;
 use super::status::Line;
-use crate::connection::raise_revision;
+use crate::connection::{raise_queue_revision, raise_revision};
 use crate::error::Db;
+use crate::queue::promote;
 
 /// How many are looked after at once; the next run finds the others.
 const RISEN_MAX: i64 = 1000;
@@ -29,6 +30,7 @@ pub(super) fn deliver_risen(tx: &Transaction<'_>, world: &World) -> Db<()> {
     }
     risen.iter().try_for_each(|range| bring_back(tx, *range.start(), *range.end()))?;
     raise_revision(tx)?;
+    raise_queue_revision(tx)?;
     tracing::error!(
         events = risen.count(),
         positions = %risen,
@@ -59,6 +61,9 @@ fn deliver(tx: &Transaction<'_>, now: Timestamp, subscription: &SubscriptionRow,
         due_at.unwrap_or(now).0,
         now.0,
     ])?;
+    if subscription.mode == Mode::Queue {
+        promote(tx, subscription.id, line.position, line.key.as_deref(), now)?;
+    }
     touch_lanes(tx, subscription.id, [lane.lane].into_iter())
 }
 

@@ -3,7 +3,7 @@ use pillarbox::{DeliveryRecord, Event, EventRecord, Fate, Position, SettledBy, S
 use rusqlite::{Connection, OptionalExtension, params};
 use uuid::Uuid;
 
-use super::{books, positions_of};
+use super::{books, claim_record, positions_of};
 use crate::error::Db;
 use crate::reader::{Decoder, id_of};
 use crate::settle::parse_errors;
@@ -62,6 +62,7 @@ fn delivery(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Optio
             attempts: row.get(1)?,
             due_at: Timestamp(row.get(2)?),
             since: Timestamp(row.get(3)?),
+            claim: claim_record(row, 5)?,
             errors: parse_errors(&row.get::<_, String>(4)?),
             head: None,
         })

@@ -2,8 +2,10 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use pillarbox::world::{Figures, SubscriptionRow, World};
-use pillarbox::{KeyHash, LogStatus, Position, State, Status, SubscriptionId, Timestamp};
-use rusqlite::{Connection, Row};
+use pillarbox::{
+    KeyHash, LogStatus, Position, RecoveredCount, RecoveryCause, State, Status, SubscriptionId, Timestamp,
+};
+use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::maintain::{WAL_BYTES_MAX, wal_bytes};
 use crate::connection::meta_number;
@@ -52,8 +54,15 @@ fn log_status(tx: &Connection, desk: &Desk, world: &World) -> Db<LogStatus> {
         kept: tx.query_row("select count(*) from pillarbox_event_kept", [], |row| row.get(0))?,
         holders,
         held_seconds: None,
+        recovery_at: recovery_at(tx)?,
         alarms: Vec::new(),
     })
+}
+
+/// When claims were last looked through.
+fn recovery_at(tx: &Connection) -> Db<Option<Timestamp>> {
+    let sql = "select value from pillarbox_meta where name = 'recovery_at'";
+    Ok(tx.query_row(sql, [], |row| row.get(0)).optional()?.map(Timestamp))
 }
 
 /// The figures of the slow path.
@@ -74,7 +83,28 @@ fn deliveries(tx: &Connection, now: Timestamp) -> Db<HashMap<SubscriptionId, Fig
         of.oldest = row.get::<_, Option<i64>>(1)?.map(Timestamp);
         of.oldest_due = row.get::<_, Option<i64>>(2)?.map(Timestamp);
     }
+    claims(tx, &mut figures)?;
     Ok(figures)
+}
+
+/// The figures of claims.
+fn claims(tx: &Connection, figures: &mut HashMap<SubscriptionId, Figures>) -> Db<()> {
+    let mut statement = tx.prepare_cached(include_str!("../sql/delivery_processing.sql"))?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let since = row.get::<_, Option<i64>>(1)?.map(Timestamp);
+        figures.entry(SubscriptionId(row.get(0)?)).or_default().processing_since = since;
+    }
+    let causes = [RecoveryCause::Crash, RecoveryCause::Lease, RecoveryCause::Timeout, RecoveryCause::Operator];
+    let mut statement = tx.prepare_cached(include_str!("../sql/recovery_counts.sql"))?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let name: String = row.get(1)?;
+        let Some(cause) = causes.into_iter().find(|cause| cause.name() == name) else { continue };
+        let counted = RecoveredCount { cause, count: row.get::<_, i64>(2)? as u64, last_at: Timestamp(row.get(3)?) };
+        figures.entry(SubscriptionId(row.get(0)?)).or_default().recovered.push(counted);
+    }
+    Ok(())
 }
 
 /// Counts the events of the log that no cursor has settled.

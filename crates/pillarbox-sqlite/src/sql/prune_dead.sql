@@ -1,4 +1,4 @@
-select subscription, position, lane
+select subscription, position, lane, key
 from pillarbox_delivery
 where died_at < ?1
 order by died_at

@@ -1,4 +1,4 @@
-select d.position, d.lane, coalesce(e.id, k.id)
+select d.position, d.lane, coalesce(e.id, k.id), d.key
 from pillarbox_delivery as d
 left join pillarbox_event as e on e.position = d.position
 left join pillarbox_event_kept as k on k.position = d.position

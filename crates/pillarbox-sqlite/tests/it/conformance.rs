@@ -47,10 +47,13 @@ impl Fixture for SqliteFixture {
         self.0.execute(&format!("delete from pillarbox_instance where id = {}", instance.0));
     }
 
-    /// Its last statements fail, after the cursor and the other deliveries were written.
+    /// Its last statements fail, after the cursor and the other deliveries were written; of a queue these are the rows.
     fn fail_next_settle(&self) {
         self.0.execute(
             "create trigger fails before delete on pillarbox_delivery
+             begin select raise(abort, 'the settlement fails half way'); end;
+             create trigger fails_for_a_queue after insert on pillarbox_delivery
+             when (select mode from pillarbox_subscription where id = new.subscription) = 'queue'
              begin select raise(abort, 'the settlement fails half way'); end",
         );
     }

@@ -4,14 +4,17 @@
 
 mod conformance;
 mod fixture;
+mod inbox;
 mod operating;
 mod order;
 mod ownership;
 mod premises;
 mod publishing;
+mod queue;
 mod reading;
 mod replaced;
 mod retention;
 mod schema;
+mod transactional;
 mod waking;
 mod why;

@@ -4,7 +4,7 @@ use pillarbox::engine::Input;
 use pillarbox::{Change, Position, Selection, Start, State};
 use uuid::Uuid;
 
-use super::{FAULTS_UNTIL, NODES, Step, Ticket, World};
+use super::{FAULTS_UNTIL, JOBS, NODES, SUBSCRIPTIONS, Step, Ticket, World};
 
 impl World {
     pub(super) fn fault(&mut self) {
@@ -19,7 +19,7 @@ impl World {
             4 => self.drain(node),
             5..8 => self.freeze(node),
             8 => {
-                let sub = self.random.below(2) as usize;
+                let sub = self.random.below(SUBSCRIPTIONS.len() as u64) as usize;
                 self.sink_down[sub] = !self.sink_down[sub];
             }
             9 => self.wall_offset += [-3_600_000, 3_600_000, -500, 500][self.random.below(4) as usize],
@@ -108,26 +108,30 @@ impl World {
             return;
         }
         self.after(100_000, 1_500_000, Step::Operate);
-        let subscription = ["all", "some"][self.random.below(2) as usize].to_owned();
-        let change = match self.random.below(6) {
+        let sub = self.random.below(SUBSCRIPTIONS.len() as u64) as usize;
+        let subscription = SUBSCRIPTIONS[sub].to_owned();
+        let change = match self.random.below(if sub == JOBS { 9 } else { 6 }) {
             0 => Change::Pause(subscription),
             1 => Change::Resume(subscription),
             2 | 3 => Change::Requeue { subscription, which: Selection::All, limit: self.random.between(1, 5) as usize },
             4 => {
                 self.rewound = true;
+                self.replayed |= sub == JOBS;
                 let to = self.random.below(self.log.horizon().max(1) as u64) as Position;
                 Change::Rewind { subscription, to: Start::Position(to), key: None }
             }
+            6 => self.recover_by_operator(),
+            7 | 8 => {
+                let Some(event) = self.a_claimed_event() else { return };
+                Change::Requeue { subscription, which: Selection::Event(event), limit: 1 }
+            }
             _ => {
                 let dead = self.log.visible().into_iter().find(|event| {
-                    let record = self.log.show_event(event.id).expect("just seen");
-                    record.subscriptions.iter().any(|fate| {
-                        fate.subscription == subscription
-                            && fate.delivery.as_ref().is_some_and(|row| row.state == State::Dead)
-                    })
+                    let row = self.log.fate(event.id, &subscription).and_then(|fate| fate.delivery);
+                    row.is_some_and(|row| row.state == State::Dead)
                 });
                 let Some(event) = dead else { return };
-                self.skipped.insert((usize::from(subscription == "some"), event.id));
+                self.skipped.insert((sub, event.id));
                 Change::Skip { subscription, event: event.id, reason: "simulated".into() }
             }
         };

@@ -1,8 +1,11 @@
-use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input};
+use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input, Recovery, RecoveryProfile};
 use pillarbox::{ErrorKind, Hello, InstanceId, LaneRef, Now, Result, Take, TakeCause};
 
-use super::{BrokenShell, Node, Request, Step, Ticket, World, subscriptions};
+use super::{BrokenShell, JOBS, Node, Request, Step, Ticket, World};
 use crate::PollSteps;
+
+/// So many ranges that no cursor is cut: what is cut off comes again.
+const RANGES_MANY: usize = 10_000;
 
 /// What reaches a node.
 #[derive(Debug)]
@@ -17,7 +20,7 @@ impl World {
         if self.nodes[node].engine.is_some() {
             return;
         }
-        let specs = subscriptions();
+        let specs = self.specs.clone();
         let rejoin = self.nodes[node].rejoin;
         if let Some(before) = self.nodes[node].instance.filter(|_| rejoin && self.random.chance(50)) {
             self.log.leave(before).expect("leaving works");
@@ -26,6 +29,9 @@ impl World {
             Hello { subscriptions: specs.iter().map(|spec| spec.0.clone()).collect(), rejoin, ..Hello::default() };
         let joined = self.log.join(hello).expect("the log takes every instance");
         self.ids = joined.subscriptions.iter().map(|view| view.id).collect();
+        let profile = if self.random.chance(20) { RecoveryProfile::Conservative } else { RecoveryProfile::Fast };
+        let ranges_max = self.random.between(20, 200) as usize;
+        let exactly_once = self.specs[JOBS].1.settles;
         let config = EngineConfig {
             lease_ttl: std::time::Duration::from_millis(600),
             beat_interval: std::time::Duration::from_millis(100),
@@ -33,8 +39,9 @@ impl World {
             page_size: self.random.between(1, 12) as usize,
             in_flight_max: self.random.between(8, 40) as usize,
             hole_scans_max: self.random.between(1, 8) as usize,
-            ranges_max: self.random.between(20, 200) as usize,
+            ranges_max: if exactly_once { RANGES_MANY } else { ranges_max },
             floor_interval: std::time::Duration::from_millis(300),
+            recovery: Recovery { profile, check_interval: std::time::Duration::from_secs(1), enabled: true },
             seed: self.random.next(),
             mutant: self.plan.mutant,
             ..EngineConfig::default()
@@ -66,7 +73,8 @@ impl World {
         for (_, batch) in batches {
             self.input(ticket, Input::Aborted { batch });
         }
-        for call in [Call::Observe, Call::Take, Call::Load, Call::Poll, Call::Fetch, Call::Settle] {
+        let store = [Call::Observe, Call::Take, Call::Load, Call::Poll, Call::Fetch, Call::Settle];
+        for call in store.into_iter().chain([Call::Claim, Call::Finish, Call::Recover]) {
             self.input(ticket, Input::CallFailed(call));
         }
     }
@@ -122,8 +130,11 @@ impl World {
         let at_sink = &mut self.nodes[ticket.node].at_sink;
         match &input {
             Input::Delivered { batch, .. } | Input::Aborted { batch } => drop(at_sink.remove(&(ticket.life, *batch))),
-            Input::HandedBack { batch, kept } => {
-                at_sink.entry((ticket.life, *batch)).and_modify(|held| held.truncate(*kept));
+            Input::HandedBack { batch, outcomes } => {
+                at_sink.entry((ticket.life, *batch)).and_modify(|held| {
+                    held.drain(..outcomes.len());
+                    held.truncate(1);
+                });
             }
             _ => {}
         }
@@ -150,6 +161,9 @@ impl World {
             Action::Load(lanes) => Request::Load(lanes),
             Action::Fetch(positions) => Request::Fetch(positions),
             Action::Settle(settlement) => Request::Settle(settlement),
+            Action::Claim(requests) => Request::Claim(requests),
+            Action::Finish(ends) => Request::Finish(ends),
+            Action::Recover(request) => Request::Recover(request),
             Action::Poll(request) => {
                 let steps = self.log.poll_steps(&request);
                 return self.after(0, 2_000, Step::Poll(ticket, Box::new(steps)));
@@ -191,8 +205,12 @@ impl World {
             Request::Settle(settlement) => {
                 let answer = self.log.settle(instance, &settlement).map(Input::Settled);
                 self.check_floors();
+                self.check_releases(ticket.node, &settlement);
                 answer
             }
+            Request::Claim(requests) => self.claim(instance, &requests),
+            Request::Finish(ends) => self.finish_claims(instance, &ends),
+            Request::Recover(request) => self.recover(&request),
         };
         match answer {
             _ if over => self.answer(ticket, News::Ended),
@@ -257,6 +275,9 @@ impl Request {
             Request::Load(_) => Call::Load,
             Request::Fetch(_) => Call::Fetch,
             Request::Settle(_) => Call::Settle,
+            Request::Claim(_) => Call::Claim,
+            Request::Finish(_) => Call::Finish,
+            Request::Recover(_) => Call::Recover,
         }
     }
 }

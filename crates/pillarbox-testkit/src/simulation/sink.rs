@@ -6,18 +6,15 @@ use pillarbox::{Attempt, BatchId, Event, Failure, LaneRef, Outcome, Position, St
 use uuid::Uuid;
 
 use super::node::News;
-use super::{Held, Random, Step, Ticket, World, subscriptions};
+use super::{Held, JOBS, Random, SOME, SUBSCRIPTIONS, Step, Ticket, World};
 
 impl World {
     pub(super) fn deliver(&mut self, ticket: Ticket, batch: (usize, BatchId), events: Vec<Attempt>) {
         let held: Vec<Held> = events.iter().map(|attempt| self.held(batch.0, attempt)).collect();
-        let ordered = subscriptions()[batch.0].1.ordered_batch;
-        let keys: BTreeSet<_> = held.iter().filter_map(|held| held.key.as_ref()).collect();
-        let twice = !ordered && keys.len() < held.iter().filter(|held| held.key.is_some()).count();
-        let others = self.nodes[ticket.node].at_sink.iter().filter(|(other, _)| other.1.0 == batch.0);
-        let mut others = others.flat_map(|(_, held)| held).filter_map(|held| held.key.as_ref());
-        if twice || others.any(|key| keys.contains(key)) {
-            self.violation(format!("node {} has a key at the sink twice: {held:?}", ticket.node));
+        if batch.0 == JOBS {
+            self.check_jobs(ticket, &held)
+        } else {
+            self.check_keys(ticket, batch.0, &held)
         }
         if held.iter().any(|held| self.seized.contains(&(held.lane, held.epoch))) {
             self.violation(format!("node {} sends what its lease does not cover any more: {held:?}", ticket.node));
@@ -26,26 +23,54 @@ impl World {
         let parallel = self.nodes.iter().flat_map(|node| node.at_sink.values()).map(Vec::len).sum();
         self.run.parallel = self.run.parallel.max(parallel);
         let slow = match self.random.below(100) {
+            0..4 if batch.0 == JOBS => 10_000_000,
+            0..20 if batch.0 == JOBS => 1_000_000,
             0..2 => 1_500_000,
             2..6 => 400_000,
             _ => 10_000,
         };
-        let mut events = events;
         // A worker that is held up by an event gives the rest of its batch back before that one arrives.
-        if events.len() > 1 && self.random.chance(20) {
-            let kept = self.random.between(1, events.len() as u64 - 1) as usize;
-            events.truncate(kept);
-            self.answer(ticket, News::Input(Input::HandedBack { batch, kept }));
-            return self.after(4_000, 4_000 + slow, Step::Arrive(ticket, batch, events));
+        let one_by_one = events.len() > 1 && self.specs[batch.0].1.one_by_one;
+        if one_by_one && (slow > 10_000 || self.random.chance(20)) {
+            let index = self.random.below(events.len() as u64) as usize;
+            return self.after(0, 20_000, Step::HoldUp(ticket, batch, events, index));
         }
         self.after(0, slow, Step::Arrive(ticket, batch, events));
     }
 
+    /// No two batches of a node hold a key, nor does one that the sink does not take in order.
+    fn check_keys(&mut self, ticket: Ticket, sub: usize, held: &[Held]) {
+        let ordered = self.specs[sub].1.ordered_batch;
+        let keys: BTreeSet<_> = held.iter().filter_map(|held| held.key.as_ref()).collect();
+        let twice = !ordered && keys.len() < held.iter().filter(|held| held.key.is_some()).count();
+        let others = self.nodes[ticket.node].at_sink.iter().filter(|(other, _)| other.1.0 == sub);
+        let mut others = others.flat_map(|(_, held)| held).filter_map(|held| held.key.as_ref());
+        if twice || others.any(|key| keys.contains(key)) {
+            self.violation(format!("node {} has a key at the sink twice: {held:?}", ticket.node));
+        }
+    }
+
+    /// What came before the event that holds a worker up is over, and what comes after it is given back.
+    pub(super) fn hold_up(&mut self, ticket: Ticket, batch: (usize, BatchId), mut events: Vec<Attempt>, index: usize) {
+        if !self.alive(ticket) || self.nodes[ticket.node].aborted.contains(&batch) {
+            return self.arrive(ticket, batch, &events);
+        }
+        let (outcomes, failed) = self.work(ticket, batch.0, &events[..index]);
+        let slow = events.swap_remove(index);
+        self.note(&format!("hold up {ticket:?} {batch:?} {outcomes:?}"));
+        if slow.event.key.as_ref().is_some_and(|key| failed.contains(key)) {
+            return self.answer(ticket, News::Input(Input::Delivered { batch, outcomes }));
+        }
+        self.answer(ticket, News::Input(Input::HandedBack { batch, outcomes }));
+        let held_up = if batch.0 == JOBS { 5_000_000 } else { 400_000 };
+        self.after(0, held_up, Step::Arrive(ticket, batch, vec![slow]));
+    }
+
     fn held(&self, sub: usize, attempt: &Attempt) -> Held {
         let event = &attempt.event;
-        let lane = lane_of(event.key_hash(), event.position, subscriptions()[sub].0.lanes);
+        let lane = lane_of(event.key_hash(), event.position, self.specs[sub].0.lanes);
         let lane = LaneRef { subscription: self.ids[sub], lane };
-        Held { key: event.key.clone(), lane, epoch: attempt.epoch }
+        Held { position: event.position, key: event.key.clone(), lane, epoch: attempt.epoch, claim: attempt.claim }
     }
 
     /// What is at the sinks is given up; nobody knows what of it arrives.
@@ -64,27 +89,7 @@ impl World {
         let given_up = self.alive(ticket) && self.nodes[ticket.node].aborted.remove(&batch);
         let whole = self.alive(ticket) && !given_up;
         let count = if whole { events.len() } else { self.random.below(events.len() as u64 + 1) as usize };
-        let mut failed: HashSet<Box<str>> = HashSet::new();
-        let mut outcomes = Vec::new();
-        for attempt in &events[..count] {
-            let event = &attempt.event;
-            if event.key.as_ref().is_some_and(|key| failed.contains(key)) {
-                outcomes.push(Outcome::NotTried);
-                continue;
-            }
-            let outcome = self.outcome(batch.0, event);
-            match &outcome {
-                Outcome::Failed(failure) => {
-                    failed.extend(event.key.clone());
-                    if batch.0 == 1 && failure.fault != pillarbox::Fault::Sink {
-                        *self.refused.entry(event.id).or_default() += if failure.permanent { 3 } else { 1 };
-                    }
-                }
-                Outcome::Delivered => self.arrived(batch.0, event),
-                Outcome::NotTried => failed.extend(event.key.clone()),
-            }
-            outcomes.push(outcome);
-        }
+        let (outcomes, _) = self.work(ticket, batch.0, &events[..count]);
         self.note(&format!("arrive {ticket:?} {batch:?} {outcomes:?}"));
         if !given_up {
             if !whole {
@@ -92,6 +97,35 @@ impl World {
             }
             self.answer(ticket, News::Input(Input::Delivered { batch, outcomes }));
         }
+    }
+
+    /// What becomes of events one after the other, and the keys that stopped at a failure.
+    fn work(&mut self, ticket: Ticket, sub: usize, events: &[Attempt]) -> (Vec<Outcome>, HashSet<Box<str>>) {
+        let mut failed: HashSet<Box<str>> = HashSet::new();
+        let mut outcomes = Vec::new();
+        for attempt in events {
+            let event = &attempt.event;
+            if event.key.as_ref().is_some_and(|key| failed.contains(key)) {
+                outcomes.push(Outcome::NotTried);
+                continue;
+            }
+            let outcome = match self.outcome(sub, event) {
+                Outcome::Delivered if self.specs[sub].1.settles => self.transact(ticket, attempt),
+                outcome => outcome,
+            };
+            match &outcome {
+                Outcome::Failed(failure) => {
+                    failed.extend(event.key.clone());
+                    if sub == SOME && failure.fault != pillarbox::Fault::Sink {
+                        *self.refused.entry(event.id).or_default() += if failure.permanent { 3 } else { 1 };
+                    }
+                }
+                Outcome::Delivered => self.arrived(sub, event),
+                Outcome::NotTried => failed.extend(event.key.clone()),
+            }
+            outcomes.push(outcome);
+        }
+        (outcomes, failed)
     }
 
     fn outcome(&mut self, sub: usize, event: &Event) -> Outcome {
@@ -113,14 +147,14 @@ impl World {
     fn arrived(&mut self, sub: usize, event: &Arc<Event>) {
         if !self.arrived[sub].insert(event.id) {
             self.run.duplicates += 1;
-            if self.plan.calm {
-                self.violation(format!("{} came twice without any fault", event.position));
+            if self.plan.calm || self.specs[sub].1.settles && !self.replayed {
+                self.violation(format!("{} came twice to subscription {sub}", event.position));
             }
             return;
         }
         let Some((order, _)) = self.visible.get(&event.id).cloned() else { return };
         let Some(key) = event.key.clone().filter(|_| event.deliver_at.is_none()) else { return };
-        let wants = subscriptions().remove(sub).0.filter;
+        let wants = self.specs[sub].0.filter.clone();
         let earlier: Vec<(Uuid, Position)> = self.by_key[&key]
             .iter()
             .filter_map(|id| self.visible.get(id))
@@ -141,34 +175,29 @@ impl World {
     /// Whether an event may have been let go for a subscription: skipped by an operator, or dead where dead events hold
     /// nobody back.
     fn given_up(&self, sub: usize, id: Uuid) -> bool {
-        if sub == 1 && self.refused.get(&id).is_some_and(|refusals| *refusals >= 3) {
+        if sub == SOME && self.refused.get(&id).is_some_and(|refusals| *refusals >= 3) {
             return true;
         }
         if self.skipped.contains(&(sub, id)) {
             return true;
         }
-        let Some(record) = self.log.show_event(id) else { return true };
-        let Some(fate) = record.subscriptions.into_iter().find(|fate| fate.subscription == ["all", "some"][sub]) else {
-            return false;
-        };
+        if !self.visible.contains_key(&id) {
+            return true;
+        }
+        let Some(fate) = self.log.fate(id, SUBSCRIPTIONS[sub]) else { return false };
         // An attempt that a crash ended is counted in the row and not by the sink; its last failure may not be written yet.
         let dead = |row: &pillarbox::DeliveryRecord| {
             row.state == State::Dead || (row.attempts >= 2 && self.refused.contains_key(&id))
         };
-        sub == 1 && fate.delivery.as_ref().is_some_and(dead)
+        sub == SOME && fate.delivery.as_ref().is_some_and(dead)
     }
 
     /// A floor never goes back, but by an operator's rewind.
     pub(super) fn check_floors(&mut self) {
-        for book in self.log.books().lanes {
-            let floor = self.floors.entry((book.subscription.clone(), book.lane)).or_insert(book.floor);
-            let before = *floor;
-            *floor = book.floor;
-            if book.floor < before && !self.rewound {
-                self.violation(format!(
-                    "the floor of {}/{} went back from {before} to {}",
-                    book.subscription, book.lane, book.floor
-                ));
+        for (lane, floor) in self.log.floors() {
+            let before = self.floors.insert(lane.clone(), floor).unwrap_or(floor);
+            if floor < before && !self.rewound {
+                self.violation(format!("the floor of {}/{} went back from {before} to {floor}", lane.0, lane.1));
             }
         }
         self.rewound = false;

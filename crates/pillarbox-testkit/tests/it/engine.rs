@@ -47,7 +47,7 @@ impl Bench {
         self.step(Input::Tick);
         self.step(Input::Observed(fleet(view(), None, 0)));
         self.step(Input::Taken(vec![Some(1)]));
-        let state = LaneState { cursor, deliveries: Vec::new(), takeovers: 0, revision: 0 };
+        let state = LaneState { cursor, ..LaneState::default() };
         poll(&self.step(Input::Loaded(vec![Some(state)])))
     }
 

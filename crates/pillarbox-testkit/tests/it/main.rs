@@ -4,6 +4,7 @@ mod engine;
 mod memory;
 mod postgres;
 mod proxy;
+mod queue_engine;
 mod relay;
 mod simulation;
 mod suite;

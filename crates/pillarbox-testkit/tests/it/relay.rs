@@ -43,7 +43,7 @@ impl Drop for Calling<'_> {
 
 impl Sink for Gate {
     fn features(&self) -> SinkFeatures {
-        SinkFeatures { ordered_batch: true, one_by_one: false }
+        SinkFeatures { ordered_batch: true, ..SinkFeatures::default() }
     }
 
     fn deliver(&self, batch: Batch) -> BoxFuture<'_, Vec<Outcome>> {

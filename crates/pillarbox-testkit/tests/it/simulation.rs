@@ -42,6 +42,9 @@ fn the_simulation_does_what_it_says() {
     assert!(sum(|run| run.leases) > 50, "some lose lanes because they are silent");
     assert!(sum(|run| run.aborts) > 10, "some notice by themselves that they are");
     assert!(runs.iter().any(|run| run.parallel > 8), "events are at sinks at the same time");
+    assert!(sum(|run| run.claims) > 5_000, "rows of the queue are claimed");
+    assert!(sum(|run| run.recovered) > 200, "some are taken from their owner");
+    assert!(sum(|run| run.refused) > 100, "and end too late");
     assert!(runs.iter().step_by(10).all(|run| run.duplicates == 0), "nothing comes twice in calm runs");
 }
 
@@ -137,4 +140,39 @@ fn finds_a_missing_barrier() {
 #[test]
 fn finds_writers_read_before_the_horizon() {
     check_broken(Broken::WritersBeforeHorizon);
+}
+
+#[test]
+fn finds_claims_ended_by_those_who_lost_them() {
+    check_broken(Broken::FinishIgnoresClaim);
+}
+
+#[test]
+fn finds_rows_claimed_twice() {
+    check_broken(Broken::ClaimsWhatIsTaken);
+}
+
+#[test]
+fn finds_rows_claimed_behind_their_keys_head() {
+    check_broken(Broken::ClaimsBehindTheHead);
+}
+
+#[test]
+fn finds_a_dead_row_that_holds_nobody_back() {
+    check_broken(Broken::DeadNeverBlocks);
+}
+
+#[test]
+fn finds_a_load_without_the_keys_that_are_being_worked_on() {
+    check_broken(Broken::LoadForgetsClaimedKeys);
+}
+
+#[test]
+fn finds_a_repeated_settlement_that_brings_rows_back() {
+    check_broken(Broken::QueueRepeats);
+}
+
+#[test]
+fn finds_claims_that_nobody_was_told_of() {
+    check_broken(Broken::UnansweredClaimsAreLost);
 }

@@ -4,32 +4,40 @@ use std::sync::Arc;
 use super::{Action, Call, Claim, Engine, Mutant};
 use crate::breaker::{Charge, Permit, RETRY_AFTER_MAX};
 use crate::dispatcher::{BatchId, Item};
-use crate::lane::{ChainKey, Failed, Phase};
+use crate::lane::{ChainKey, Phase};
 use crate::{
-    Attempt, AttemptError, ERROR_BYTES_MAX, Event, Failure, Fault, Now, Outcome, PAYLOAD_BYTES_MAX, Position, State,
-    Timestamp,
+    Attempt, AttemptError, ERROR_BYTES_MAX, Event, Failed, Failure, Fault, KeyHash, Now, Outcome, PAYLOAD_BYTES_MAX,
+    Position, State, Timestamp,
 };
 
 impl Engine {
     pub(super) fn delivered(&mut self, now: Now, (index, batch): (usize, BatchId), outcomes: Vec<Outcome>) {
         let items = self.finish_batch(index, batch);
+        let back = self.judge(now, index, &items, outcomes);
+        self.batch_over(now, index, &items, back, None);
+    }
+
+    /// Takes in what became of events; returns those that are to be sent again.
+    fn judge(&mut self, now: Now, index: usize, items: &[Item], outcomes: Vec<Outcome>) -> Vec<Item> {
         let mut back = Vec::new();
         let mut outcomes = outcomes.into_iter();
         let (mut delivered, mut tried) = (0, false);
-        for item in &items {
-            match outcomes.next().unwrap_or(Outcome::NotTried) {
-                Outcome::Delivered => {
-                    delivered += 1;
-                    tried = true;
+        for item in items {
+            let outcome = outcomes.next().unwrap_or(Outcome::NotTried);
+            tried |= outcome != Outcome::NotTried;
+            delivered += u64::from(outcome == Outcome::Delivered);
+            let again = match (item.claim, outcome) {
+                (Some(claim), outcome) => self.claim_over(now, index, item, claim, outcome),
+                (None, Outcome::NotTried) => true,
+                (None, Outcome::Failed(failure)) => !self.charge(now, index, item, failure),
+                (None, Outcome::Delivered) => {
                     self.subscribers[index].succeed(item);
+                    self.subscribers[index].note_turn(item.key);
+                    false
                 }
-                Outcome::Failed(failure) => {
-                    tried = true;
-                    if !self.charge(now, index, item, failure) {
-                        back.push(item.clone());
-                    }
-                }
-                Outcome::NotTried => back.push(item.clone()),
+            };
+            if again {
+                back.push(item.clone());
             }
         }
         let sub = &mut self.subscribers[index];
@@ -38,70 +46,73 @@ impl Engine {
             sub.delivered_at = Some(now.wall);
             *self.figures.delivered.entry(sub.name.clone()).or_default() += delivered;
         }
-        if !tried && !items.is_empty() {
+        if !tried && !items.is_empty() && sub.queue.as_ref().is_none_or(|queue| !queue.settles()) {
             // Calling again at once would be a busy loop, and a flood of duplicates if it did send something.
             sub.breaker.failure(now, "the sink answered for no event of a batch", None);
         }
-        self.batch_over(now, index, &items, back);
+        back
     }
 
     /// A batch was given up. Whatever of it has reached the sink, all of it comes again before anything else of its keys: what
     /// arrived first of a key was in order, and so is what comes now.
     pub(super) fn aborted(&mut self, now: Now, (index, batch): (usize, BatchId)) {
         let items = self.finish_batch(index, batch);
-        self.batch_over(now, index, &items, items.clone());
+        self.batch_over(now, index, &items, items.clone(), None);
     }
 
     fn finish_batch(&mut self, index: usize, batch: BatchId) -> Vec<Item> {
         let sub = &mut self.subscribers[index];
         let items = sub.dispatcher.finish(batch);
+        sub.queue.iter_mut().for_each(|queue| queue.over(batch));
         sub.bytes -= items.iter().map(|item| item.event.size()).sum::<usize>();
         items
     }
 
-    /// Frees the keys of a batch that is over; `back` of it comes again.
-    fn batch_over(&mut self, now: Now, index: usize, items: &[Item], back: Vec<Item>) {
+    /// Frees the keys of events that are over, but for `busy`; `back` of them comes again.
+    fn batch_over(&mut self, now: Now, index: usize, items: &[Item], back: Vec<Item>, busy: Option<KeyHash>) {
         if items.is_empty() {
             return;
         }
+        let (stopping, behind) = (self.draining || self.expired, self.is_behind_of(index));
         let sub = &mut self.subscribers[index];
         sub.breaker.probe_over(now);
-        let back = sub.take_back(now, back);
-        for item in items {
+        let back = sub.take_back(now, back, stopping);
+        for item in items.iter().filter(|item| item.key.is_none() || item.key != busy) {
             sub.release_key(now, item);
+            if behind {
+                sub.hold_if_served(item.key);
+            }
         }
         sub.dispatcher.push_front(back);
         self.stuck = false;
     }
 
-    /// Takes the rest of a batch back from a worker that is held up. What belongs to a lane that was lost meanwhile is dropped.
-    pub(super) fn handed_back(&mut self, (index, batch): (usize, BatchId), kept: usize) {
+    /// A worker is held up: what it has done of its batch is over, and the rest is taken back. What belongs to a lane that was lost
+    /// meanwhile is dropped.
+    pub(super) fn handed_back(&mut self, now: Now, (index, batch): (usize, BatchId), outcomes: Vec<Outcome>) {
         let sub = &mut self.subscribers[index];
-        sub.dispatcher.hand_back(batch, kept);
+        sub.dispatcher.hand_back(batch, outcomes.len() + 1);
         let lanes = &sub.lanes;
         let held = |item: &Item| {
-            lanes.get(item.lane as usize).and_then(Option::as_ref).is_some_and(|lane| lane.epoch == item.epoch)
+            let lane = lanes.get(item.lane as usize).and_then(Option::as_ref);
+            item.claim.is_some() || lane.is_some_and(|lane| lane.epoch == item.epoch)
         };
         sub.bytes -= sub.dispatcher.retain(held);
+        let items = sub.dispatcher.finish_first(batch, outcomes.len());
+        sub.bytes -= items.iter().map(|item| item.event.size()).sum::<usize>();
+        sub.queue.iter_mut().for_each(|queue| queue.begin(batch, now));
+        let busy = sub.dispatcher.batch(batch).first().and_then(|item| item.key);
+        let back = self.judge(now, index, &items, outcomes);
+        self.batch_over(now, index, &items, back, busy);
     }
 
     /// Deals with a failure; false if the event is to be tried again as if nothing had happened.
     pub(super) fn charge(&mut self, now: Now, index: usize, item: &Item, failure: Failure) -> bool {
-        let sub = &mut self.subscribers[index];
-        let position = item.event.position;
-        *self.figures.failed.entry((sub.name.clone(), failure.kind)).or_default() += 1;
-        let charge = match failure.fault {
-            Fault::Event => {
-                sub.breaker.answered();
-                Charge::Event
-            }
-            Fault::Sink | Fault::Unclear => sub.breaker.suspect(now, position, &failure),
-        };
-        let key = item.key.map_or(position as u64, |key| key.0);
-        if charge == Charge::Sink {
+        if self.blame(now, index, item, &failure) == Charge::Sink {
             return false;
         }
-        sub.flood_guard.note(key, true);
+        let sub = &mut self.subscribers[index];
+        let position = item.event.position;
         let valid = sub.lane(item.lane).is_some_and(|lane| lane.epoch == item.epoch);
         if !valid {
             return true;
@@ -121,6 +132,24 @@ impl Engine {
             lane.park(&item.event, failed, now.wall, on_dead);
         }
         true
+    }
+
+    /// Whose fault a failure was.
+    pub(super) fn blame(&mut self, now: Now, index: usize, item: &Item, failure: &Failure) -> Charge {
+        let sub = &mut self.subscribers[index];
+        let position = item.event.position;
+        *self.figures.failed.entry((sub.name.clone(), failure.kind)).or_default() += 1;
+        let charge = match failure.fault {
+            Fault::Event => {
+                sub.breaker.answered();
+                Charge::Event
+            }
+            Fault::Sink | Fault::Unclear => sub.breaker.suspect(now, position, failure),
+        };
+        if charge == Charge::Event {
+            sub.flood_guard.note(item.key.map_or(position as u64, |key| key.0), true);
+        }
+        charge
     }
 
     /// What the failure of an event's `attempts`-th attempt makes of it.
@@ -174,7 +203,7 @@ impl Engine {
             if careful {
                 lane.announce(position, key);
             }
-            let item = Item { event: event.clone(), key, lane: number, epoch, attempts, parked: true };
+            let item = Item { event: event.clone(), key, lane: number, epoch, attempts, parked: true, claim: None };
             sub.bytes += event.size();
             if careful { sub.announced.push(item) } else { sub.dispatcher.push(item) }
         }
@@ -199,9 +228,14 @@ impl Engine {
                 }
             };
             let Some(batch) = batch else { return };
+            sub.queue.iter_mut().for_each(|queue| queue.begin(batch, now));
             let items = sub.dispatcher.batch(batch);
-            let attempt =
-                |item: &Item| Attempt { event: item.event.clone(), number: item.attempts + 1, epoch: item.epoch };
+            let attempt = |item: &Item| Attempt {
+                event: item.event.clone(),
+                number: item.attempts + 1,
+                epoch: item.epoch,
+                claim: item.claim,
+            };
             let events = items.iter().map(attempt).collect();
             if self.config.mutant == Some(Mutant::SettleBeforeDeliver) {
                 let early: Vec<(u32, Position, uuid::Uuid)> =

@@ -50,8 +50,10 @@ impl Engine {
             return;
         }
         let running: Vec<SubscriptionId> = self.subscribers.iter().map(|sub| sub.id).collect();
+        let seen: Vec<InstanceId> = fleet.instances.iter().map(|instance| instance.id).collect();
         self.orphaned = orphaned(&fleet, &running, self.me);
         let plan = self.ownership.plan(&fleet, &mine, &running, now.mono);
+        self.note_dead(plan.dead, &seen);
         for lane in plan.release {
             if let Some(lane) = self.lane_mut(lane).filter(|lane| matches!(lane.phase, Phase::Active | Phase::Paused)) {
                 lane.phase = Phase::Releasing;
@@ -115,7 +117,7 @@ impl Engine {
             let sub = &mut self.subscribers[index];
             sub.drop_lane(reference.lane);
             let Some(state) = state.filter(|_| reference.lane < sub.lane_count) else { continue };
-            let mut lane = Lane::load(reference, epoch, state, sub.spec.on_dead, CAREFUL_AFTER);
+            let mut lane = Lane::load(reference, epoch, state, sub.spec.on_dead, sub.spec.mode, CAREFUL_AFTER);
             lane.written.1 = now.mono;
             if self.draining {
                 lane.phase = Phase::Releasing;

@@ -156,7 +156,7 @@ impl Engine {
                 continue;
             }
             room = room.saturating_sub(1);
-            sub.admit(now, number, key, event);
+            sub.admit(now, number, key, event, &mut self.next_claim);
         }
         stops.iter_mut().for_each(|own| *own = (*own).min(stop));
         stops

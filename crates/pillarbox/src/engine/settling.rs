@@ -2,7 +2,7 @@ use super::subscriber::Subscriber;
 use super::{Action, Call, Engine, Mutant, PendingWrite};
 use crate::dispatcher::Item;
 use crate::lane::{Lane, Phase};
-use crate::{Cursor, Now, Position, RangeSet, Settlement};
+use crate::{ClaimId, Cursor, Now, Position, RangeSet, Settlement};
 
 impl Engine {
     pub(super) fn has_writes(&self) -> bool {
@@ -15,6 +15,10 @@ impl Engine {
         for (pending, written) in self.settling.take().unwrap_or_default().into_iter().zip(written) {
             let PendingWrite { write, done, announced } = pending;
             let (number, epoch) = (write.lane.lane, write.epoch);
+            if !write.queue.is_empty() {
+                let claims: Vec<ClaimId> = write.queue.iter().filter_map(|queued| queued.claim).collect();
+                self.rows_settled(now, write.lane.subscription, &claims);
+            }
             let Some(sub) = self.subscribers.iter_mut().find(|sub| sub.id == write.lane.subscription) else { continue };
             sub.window -= done;
             let Some(lane) = sub.lane_at(number, epoch) else { continue };

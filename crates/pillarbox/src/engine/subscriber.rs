@@ -1,13 +1,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::queue::Queue;
 use super::{EngineConfig, PROMOTE_MAX};
 use crate::breaker::Breaker;
 use crate::dispatcher::{Dispatcher, Item};
 use crate::flood_guard::FloodGuard;
 use crate::lane::{ChainKey, Lane, Phase};
 use crate::{
-    Delivery, Epoch, Event, Filter, KeyHash, Now, Position, RangeSet, SinkFeatures, Subscription, SubscriptionId,
+    Delivery, Epoch, Event, Filter, KeyHash, Mode, Now, Position, RangeSet, SinkFeatures, Subscription, SubscriptionId,
     SubscriptionView, Timestamp,
 };
 
@@ -34,6 +35,8 @@ pub(super) struct Subscriber {
     pub(super) first_lane: usize,
     /// Events of careful lanes whose attempt is being written down first.
     pub(super) announced: Vec<Item>,
+    /// Of a queue.
+    pub(super) queue: Option<Queue>,
     /// Delayed deliveries that are due while an event of their key is at the sink: they take their place when that is over.
     pub(super) due_behind: HashMap<KeyHash, Vec<(u32, Delivery)>>,
     /// The filter and the number of lanes that people know of: those of the configuration, or what they were last told.
@@ -59,6 +62,7 @@ impl Subscriber {
             stopped: None,
             first_lane: 0,
             announced: Vec::new(),
+            queue: (spec.mode == Mode::Queue).then(|| Queue::new(sink)),
             due_behind: HashMap::new(),
             told: (spec.filter.clone(), spec.lanes),
             spec,
@@ -121,7 +125,8 @@ impl Subscriber {
 
     /// How many more events fit into the window.
     pub(super) fn free(&self, config: &EngineConfig) -> usize {
-        let full = self.paused || self.bytes >= config.in_flight_bytes_max;
+        let queue_is_full = self.queue.as_ref().is_some_and(Queue::is_full);
+        let full = self.paused || queue_is_full || self.bytes >= config.in_flight_bytes_max;
         if full { 0 } else { config.in_flight_max.saturating_sub(self.window) }
     }
 
@@ -140,11 +145,19 @@ impl Subscriber {
         };
         let given_up = self.breaker.is_down() || self.stopped.is_some();
         let quiet = self.dispatcher.in_flight() == 0 && self.announced.is_empty();
-        quiet && (given_up || (self.dispatcher.is_empty() && self.lanes().all(lane_idle)))
+        let queue_idle = self.paused || self.queue.as_ref().is_none_or(|queue| queue.is_idle(now));
+        quiet && (given_up || (queue_idle && self.dispatcher.is_empty() && self.lanes().all(lane_idle)))
     }
 
     /// Takes an event that a scan showed.
-    pub(super) fn admit(&mut self, now: Now, number: u32, key: Option<KeyHash>, event: &Arc<Event>) {
+    pub(super) fn admit(
+        &mut self,
+        now: Now,
+        number: u32,
+        key: Option<KeyHash>,
+        event: &Arc<Event>,
+        next_claim: &mut i64,
+    ) {
         let lane = self.lanes[number as usize].as_mut().expect("the caller found the lane");
         assert!(event.position > lane.top || lane.holes.contains(event.position), "an event is handed on once");
         lane.admit(event.position);
@@ -152,21 +165,30 @@ impl Subscriber {
         if lane.is_parked(event.position) {
             return lane.done(event.position, event.id);
         }
-        if let Some(until) = event.deliver_at.filter(|&at| at > now.wall) {
-            return lane.delay(event, until, now.wall);
-        }
-        if lane.careful || lane.has_chain(ChainKey::of(key, event.position)) {
-            return lane.enqueue(event, now.wall);
-        }
-        self.bytes += event.size();
-        self.dispatcher.push(Item {
+        let item = Item {
             event: event.clone(),
             key,
             lane: number,
             epoch: lane.epoch,
             attempts: 0,
             parked: false,
-        });
+            claim: None,
+        };
+        let delayed = event.deliver_at.filter(|&at| at > now.wall);
+        if let Some(queue) = &self.queue {
+            let has_rows = lane.has_chain(ChainKey::of(key, event.position));
+            if delayed.is_some() || lane.careful || has_rows || queue.takes_all() {
+                return self.give_row(now, next_claim, number, &item);
+            }
+        }
+        if let Some(until) = delayed {
+            return lane.delay(event, until, now.wall);
+        }
+        if lane.careful || lane.has_chain(ChainKey::of(key, event.position)) {
+            return lane.enqueue(event, now.wall);
+        }
+        self.bytes += event.size();
+        self.dispatcher.push(item);
     }
 
     pub(super) fn succeed(&mut self, item: &Item) {
@@ -183,11 +205,18 @@ impl Subscriber {
 
     /// Of the events that were not tried, those that are to be sent again before anything else of their keys. Those of a failing
     /// key go behind its head; those of a lane that is gone or leaving are dropped.
-    pub(super) fn take_back(&mut self, now: Now, items: Vec<Item>) -> Vec<Item> {
+    pub(super) fn take_back(&mut self, now: Now, items: Vec<Item>, stopping: bool) -> Vec<Item> {
         let mut front = Vec::new();
-        let gated = &self.due_behind;
         for item in items {
             let position = item.event.position;
+            if let Some(claim) = item.claim {
+                if self.keeps_claim(claim, stopping) {
+                    self.bytes += item.event.size();
+                    front.push(item);
+                }
+                continue;
+            }
+            let gated = &self.due_behind;
             let lane = self.lanes.get_mut(item.lane as usize).and_then(Option::as_mut);
             let Some(lane) = lane.filter(|lane| lane.epoch == item.epoch) else {
                 self.breaker.forget(position);
@@ -217,6 +246,10 @@ impl Subscriber {
         waiting.extend(self.dispatcher.release(key));
         let (mut head_is_sent, mut front) = (false, Vec::new());
         for item in waiting {
+            if item.claim.is_some() {
+                front.push(item);
+                continue;
+            }
             let position = item.event.position;
             let (size, event) = (item.event.size(), item.event.clone());
             let lane = self.lanes.get_mut(item.lane as usize).and_then(Option::as_mut);
@@ -294,6 +327,7 @@ impl Subscriber {
     pub(super) fn drop_lane(&mut self, number: u32) {
         let Some(lane) = self.lanes.get_mut(number as usize).and_then(Option::take) else { return };
         self.bytes -= self.dispatcher.purge(number);
+        self.queue.iter_mut().for_each(|queue| queue.lane_gone(self.id, number));
         self.due_behind.values_mut().for_each(|rows| rows.retain(|row| row.0 != number));
         for item in self.announced.extract_if(.., |item| item.lane == number) {
             self.bytes -= item.event.size();

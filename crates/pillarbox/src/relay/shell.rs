@@ -9,9 +9,10 @@ use tokio::time::Instant;
 use super::task::{Doorbell, Lease, Running, deliver_to_sink, handle_one_by_one, listen, retain};
 use super::{Command, End, Face, Target};
 use crate::engine::{Action, Call, Engine, EngineConfig, Figures, Input};
+use crate::handler::Patience;
 use crate::{
-    Advice, Attempt, Batch, BatchId, Error, Failpoint, Hello, Joined, Now, Operator, PrunePolicy, Result, Store,
-    Subscription, Timestamp, metric,
+    Advice, Attempt, Batch, BatchId, ClaimPlace, Error, Failpoint, Hello, Joined, Mode, Now, Operator, PrunePolicy,
+    Result, Store, Subscription, SubscriptionId, Timestamp, metric,
 };
 
 /// How long a stop waits for the database to be told.
@@ -39,6 +40,7 @@ pub(super) struct Shell<S> {
 /// One life as an instance. Nothing of it reaches the next one: not the engine, no call, no answer.
 struct Life {
     engine: Engine,
+    subscriptions: Vec<SubscriptionId>,
     began: Instant,
     inputs: mpsc::UnboundedReceiver<Answer>,
     answers: mpsc::UnboundedSender<Answer>,
@@ -72,6 +74,7 @@ impl Life {
         let (answers, inputs) = mpsc::unbounded_channel();
         Life {
             engine: Engine::new(config.clone(), joined, store.features(), features),
+            subscriptions: joined.subscriptions.iter().map(|view| view.id).collect(),
             began: Instant::now(),
             inputs,
             answers,
@@ -292,6 +295,21 @@ impl<S: Store + Operator> Shell<S> {
                 Failpoint::Settled.hit();
                 Ok(Input::Settled(written))
             }),
+            Action::Claim(requests) => self.call(Call::Claim, async move {
+                let claims = store.claim(&requests).await?;
+                Failpoint::Claimed.hit();
+                Ok(Input::Claimed(claims))
+            }),
+            Action::Finish(ends) => self.call(Call::Finish, async move {
+                Failpoint::Finish.hit();
+                let written = store.finish(&ends).await?;
+                Failpoint::Finished.hit();
+                Ok(Input::Finished(written))
+            }),
+            Action::Recover(request) => self.call(Call::Recover, async move {
+                let recovered = store.recover(&request).await?;
+                Ok(Input::Recovered(recovered))
+            }),
             Action::Deliver { batch, events } => self.deliver(batch, events),
             // Each answers for itself once it is over.
             Action::Abort => self.life.deliveries.abort_all(),
@@ -316,14 +334,23 @@ impl<S: Store + Operator> Shell<S> {
 
     fn deliver(&mut self, batch: (usize, BatchId), events: Vec<Attempt>) {
         let (subscription, target) = &self.targets[batch.0];
-        let (timeout, target, name) = (subscription.processing_timeout, target.clone(), self.names[batch.0].clone());
+        let timeout = subscription.heartbeat_timeout.unwrap_or(subscription.processing_timeout);
+        let (target, name) = (target.clone(), self.names[batch.0].clone());
+        let patience = match (subscription.mode, subscription.heartbeat_timeout) {
+            (Mode::Stream, _) => Patience::Total(timeout),
+            (Mode::Queue, Some(pulse)) => Patience::Pulse(pulse),
+            (Mode::Queue, None) => Patience::Endless,
+        };
+        let place =
+            ClaimPlace { subscription: self.life.subscriptions[batch.0], instance: self.life.engine.instance() };
         let lease = Lease { started: self.started, good_until: self.life.good_until.clone() };
         let running = Running::new(batch, self.life.answers.clone());
         self.life.deliveries.spawn(async move {
             Failpoint::Deliver.hit();
             let outcomes = match target {
                 Target::Sink(sink) => deliver_to_sink(&*sink, Batch { subscription: name, events }, timeout).await,
-                Target::Handler(handler) => handle_one_by_one(&*handler, events, timeout, &lease, &running).await,
+                Target::Handler(handler) => handle_one_by_one(&*handler, events, patience, &lease, &running).await,
+                Target::Transact(handler) => handler.transact(place, events, timeout).await,
             };
             Failpoint::Delivered.hit();
             running.over(outcomes);
@@ -407,7 +434,7 @@ fn rejoin_wait(failures: u32) -> Duration {
 }
 
 fn publish_figures(figures: Figures) {
-    let Figures { delivered, failed, dead, takeovers, pruned, warnings } = figures;
+    let Figures { delivered, failed, dead, takeovers, pruned, recovered, refused, warnings } = figures;
     for (subscription, count) in delivered {
         metrics::counter!(metric::DELIVERED, "subscription" => subscription.to_string()).increment(count);
     }
@@ -425,6 +452,15 @@ fn publish_figures(figures: Figures) {
     }
     for (subscription, count) in pruned {
         metrics::counter!(metric::PRUNED_UNDELIVERED, "subscription" => subscription.to_string()).increment(count);
+    }
+    for ((subscription, cause), count) in recovered {
+        tracing::warn!(%subscription, cause, count, "took back what others were working on");
+        metrics::counter!(metric::RECOVERED, "subscription" => subscription.to_string(), "cause" => cause)
+            .increment(count);
+    }
+    for (subscription, count) in refused {
+        tracing::warn!(%subscription, count, "work was finished after it had been taken from this relay; it is done again");
+        metrics::counter!(metric::REFUSED, "subscription" => subscription.to_string()).increment(count);
     }
     warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::RETENTION_INTERVAL;
 use super::shell::Answer;
 use crate::engine::Input;
-use crate::handler::{AnyHandler, CatchUnwind, call};
+use crate::handler::{AnyHandler, CatchUnwind, Patience, call};
 use crate::{
     Advice, Attempt, Batch, BatchId, Failpoint, Failure, Operator, Outcome, PrunePolicy, Pruned, Sink, Store, Wake,
 };
@@ -153,7 +153,7 @@ pub(super) async fn deliver_to_sink(sink: &dyn Sink, batch: Batch, timeout: Dura
 pub(super) async fn handle_one_by_one(
     handler: &dyn AnyHandler,
     events: Vec<Attempt>,
-    timeout: Duration,
+    patience: Patience,
     lease: &Lease,
     running: &Running,
 ) -> Vec<Outcome> {
@@ -170,14 +170,12 @@ pub(super) async fn handle_one_by_one(
             // A process that stood still for long: the engine has not noticed yet, and the rest may be another's now.
             return outcomes;
         }
-        let mut calling = std::pin::pin!(call(handler, attempt.event, timeout));
-        let held_up = index + 1 < count;
+        let mut calling = std::pin::pin!(call(handler, attempt.event, patience));
         let outcome = match tokio::time::timeout(HAND_BACK_AFTER, &mut calling).await {
             Ok(outcome) => outcome,
-            Err(_) if held_up => {
-                running.send(Input::HandedBack { batch: running.batch, kept: index + 1 });
-                outcomes.push(calling.await);
-                return outcomes;
+            Err(_) if count > 1 => {
+                running.send(Input::HandedBack { batch: running.batch, outcomes });
+                return vec![calling.await];
             }
             Err(_) => calling.await,
         };

@@ -73,7 +73,7 @@ fn in_all(row: &SubscriptionRow, floor: Position, sets: &[&ByLane]) -> RangeSet 
     all
 }
 
-/// Gives each delivery its new lane, keeping the order of arrival within each key.
+/// Gives each delivery its new lane, keeping the order of arrival within each key. In a queue that is the same for all lanes.
 async fn relane_deliveries(tx: &Transaction<'_>, id: SubscriptionId, lanes: u32) -> Db<u64> {
     let sql = "select position, key from delivery where subscription = $1 order by arrival, lane, position";
     let rows = tx.query(sql, &[&id.0]).await?;
@@ -83,7 +83,7 @@ async fn relane_deliveries(tx: &Transaction<'_>, id: SubscriptionId, lanes: u32)
         positions.push(position);
         new_lanes.push(lane_of(key.map(KeyHash::of), position, lanes) as i32);
     }
-    let sql = "update delivery as d set lane = n.lane, arrival = n.arrival \
+    let sql = "update delivery as d set lane = n.lane, arrival = case when d.queued then d.arrival else n.arrival end \
                from unnest($2::bigint[], $3::integer[]) with ordinality as n (position, lane, arrival) \
                where d.subscription = $1 and d.position = n.position";
     Ok(tx.execute(sql, &[&id.0, &positions, &new_lanes]).await?)

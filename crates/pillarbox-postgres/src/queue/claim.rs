@@ -1,0 +1,253 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::{try_join, try_join_all, try_join3};
+use pillarbox::{
+    ClaimId, ClaimRequest, Claimed, Claims, Delivery, KEYS_TOLD_MAX, SUSPECT_AFTER, State, SubscriptionId, Timestamp,
+    WAITING_COUNTED,
+};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, Statement};
+use uuid::Uuid;
+
+use super::Keys;
+use crate::connection::Session;
+use crate::error::Db;
+use crate::reader::Decoder;
+use crate::types::Time;
+
+/// How often a subscription's rows are looked through from the oldest on, and its keys for heads that nobody has promoted.
+const WHOLE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Between two of those, how far before the oldest row that could be claimed last time is looked: a settlement may have been under way
+/// for so long.
+const LOOK_BACK: Duration = Duration::from_secs(1);
+
+/// So many rows that wait are counted with every claim; where there are more, all of them are every [`COUNT_INTERVAL`].
+const COUNTED_EACH_TIME: usize = 1_000;
+const COUNT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How many keys are looked at at once for heads that nobody has promoted.
+const MENDED_AT_ONCE: i32 = 1_000;
+
+/// Before every time.
+const ALWAYS: Timestamp = Timestamp(i64::MIN);
+
+/// Before every key, which has at least one byte.
+const FIRST_KEY: &str = "";
+
+/// Claims rows of queues, and remembers where in a queue it is.
+#[derive(Default)]
+pub(crate) struct Claiming {
+    decoder: Decoder,
+    places: HashMap<SubscriptionId, Place>,
+}
+
+/// What was seen of a subscription's queue.
+#[derive(Default)]
+struct Place {
+    /// Nothing that became ready before can be claimed, but for what [`LOOK_BACK`] says.
+    ready_since: Option<Timestamp>,
+    looked_at: Option<Instant>,
+    /// How many rows waited, and when they were counted.
+    counted: Option<(usize, Instant)>,
+    mended_at: Option<Instant>,
+    /// The keys up to this one were looked at.
+    mended_to: Option<String>,
+}
+
+/// What claiming led to.
+pub(crate) struct Answer {
+    pub(crate) claims: Vec<Claims>,
+    /// The instance has a row.
+    pub(crate) alive: bool,
+}
+
+/// What one request asks for.
+struct Asked<'a> {
+    request: &'a ClaimRequest,
+    since: Timestamp,
+    counted: usize,
+}
+
+/// What claims showed besides.
+struct Gathered {
+    /// Keys of rows that were not the first of their key after all.
+    demoted: Keys,
+    /// Since when the first row of each request was ready.
+    first_ready: Vec<Option<Timestamp>>,
+}
+
+impl Claiming {
+    /// Claims for instance `me`. An event needs no barrier to be durable: its row was written by a settlement after a poll that had
+    /// made it so, or by a command about events that were settled, and both commits have waited for the disk.
+    pub(crate) async fn claim(&mut self, session: &Session, me: i32, requests: &[ClaimRequest]) -> Db<Answer> {
+        let asked: Vec<Asked<'_>> = requests.iter().map(|request| self.ask(request)).collect();
+        let statement = session.statement(include_str!("../sql/claim.sql")).await?;
+        let figures = session.statement(include_str!("../sql/claim_figures.sql")).await?;
+        let keys = session.statement(include_str!("../sql/claim_keys.sql")).await?;
+        let rows = session.statement("select count(*) from delivery where subscription = $1").await?;
+        // What is sent first is answered first: the figures are of what the claims have left.
+        let (claimed, figures, told) = try_join3(
+            send_claims(session, &statement, me, &asked),
+            send_figures(session, &figures, me, &asked),
+            try_join_all(requests.iter().map(|request| tell(session, &keys, &rows, request))),
+        )
+        .await?;
+        let mut claims: Vec<Claims> = told;
+        let Gathered { demoted, first_ready } = self.gather(requests, &claimed, &mut claims)?;
+        let mut alive = true;
+        for (index, row) in figures.iter().enumerate() {
+            let waiting = row.try_get::<_, i64>(0)? as usize;
+            claims[index].next_due = row.try_get::<_, Option<Time>>(1)?.map(|time| time.0);
+            let ready = first_ready[index].unwrap_or(row.try_get::<_, Time>(2)?.0);
+            claims[index].waiting = self.note(&asked[index], claims[index].claimed.len(), waiting, ready);
+            alive &= row.try_get::<_, bool>(3)?;
+        }
+        demoted.promote_or_leave(session).await;
+        for (request, claims) in requests.iter().zip(&mut claims) {
+            if claims.claimed.len() < request.limit {
+                claims.waiting += self.mend(session, &keys, request.subscription).await?;
+            }
+        }
+        Ok(Answer { claims, alive })
+    }
+
+    /// Hands what was claimed to the requests.
+    fn gather(&mut self, requests: &[ClaimRequest], rows: &[Row], claims: &mut [Claims]) -> Db<Gathered> {
+        let mut gathered = Gathered { demoted: Keys::default(), first_ready: vec![None; requests.len()] };
+        for row in rows {
+            let index = row.try_get::<_, i64>(19)? as usize - 1;
+            match row.try_get::<_, Option<i64>>(12)? {
+                Some(claim) => {
+                    let ready = row.try_get::<_, Option<Time>>(18)?.map(|time| time.0);
+                    gathered.first_ready[index] = gathered.first_ready[index].or(ready);
+                    claims[index].claimed.push(self.claimed(row, ClaimId(claim))?);
+                }
+                None => gathered.demoted.note(requests[index].subscription.0, row.try_get(4)?),
+            }
+        }
+        Ok(gathered)
+    }
+
+    fn ask<'a>(&self, request: &'a ClaimRequest) -> Asked<'a> {
+        let place = self.places.get(&request.subscription);
+        let recent = |at: Option<Instant>, interval| at.is_some_and(|at| at.elapsed() < interval);
+        let since = place.filter(|place| recent(place.looked_at, WHOLE_LOOK_INTERVAL)).and_then(|it| it.ready_since);
+        let known = recent(place.and_then(|place| Some(place.counted?.1)), COUNT_INTERVAL);
+        let counted = if known { COUNTED_EACH_TIME } else { WAITING_COUNTED };
+        Asked { request, since: since.unwrap_or(ALWAYS), counted }
+    }
+
+    /// Takes in what a claim showed; how many rows wait.
+    fn note(&mut self, asked: &Asked<'_>, claimed: usize, waiting: usize, ready: Timestamp) -> usize {
+        let place = self.places.entry(asked.request.subscription).or_default();
+        if asked.since == ALWAYS {
+            place.looked_at = Some(Instant::now());
+        }
+        if asked.request.limit > 0 {
+            place.ready_since = Some(Timestamp(ready.0 - LOOK_BACK.as_millis() as i64));
+        }
+        if asked.counted == WAITING_COUNTED {
+            place.counted = (waiting >= COUNTED_EACH_TIME).then(|| (waiting, Instant::now()));
+        }
+        match &mut place.counted {
+            Some((counted, _)) if asked.counted < WAITING_COUNTED && waiting >= asked.counted => {
+                *counted = counted.saturating_sub(claimed).max(waiting);
+                *counted
+            }
+            _ => waiting,
+        }
+    }
+
+    fn claimed(&mut self, row: &Row, claim: ClaimId) -> Db<Claimed> {
+        let delivery = Delivery {
+            position: row.try_get(0)?,
+            key: row.try_get::<_, Option<&str>>(4)?.map(Into::into),
+            arrival: row.try_get(13)?,
+            state: State::Processing,
+            attempts: row.try_get::<_, i32>(14)? as u32,
+            due_at: row.try_get::<_, Time>(15)?.0,
+            since: row.try_get::<_, Time>(16)?.0,
+        };
+        let event = match row.try_get::<_, Option<Uuid>>(3)? {
+            Some(_) => Some(Arc::new(self.decoder.event(row)?)),
+            None => None,
+        };
+        Ok(Claimed { claim, delivery, event, suspect: row.try_get::<_, i32>(17)? as u32 >= SUSPECT_AFTER })
+    }
+
+    /// Looks for heads that nobody has promoted, since whoever should have ended before; how many there were.
+    async fn mend(&mut self, session: &Session, keys: &Statement, subscription: SubscriptionId) -> Db<usize> {
+        let place = self.places.entry(subscription).or_default();
+        if place.mended_at.is_some_and(|at| at.elapsed() < WHOLE_LOOK_INTERVAL) {
+            return Ok(0);
+        }
+        let after = place.mended_to.take();
+        let after = after.as_deref().unwrap_or(FIRST_KEY);
+        let rows = session.query(keys, &[&subscription.0, &after, &MENDED_AT_ONCE]).await?;
+        let (mut heads, mut last) = (Keys::default(), None);
+        for row in &rows {
+            last = Some(row.try_get::<_, String>(0)?);
+            heads.note(subscription.0, last.clone());
+        }
+        let promoted = heads.promote(session).await?;
+        place.mended_at = Some(Instant::now());
+        place.mended_to = last.filter(|_| rows.len() == MENDED_AT_ONCE as usize);
+        Ok(promoted as usize)
+    }
+}
+
+async fn send_claims(
+    session: &Session,
+    statement: &Statement,
+    me: i32,
+    asked: &[Asked<'_>],
+) -> Result<Vec<Row>, tokio_postgres::Error> {
+    let wanting = |asked: &Asked<'_>| asked.request.limit.min(i32::MAX as usize) as i32;
+    let subscriptions: Vec<i64> = asked.iter().map(|asked| asked.request.subscription.0).collect();
+    let firsts: Vec<i64> = asked.iter().map(|asked| asked.request.first.0).collect();
+    let limits: Vec<i32> = asked.iter().map(wanting).collect();
+    let suspects: Vec<bool> = asked.iter().map(|asked| asked.request.suspect).collect();
+    let since: Vec<Time> = asked.iter().map(|asked| Time(asked.since)).collect();
+    let again: Vec<bool> = asked.iter().map(|asked| asked.request.again).collect();
+    let suspect_after = SUSPECT_AFTER as i32;
+    let values: [&(dyn ToSql + Sync); 8] =
+        [&me, &subscriptions, &firsts, &limits, &suspects, &since, &again, &suspect_after];
+    session.query(statement, &values).await
+}
+
+async fn send_figures(
+    session: &Session,
+    statement: &Statement,
+    me: i32,
+    asked: &[Asked<'_>],
+) -> Result<Vec<Row>, tokio_postgres::Error> {
+    let subscriptions: Vec<i64> = asked.iter().map(|asked| asked.request.subscription.0).collect();
+    let since: Vec<Time> = asked.iter().map(|asked| Time(asked.since)).collect();
+    let counted: Vec<i64> = asked.iter().map(|asked| asked.counted as i64).collect();
+    session.query(statement, &[&me, &subscriptions, &since, &counted]).await
+}
+
+/// What a request wants to be told besides.
+async fn tell(
+    session: &Session,
+    keys: &Statement,
+    rows: &Statement,
+    request: &ClaimRequest,
+) -> Result<Claims, tokio_postgres::Error> {
+    let mut claims = Claims::default();
+    if request.tell {
+        let most = KEYS_TOLD_MAX as i32 + 1;
+        let values: [&(dyn ToSql + Sync); 3] = [&request.subscription.0, &FIRST_KEY, &most];
+        let of = [&request.subscription.0 as &(dyn ToSql + Sync)];
+        let (keys, rows) = try_join(session.query(keys, &values), session.query_one(rows, &of)).await?;
+        claims.rows = Some(rows.try_get::<_, i64>(0)? as u64);
+        if keys.len() <= KEYS_TOLD_MAX {
+            let key = |row: &Row| Ok(row.try_get::<_, &str>(0)?.into());
+            claims.keys = Some(keys.iter().map(key).collect::<Result<_, tokio_postgres::Error>>()?);
+        }
+    }
+    Ok(claims)
+}

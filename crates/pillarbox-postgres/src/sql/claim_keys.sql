@@ -1,0 +1,12 @@
+-- The next $3 keys above $2 that have a row, one look at the index for each.
+with recursive k (key, number) as (
+    (select d.key, 1 from delivery as d where d.subscription = $1::bigint and d.key > $2::text order by d.key limit 1)
+    union all
+    select n.key, k.number + 1
+    from k
+    cross join lateral (
+        select d.key from delivery as d where d.subscription = $1 and d.key > k.key order by d.key limit 1
+    ) as n
+    where k.number < $3::integer
+)
+select key from k order by number

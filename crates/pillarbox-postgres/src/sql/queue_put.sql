@@ -1,0 +1,28 @@
+-- Rows of queues for events that have none yet, in order; the keys of which one is behind others. A key's first row here is ready
+-- at once if the key has no other.
+with added as (
+    insert into delivery (
+        subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, errors, queued, owner, claim,
+        claimed_at, ready_at
+    )
+    select
+        w.subscription, w.position, w.lane, nextval('delivery_arrival_seq'), w.key, w.state, w.attempts, w.due_at, w.since,
+        case w.state when 'dead' then clock_timestamp() end, w.errors, true, case when w.claim is not null then $1::integer end,
+        w.claim, case when w.claim is not null then clock_timestamp() end,
+        case
+            when w.claim is not null or w.state = 'dead' then null
+            when w.key is null or w.state = 'delayed' then greatest(w.due_at, clock_timestamp())
+            -- Not as an anti join, which might read all of the table.
+            when w.is_first and (
+                select d.position from delivery as d where d.subscription = w.subscription and d.key = w.key limit 1
+            ) is null then greatest(w.due_at, clock_timestamp())
+        end
+    from unnest($2::bigint[], $3::bigint[], $4::integer[], $5::text[], $6::text[], $7::integer[], $8::timestamptz[],
+        $9::timestamptz[], $10::text[], $11::bigint[], $12::boolean[])
+        as w (subscription, position, lane, key, state, attempts, due_at, since, errors, claim, is_first)
+    on conflict (subscription, position) do nothing
+    returning subscription, key, state, claim, ready_at
+)
+select distinct subscription, key
+from added
+where ready_at is null and claim is null and key is not null and state in ('pending', 'retrying')

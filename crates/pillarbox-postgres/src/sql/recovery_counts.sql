@@ -1,0 +1,3 @@
+select subscription, cause, count, last_at
+from recovery
+order by subscription, cause

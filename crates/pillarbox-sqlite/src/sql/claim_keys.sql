@@ -1,0 +1,12 @@
+-- Goes from key to key, however many rows each has.
+with recursive known (key) as (
+    select min(key) from pillarbox_delivery where subscription = ?1
+    union all
+    select (select min(key) from pillarbox_delivery where subscription = ?1 and key > known.key)
+    from known
+    where known.key is not null
+)
+select key
+from known
+where key is not null
+limit ?2

@@ -1,0 +1,3 @@
+select subscription, cause, count, last_at
+from pillarbox_recovery
+order by subscription, cause

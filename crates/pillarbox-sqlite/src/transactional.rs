@@ -1,0 +1,262 @@
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pillarbox::{
+    Attempt, BoxFuture, ClaimEnd, ClaimFate, ClaimPlace, Error, ErrorKind, Event, Failure, Outcome, Result, Timestamp,
+    Transact,
+};
+use rusqlite::{Connection, InterruptHandle, Transaction};
+use tokio::sync::oneshot;
+
+use crate::connection::{Purpose, begin, open};
+use crate::error::{Db, DbError};
+use crate::publish::commit;
+use crate::queue::end_claim;
+use crate::worker::Worker;
+
+/// How often a statement that runs over time is interrupted: the next one of the same transaction need not have begun before.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(10);
+
+type Function = dyn Fn(&Transaction<'_>, &Event) -> std::result::Result<(), Failure> + Send + Sync;
+
+/// A function that handles events of a queue in a transaction of the log's own database, for
+/// [`RelayBuilder::transact`](pillarbox::RelayBuilder::transact): what it writes there, the events that it publishes and the settlement
+/// are committed together, so that each effect happens exactly once.
+///
+/// The function gets the transaction (`BEGIN IMMEDIATE`, `synchronous = full`) and must not end it. It runs on a thread of its own, one
+/// transaction after the other, and nobody else can write to the file meanwhile: keep it short. An error or a panic rolls it back and is
+/// retried by the subscription's policy. So is a transaction that takes longer than `processing_timeout`: its statements are
+/// interrupted, but code that is busy with something else cannot be stopped and is waited for.
+///
+/// ```
+/// use pillarbox::{Event, Failure, Mode, NewEvent, Relay, Subscription};
+/// use pillarbox_sqlite::{SqliteStore, Transactional, publish};
+/// use rusqlite::Transaction;
+///
+/// fn book(transaction: &Transaction<'_>, event: &Event) -> Result<(), Failure> {
+///     transaction.execute("insert into invoice (order_number) values (?1)", [event.key.as_deref()])?;
+///     publish(transaction, &NewEvent::new("invoices", "invoice.booked"))?;
+///     Ok(())
+/// }
+///
+/// async fn run(path: &str) -> pillarbox::Result<Relay> {
+///     let bookkeeping = Subscription { mode: Mode::Queue, ..Subscription::new("bookkeeping").topics(["orders"]) };
+///     Relay::builder(SqliteStore::open(path)?).transact(bookkeeping, Transactional::new(path, book)?).start().await
+/// }
+/// ```
+pub struct Transactional {
+    writer: Worker<Writer>,
+    interrupt: InterruptHandle,
+    batch_size: usize,
+}
+
+impl Transactional {
+    /// For the log in the file at `path`, which is that of the relay.
+    pub fn new<F>(path: impl AsRef<Path>, function: F) -> Result<Self>
+    where
+        F: Fn(&Transaction<'_>, &Event) -> std::result::Result<(), Failure> + Send + Sync + 'static,
+    {
+        let connection = open(path.as_ref(), Purpose::Durable)?;
+        let interrupt = connection.get_interrupt_handle();
+        let writer = Writer { connection, function: Box::new(function) };
+        Ok(Transactional { writer: Worker::spawn("pillarbox transactions", writer)?, interrupt, batch_size: 1 })
+    }
+
+    /// So many events share a transaction, at most. Default: 1. When one of several fails, each is handled again in a transaction of its
+    /// own, so that it holds back nobody but its key.
+    #[must_use]
+    pub fn batch_size(mut self, events: usize) -> Self {
+        self.batch_size = events.max(1);
+        self
+    }
+
+    async fn handle_together(&self, place: ClaimPlace, events: &[Attempt], limit: Duration) -> Vec<Outcome> {
+        match self.attempt(place, events, limit).await {
+            Ok(outcomes) => outcomes,
+            Err(Abort::Failed(_)) if events.len() > 1 => self.handle_alone(place, events, limit).await,
+            Err(abort) => vec![abort.into_outcome(); events.len()],
+        }
+    }
+
+    async fn handle_alone(&self, place: ClaimPlace, events: &[Attempt], limit: Duration) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(events.len());
+        for event in events.chunks(1) {
+            match self.attempt(place, event, limit).await {
+                Ok(outcome) => outcomes.extend(outcome),
+                Err(abort) => outcomes.push(abort.into_outcome()),
+            }
+        }
+        outcomes
+    }
+
+    /// One transaction, behind those that were asked for earlier. With an error nothing of it is left, unless nobody knows.
+    async fn attempt(
+        &self,
+        place: ClaimPlace,
+        events: &[Attempt],
+        limit: Duration,
+    ) -> std::result::Result<Vec<Outcome>, Abort> {
+        let (begun, has_begun) = oneshot::channel();
+        let (events, run) = (events.to_vec(), Arc::new(Run::default()));
+        let running = run.clone();
+        let job = self.writer.run(move |writer| Ok(writer.attempt(place, &events, limit, begun, &running)));
+        tokio::select! {
+            answer = job => answer.unwrap_or_else(|error| Err(Abort::unreachable(error))),
+            never = self.watch(&run, has_begun, limit) => match never {},
+        }
+    }
+
+    /// Interrupts a transaction that takes too long, until it has ended.
+    async fn watch(&self, run: &Run, has_begun: oneshot::Receiver<()>, limit: Duration) -> std::convert::Infallible {
+        if has_begun.await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        tokio::time::sleep(limit).await;
+        loop {
+            run.interrupt(&self.interrupt);
+            tokio::time::sleep(INTERRUPT_INTERVAL).await;
+        }
+    }
+}
+
+impl Transact for Transactional {
+    fn batch_size(&self) -> usize {
+        self.batch_size
+    }
+
+    fn transact(&self, place: ClaimPlace, events: Vec<Attempt>, limit: Duration) -> BoxFuture<'_, Vec<Outcome>> {
+        Box::pin(async move {
+            let mut outcomes = Vec::with_capacity(events.len());
+            for together in events.chunks(self.batch_size) {
+                outcomes.extend(self.handle_together(place, together, limit).await);
+            }
+            outcomes
+        })
+    }
+}
+
+/// Whether a transaction is running. The next one cannot begin before this says that it is not, so no interrupt meets another.
+#[derive(Default)]
+struct Run(Mutex<bool>);
+
+impl Run {
+    fn running(&self) -> MutexGuard<'_, bool> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn interrupt(&self, handle: &InterruptHandle) {
+        let running = self.running();
+        if *running {
+            handle.interrupt();
+        }
+    }
+}
+
+/// What runs on the thread.
+struct Writer {
+    connection: Connection,
+    function: Box<Function>,
+}
+
+impl Writer {
+    fn attempt(
+        &self,
+        place: ClaimPlace,
+        events: &[Attempt],
+        limit: Duration,
+        begun: oneshot::Sender<()>,
+        run: &Run,
+    ) -> std::result::Result<Vec<Outcome>, Abort> {
+        let transaction = begin(&self.connection).map_err(Abort::unreachable)?;
+        let started = Instant::now();
+        *run.running() = true;
+        // Whoever asked has gone: the relay stops, or what it claimed is another's now.
+        let worked = match begun.send(()) {
+            Ok(()) => self.work(&transaction, place, events),
+            Err(()) => Err(Abort::NotTried),
+        };
+        *run.running() = false;
+        if started.elapsed() >= limit {
+            let message = format!("the transaction took longer than {limit:?} and was rolled back");
+            return Err(Abort::Failed(Failure { kind: "timeout", ..Failure::event(message) }));
+        }
+        let outcomes = worked?;
+        commit(transaction).map_err(Abort::at_commit)?;
+        Ok(outcomes)
+    }
+
+    /// Everything between BEGIN and COMMIT. Nobody else can write: a claim that is there at the beginning is there at the end.
+    fn work(
+        &self,
+        transaction: &Transaction<'_>,
+        place: ClaimPlace,
+        events: &[Attempt],
+    ) -> std::result::Result<Vec<Outcome>, Abort> {
+        let mut outcomes = Vec::with_capacity(events.len());
+        for attempt in events {
+            if !end(transaction, place, attempt).map_err(Abort::unreachable)? {
+                outcomes.push(Outcome::NotTried);
+                continue;
+            }
+            self.call(transaction, &attempt.event).map_err(Abort::Failed)?;
+            // SQLite itself rolls back after some errors; what the function did after that was not in the transaction.
+            if transaction.is_autocommit() {
+                let message =
+                    "the transaction has ended inside the handler; it must neither end it nor ignore an error";
+                return Err(Abort::Failed(Failure::event(message)));
+            }
+            outcomes.push(Outcome::Delivered);
+        }
+        Ok(outcomes)
+    }
+
+    fn call(&self, transaction: &Transaction<'_>, event: &Event) -> std::result::Result<(), Failure> {
+        let called = std::panic::catch_unwind(AssertUnwindSafe(|| (self.function)(transaction, event)));
+        called.unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into());
+            Err(Failure { kind: "panic", ..Failure::event(format!("the handler panicked: {text}")) })
+        })
+    }
+}
+
+/// Why nothing was committed.
+enum Abort {
+    /// An event's handler failed, or its transaction took too long.
+    Failed(Failure),
+    /// The database could not be written.
+    Unreachable(Failure),
+    /// Nobody waits for it any more, or nobody knows whether it was committed.
+    NotTried,
+}
+
+impl Abort {
+    fn unreachable(error: impl Into<DbError>) -> Self {
+        Abort::Unreachable(Failure::sink(Error::from(error.into()).to_string()))
+    }
+
+    fn at_commit(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::Invalid => Abort::Failed(error.into()),
+            ErrorKind::Busy | ErrorKind::Full => Abort::Unreachable(Failure::sink(error.to_string())),
+            _ => Abort::NotTried,
+        }
+    }
+
+    fn into_outcome(self) -> Outcome {
+        match self {
+            Abort::Failed(failure) | Abort::Unreachable(failure) => Outcome::Failed(failure),
+            Abort::NotTried => Outcome::NotTried,
+        }
+    }
+}
+
+/// Ends a claim, if it is still this instance's, and lets the next event of its key be claimed.
+fn end(transaction: &Transaction<'_>, place: ClaimPlace, attempt: &Attempt) -> Db<bool> {
+    let Some(claim) = attempt.claim else { return Ok(false) };
+    let (subscription, position) = (place.subscription, attempt.event.position);
+    let end = ClaimEnd { subscription, position, claim, fate: ClaimFate::Done };
+    end_claim(transaction, place.instance, &end, Timestamp::now())
+}

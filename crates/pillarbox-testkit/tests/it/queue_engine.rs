@@ -1,0 +1,422 @@
+//! What the engine decides about a queue, stepped by hand.
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input};
+use pillarbox::{
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Event, Failure, Filter, Fleet, Headers,
+    InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Mode, Now, Outcome, Page, Payload, Position,
+    Queued, Recovered, RecoveryCause, Scan, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId,
+    SubscriptionView, Timestamp,
+};
+use uuid::Uuid;
+
+const ME: InstanceId = InstanceId(7);
+const OTHER: InstanceId = InstanceId(8);
+const ID: SubscriptionId = SubscriptionId(1);
+const HANDLER: SinkFeatures = SinkFeatures { ordered_batch: true, one_by_one: true, settles: false };
+
+/// An engine with one queue of one lane. Every call is answered by hand.
+struct Bench {
+    engine: Engine,
+    now: Duration,
+    actions: Vec<Action>,
+}
+
+fn event(position: Position, key: &str) -> Arc<Event> {
+    Arc::new(Event {
+        position,
+        id: Uuid::from_u128(position as u128),
+        topic: "t".into(),
+        key: (!key.is_empty()).then(|| key.into()),
+        r#type: "y".into(),
+        payload: Payload::None,
+        content_type: None,
+        headers: Headers::default(),
+        stream_version: None,
+        deliver_at: None,
+        created_at: Timestamp(0),
+    })
+}
+
+fn fleet(owner: Option<InstanceId>, others: &[(InstanceId, Lock)]) -> Fleet {
+    let view =
+        |&(id, lock): &(InstanceId, Lock)| InstanceView { id, beat: 1, lock, draining: false, subscriptions: vec![ID] };
+    let lane = LaneRef { subscription: ID, lane: 0 };
+    Fleet {
+        instances: [(ME, Lock::Held)].iter().chain(others).map(view).collect(),
+        subscriptions: vec![subscription_view()],
+        lanes: vec![LaneView { lane, owner, epoch: i64::from(owner.is_some()), revision: 0, takeovers: 0 }],
+    }
+}
+
+fn subscription_view() -> SubscriptionView {
+    SubscriptionView { id: ID, name: "q".into(), filter: Filter::default(), lanes: 1, paused: false, created: false }
+}
+
+impl Bench {
+    fn new(sink: SinkFeatures, workers: usize) -> Self {
+        let joined = Joined { instance: ME, log_id: Uuid::nil(), subscriptions: vec![subscription_view()] };
+        let features = StoreFeatures { lock_proves_life: true, settle_interval: Duration::ZERO };
+        let queue = Subscription { mode: Mode::Queue, lanes: 1, workers, ..Subscription::new("q") };
+        let engine = Engine::new(EngineConfig::default(), &joined, features, vec![(queue, sink)]);
+        let mut bench = Bench { engine, now: Duration::ZERO, actions: Vec::new() };
+        bench.step(Input::Tick);
+        bench.step(Input::Observed(fleet(None, &[])));
+        bench.step(Input::Taken(vec![Some(1)]));
+        bench.step(Input::Recovered(Recovered::default()));
+        bench.step(Input::Loaded(vec![Some(LaneState::default())]));
+        bench
+    }
+
+    /// An engine that knows that its queue has no rows.
+    fn empty(sink: SinkFeatures, workers: usize) -> Self {
+        let mut bench = Bench::new(sink, workers);
+        bench.answer_claim(Claims { keys: Some(Vec::new()), rows: Some(0), ..Claims::default() });
+        bench
+    }
+
+    fn step(&mut self, input: Input) {
+        self.step_after(Duration::from_millis(1), input);
+    }
+
+    fn step_after(&mut self, wait: Duration, input: Input) {
+        self.now += wait;
+        let now = Now { mono: self.now, wall: Timestamp(1_000_000 + self.now.as_micros() as i64) };
+        self.actions.extend(self.engine.step(now, input));
+    }
+
+    fn take<T>(&mut self, pick: impl Fn(&Action) -> Option<T>) -> Option<T> {
+        let index = self.actions.iter().position(|action| pick(action).is_some())?;
+        pick(&self.actions.remove(index))
+    }
+
+    fn claim_request(&mut self) -> Option<ClaimRequest> {
+        self.take(|action| if let Action::Claim(requests) = action { Some(requests[0]) } else { None })
+    }
+
+    /// Answers the claim under way, waiting for it to be made.
+    fn answer_claim(&mut self, claims: Claims) -> ClaimRequest {
+        for _ in 0..100 {
+            if let Some(request) = self.claim_request() {
+                self.step(Input::Claimed(vec![claims]));
+                return request;
+            }
+            self.step_after(Duration::from_millis(20), Input::Tick);
+        }
+        panic!("nothing was claimed: {:?}", self.actions)
+    }
+
+    /// Shows events to the engine, all that there are.
+    fn read(&mut self, events: &[Arc<Event>]) {
+        let request = self
+            .take(|action| if let Action::Poll(request) = action { Some(request.clone()) } else { None })
+            .unwrap_or_else(|| panic!("no poll in {:?}", self.actions));
+        let top = events.last().map_or(0, |event| event.position);
+        let scan = |request: &pillarbox::ScanRequest| Scan {
+            after: request.after,
+            covered_to: top,
+            visible: events.iter().map(|event| event.position..=event.position).collect(),
+            events: events.to_vec(),
+        };
+        let scans = request.scans.iter().map(scan).collect();
+        self.step(Input::Polled(Page { horizon: top, log_start: 1, scans, ..Page::default() }));
+    }
+
+    /// The next batch that is sent: its number and positions.
+    fn sent(&mut self) -> Option<((usize, u64), Vec<Position>)> {
+        self.take(|action| match action {
+            Action::Deliver { batch, events } => {
+                Some((*batch, events.iter().map(|attempt| attempt.event.position).collect()))
+            }
+            _ => None,
+        })
+    }
+
+    fn done(&mut self, batch: (usize, u64), count: usize) {
+        self.step(Input::Delivered { batch, outcomes: vec![Outcome::Delivered; count] });
+    }
+
+    /// Lets the settlement under way be written; the rows that it gives and the floor.
+    fn settle(&mut self) -> Option<(Vec<Queued>, Position)> {
+        let (queue, floor, lanes) = self.take(|action| match action {
+            Action::Settle(settlement) => {
+                let lane = &settlement.lanes[0];
+                Some((lane.queue.clone(), lane.cursor.floor, settlement.lanes.len()))
+            }
+            _ => None,
+        })?;
+        self.step(Input::Settled(vec![true; lanes]));
+        Some((queue, floor))
+    }
+
+    fn ends(&mut self) -> Vec<ClaimEnd> {
+        self.take(|action| if let Action::Finish(ends) = action { Some(ends.clone()) } else { None })
+            .unwrap_or_default()
+    }
+}
+
+/// Position, state and whether it is claimed.
+fn rows(queue: &[Queued]) -> Vec<(Position, State, bool)> {
+    queue.iter().map(|row| (row.delivery.position, row.delivery.state, row.claim.is_some())).collect()
+}
+
+fn claimed(request: ClaimRequest, index: i64, position: Position, key: &str, attempts: u32) -> Claimed {
+    let delivery = Delivery {
+        position,
+        key: (!key.is_empty()).then(|| key.into()),
+        arrival: position,
+        state: State::Processing,
+        attempts,
+        due_at: Timestamp(0),
+        since: Timestamp(0),
+    };
+    Claimed { claim: ClaimId(request.first.0 + index), delivery, event: Some(event(position, key)), suspect: false }
+}
+
+#[test]
+fn what_is_quick_gets_no_row() {
+    let mut bench = Bench::empty(HANDLER, 1);
+    bench.read(&[event(1, "a"), event(2, "b"), event(3, "a")]);
+    let (batch, positions) = bench.sent().unwrap();
+    assert_eq!(positions, [1, 2, 3]);
+    bench.done(batch, 3);
+    let (queue, floor) = bench.settle().unwrap();
+    assert_eq!((rows(&queue), floor), (vec![], 3));
+}
+
+#[test]
+fn what_is_slow_gets_a_row_with_a_claim_and_what_waits_gets_one_for_everybody() {
+    let mut bench = Bench::empty(HANDLER, 1);
+    bench.read(&[event(1, "a"), event(2, "b"), event(3, "a"), event(4, "c")]);
+    let (batch, positions) = bench.sent().unwrap();
+    assert_eq!(positions, [1, 2, 3, 4]);
+    bench.step_after(Duration::from_millis(20), Input::HandedBack { batch, outcomes: vec![Outcome::Delivered] });
+    assert_eq!(bench.settle().unwrap().1, 1, "what was over before is settled");
+    bench.step_after(Duration::from_millis(60), Input::Tick);
+    let (queue, floor) = bench.settle().unwrap();
+    assert_eq!(floor, 4, "the lane goes on");
+    let given = rows(&queue);
+    assert_eq!(given[0], (2, State::Processing, true), "{given:?}");
+    assert!(given[1..].iter().all(|row| row.1 == State::Pending && !row.2), "{given:?}");
+    assert_eq!(given.len(), 3);
+    bench.done(batch, 1);
+    let ends = bench.ends();
+    assert_eq!((ends.len(), ends[0].position, &ends[0].fate), (1, 2, &ClaimFate::Done));
+}
+
+#[test]
+fn a_key_at_work_has_its_row_before_those_behind_it() {
+    let mut bench = Bench::empty(SinkFeatures { ordered_batch: false, ..HANDLER }, 2);
+    bench.read(&[event(1, "a")]);
+    let (slow, _) = bench.sent().unwrap();
+    bench.step_after(Duration::from_millis(30), Input::Rang);
+    bench.read(&[event(2, "b"), event(3, "b")]);
+    let (quick, positions) = bench.sent().unwrap();
+    assert_eq!(positions, [2]);
+    bench.step_after(Duration::from_millis(30), Input::Tick);
+    let (queue, _) = bench.settle().unwrap();
+    let mut given = rows(&queue);
+    assert!(given.contains(&(1, State::Processing, true)), "{given:?}");
+    given.retain(|row| row.0 > 1);
+    assert_eq!(given, [(2, State::Processing, true), (3, State::Pending, false)], "nobody else may work on b");
+    bench.done(quick, 1);
+    bench.done(slow, 1);
+}
+
+#[test]
+fn a_claim_that_is_over_before_its_row_is_written_ends_after_that() {
+    let mut bench = Bench::empty(HANDLER, 1);
+    bench.read(&[event(1, "a")]);
+    let (batch, _) = bench.sent().unwrap();
+    bench.step_after(Duration::from_millis(60), Input::Tick);
+    bench.done(batch, 1);
+    assert_eq!(bench.ends(), []);
+    let (queue, _) = bench.settle().unwrap();
+    assert_eq!(rows(&queue), [(1, State::Processing, true)]);
+    assert_eq!(bench.ends()[0].claim, queue[0].claim.unwrap());
+}
+
+#[test]
+fn rows_that_could_not_be_written_are_written_again() {
+    let mut bench = Bench::empty(HANDLER, 1);
+    bench.read(&[event(1, "a"), event(2, "a")]);
+    let (batch, _) = bench.sent().unwrap();
+    bench.step(Input::HandedBack { batch, outcomes: Vec::new() });
+    bench.step_after(Duration::from_millis(60), Input::Tick);
+    bench.take(|action| matches!(action, Action::Settle(_)).then_some(())).unwrap();
+    bench.step(Input::CallFailed(Call::Settle));
+    bench.step_after(Duration::from_secs(6), Input::Tick);
+    let given = rows(&bench.settle().unwrap().0);
+    assert_eq!(given, [(1, State::Processing, true), (2, State::Pending, false)]);
+}
+
+#[test]
+fn a_key_with_rows_goes_behind_them_until_they_are_known_to_be_gone() {
+    let mut bench = Bench::empty(HANDLER, 1);
+    bench.read(&[event(1, "a")]);
+    let (batch, _) = bench.sent().unwrap();
+    bench.step(Input::Delivered { batch, outcomes: vec![Outcome::Failed(Failure::event("no"))] });
+    let (queue, _) = bench.settle().unwrap();
+    assert_eq!(rows(&queue), [(1, State::Retrying, false)]);
+    assert_eq!((queue[0].delivery.attempts, queue[0].error.as_ref().unwrap().message.as_str()), (1, "no"));
+    bench.answer_claim(Claims::default());
+    bench.step(Input::Rang);
+    bench.read(&[event(2, "a"), event(3, "b")]);
+    let (batch, positions) = bench.sent().unwrap();
+    assert_eq!(positions, [3], "a has a row");
+    bench.done(batch, 1);
+    assert_eq!(rows(&bench.settle().unwrap().0), [(2, State::Pending, false)]);
+    // The keys are told, and a is not among them.
+    loop {
+        let request = bench.answer_claim(Claims { keys: Some(Vec::new()), rows: Some(0), ..Claims::default() });
+        if request.tell {
+            break;
+        }
+    }
+    bench.step(Input::Rang);
+    bench.read(&[event(4, "a")]);
+    assert_eq!(bench.settle().map(|settled| rows(&settled.0)).unwrap_or_default(), []);
+}
+
+#[test]
+fn while_rows_wait_what_is_read_goes_behind_them() {
+    let mut bench = Bench::new(HANDLER, 1);
+    let request = bench.claim_request().unwrap();
+    let answer = Claims { claimed: vec![claimed(request, 0, 10, "x", 0)], waiting: 5, ..Claims::default() };
+    bench.step(Input::Claimed(vec![answer]));
+    let (batch, positions) = bench.sent().unwrap();
+    assert_eq!(positions, [10]);
+    bench.read(&[event(11, "a"), event(12, "")]);
+    assert_eq!(rows(&bench.settle().unwrap().0), [(11, State::Pending, false), (12, State::Pending, false)]);
+    bench.done(batch, 1);
+    assert_eq!(bench.ends()[0].position, 10);
+}
+
+#[test]
+fn what_is_read_while_all_workers_are_at_something_slow_goes_to_the_others() {
+    let mut bench = Bench::empty(HANDLER, 1);
+    bench.read(&[event(1, "")]);
+    bench.sent().unwrap();
+    bench.step_after(Duration::from_millis(60), Input::Tick);
+    assert_eq!(rows(&bench.settle().unwrap().0), [(1, State::Processing, true)]);
+    // Nothing waits, it is told.
+    let request = bench.answer_claim(Claims { keys: None, rows: Some(1), ..Claims::default() });
+    assert_eq!((request.limit, request.tell), (0, true));
+    bench.step(Input::Rang);
+    bench.read(&[event(2, "")]);
+    assert_eq!(rows(&bench.settle().unwrap().0), [(2, State::Pending, false)]);
+}
+
+#[test]
+fn a_failed_claim_waits_for_its_next_attempt_and_a_down_sink_burns_none() {
+    let mut bench = Bench::new(HANDLER, 1);
+    let request = bench.claim_request().unwrap();
+    let claims = vec![claimed(request, 0, 10, "x", 2), claimed(request, 1, 11, "y", 0)];
+    bench.step(Input::Claimed(vec![Claims { claimed: claims, ..Claims::default() }]));
+    let (batch, _) = bench.sent().unwrap();
+    let outcomes = vec![Outcome::Failed(Failure::event("no")), Outcome::Failed(Failure::sink("down"))];
+    bench.step(Input::Delivered { batch, outcomes });
+    let ends = bench.ends();
+    assert_eq!(ends.len(), 1, "what the sink was too sick for is tried again: {ends:?}");
+    let ClaimFate::Failed(failed) = &ends[0].fate else { panic!("{ends:?}") };
+    assert_eq!((ends[0].position, failed.attempts, failed.state), (10, 3, State::Retrying));
+}
+
+#[test]
+fn a_claim_that_was_not_answered_is_asked_for_again_by_the_same_numbers() {
+    let mut bench = Bench::new(HANDLER, 1);
+    let request = bench.claim_request().unwrap();
+    bench.step(Input::CallFailed(Call::Claim));
+    bench.step_after(Duration::from_secs(6), Input::Tick);
+    let again = bench.claim_request().unwrap();
+    assert_eq!(again, ClaimRequest { again: true, ..request });
+}
+
+#[test]
+fn a_drain_gives_back_what_is_not_at_work_and_waits_for_the_rest() {
+    let mut bench = Bench::new(SinkFeatures { ordered_batch: false, ..HANDLER }, 1);
+    let request = bench.claim_request().unwrap();
+    let claims = vec![claimed(request, 0, 10, "x", 0), claimed(request, 1, 11, "x", 0)];
+    bench.step(Input::Claimed(vec![Claims { claimed: claims, ..Claims::default() }]));
+    let (batch, positions) = bench.sent().unwrap();
+    assert_eq!(positions, [10]);
+    bench.step(Input::Drain);
+    let ends = bench.ends();
+    assert_eq!((ends.len(), ends[0].position, &ends[0].fate), (1, 11, &ClaimFate::Back));
+    bench.step(Input::Finished(vec![true]));
+    assert!(!bench.actions.iter().any(|action| matches!(action, Action::Leave)));
+    bench.done(batch, 1);
+    assert_eq!(bench.ends()[0].fate, ClaimFate::Done);
+    bench.step(Input::Finished(vec![true]));
+    for _ in 0..5 {
+        bench.settle();
+        if bench.take(|action| matches!(action, Action::Observe(_)).then_some(())).is_some() {
+            bench.step(Input::Observed(fleet(Some(ME), &[])));
+        }
+        bench.take(|action| matches!(action, Action::Poll(_)).then_some(()));
+        bench.step_after(Duration::from_millis(100), Input::Tick);
+    }
+    assert!(bench.actions.iter().any(|action| matches!(action, Action::Leave)), "{:?}", bench.actions);
+}
+
+#[test]
+fn a_handler_that_settles_by_itself_sees_rows_only_and_its_claims_are_not_ended() {
+    let mut bench = Bench::empty(SinkFeatures { ordered_batch: false, one_by_one: true, settles: true }, 1);
+    bench.read(&[event(1, "a")]);
+    assert_eq!(bench.sent(), None);
+    assert_eq!(rows(&bench.settle().unwrap().0), [(1, State::Pending, false)]);
+    let request = bench.claim_request().unwrap();
+    let answer = Claims { claimed: vec![claimed(request, 0, 1, "a", 0)], ..Claims::default() };
+    bench.step(Input::Claimed(vec![answer]));
+    let (batch, _) = bench.sent().unwrap();
+    bench.done(batch, 1);
+    assert_eq!(bench.ends(), []);
+}
+
+#[test]
+fn the_claims_of_an_instance_that_ended_are_recovered() {
+    let mut bench = Bench::empty(HANDLER, 1);
+    bench.take(|action| matches!(action, Action::Observe(_)).then_some(()));
+    bench.step(Input::Observed(fleet(Some(ME), &[(OTHER, Lock::Free)])));
+    let recover = |action: &Action| if let Action::Recover(request) = action { Some(request.clone()) } else { None };
+    // The first one was the look through all claims at the start.
+    bench.take(recover);
+    let request = bench.take(recover).unwrap();
+    assert_eq!((request.dead, request.sweep), (vec![(OTHER, RecoveryCause::Crash, None)], false));
+    bench.step(Input::Recovered(Recovered { claims: vec![(ID, RecoveryCause::Crash, 3)] }));
+    let figures = bench.engine.take_figures();
+    assert_eq!(figures.recovered.iter().next(), Some((&("q".into(), "crash"), &3)));
+}
+
+#[test]
+fn a_key_that_fills_the_window_moves_aside_before_it_has_had_a_thousand_turns() {
+    let mut bench = Bench::empty(HANDLER, 1);
+    let mut turns = 0;
+    let mut next = 1;
+    let mut moved = false;
+    while !moved {
+        let page: Vec<_> = (next..next + 2_000).map(|position| event(position, "big")).collect();
+        next += 2_000;
+        let top = next - 1;
+        if let Some(request) =
+            bench.take(|action| if let Action::Poll(request) = action { Some(request.clone()) } else { None })
+        {
+            let scan = |request: &pillarbox::ScanRequest| Scan {
+                after: request.after,
+                covered_to: top,
+                visible: [request.after + 1..=top].into_iter().collect(),
+                events: page.clone(),
+            };
+            let scans = request.scans.iter().map(scan).collect();
+            bench.step(Input::Polled(Page { horizon: 1_000_000, log_start: 1, scans, ..Page::default() }));
+        }
+        while let Some((batch, positions)) = bench.sent() {
+            turns += positions.len();
+            bench.done(batch, positions.len());
+        }
+        moved |= bench.settle().is_some_and(|settled| !settled.0.is_empty());
+        assert!(next < 40_000, "it was never moved");
+    }
+    assert!(turns < 1_000, "{turns}");
+}

@@ -1,0 +1,584 @@
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use super::subscriber::Subscriber;
+use super::{Action, Call, Engine, RecoveryProfile};
+use crate::breaker::{Charge, Permit};
+use crate::dispatcher::{BatchId, Item, NO_LANE};
+use crate::lane::{Lane, Phase, Row};
+use crate::{
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Epoch, Failure, InstanceId, KeyHash, Now, Outcome,
+    Position, RecoverRequest, Recovered, RecoveryCause, SinkFeatures, State, SubscriptionId, Timestamp,
+    WAITING_COUNTED, lane_of,
+};
+
+/// An event that has been at the sink for this long gets a row in the queue, and whatever waits then too.
+const ROW_AFTER: Duration = Duration::from_millis(50);
+/// After a call that took so long, no more is claimed than there are idle workers, for this long.
+const SLOW_FOR: Duration = Duration::from_secs(5);
+/// While there is more to read, a key has this many turns before others that may come have theirs.
+const KEY_TURNS: u32 = 500;
+/// Claimed at once, at most.
+const CLAIMS_MAX: usize = 1_000;
+/// The shortest and the longest wait before asking again when nothing was there to be claimed.
+const CLAIM_WAIT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// As long as a dead instance is seen its claims are asked for this often: some may have been locked when they first were.
+const RECOVER_AGAIN: Duration = Duration::from_secs(1);
+/// What an event is taken to need at least, when it is not known how large those are that could be claimed.
+const EVENT_BYTES_MIN: usize = 1024;
+/// How often the keys with rows are asked for.
+const TELL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What an instance knows of a queue: what it has claimed, and how much is waiting in the database.
+#[derive(Debug)]
+pub(super) struct Queue {
+    /// The handler settles by itself, so that every event needs a row.
+    settles: bool,
+    one_by_one: bool,
+    /// The claims that are not over.
+    working: HashMap<ClaimId, Working>,
+    /// Claims that are over and not yet written.
+    ends: Vec<ClaimEnd>,
+    /// Rows wait to be claimed, or may wait: whatever is read goes behind them.
+    congested: bool,
+    /// So much is waiting that nothing more is read; also before it is known how much is waiting.
+    full: bool,
+    /// How many rows there were when they were last counted.
+    pub(super) rows: u64,
+    /// Not before this time is anything claimed.
+    claim_at: Duration,
+    /// How many could be claimed when it was last looked for.
+    waiting: usize,
+    /// Answers in a row without a claim, since something may have changed.
+    empty_answers: u32,
+    next_due: Option<Timestamp>,
+    /// When each call began that is at the sink, or when it gave the rest of its batch back.
+    begun: HashMap<BatchId, Duration>,
+    slow_until: Duration,
+    /// The size of the largest event that was claimed lately.
+    event_bytes: usize,
+    told_at: Option<Duration>,
+    /// How many events of a key have been handled from memory since all keys were last given their turn.
+    turns: HashMap<KeyHash, u32>,
+    /// The claim that is worked on alone.
+    suspect: Option<ClaimId>,
+}
+
+/// A claim that is not over.
+#[derive(Debug)]
+struct Working {
+    position: Position,
+    since: Timestamp,
+    /// Its row is being written, by this lane.
+    moving: Option<(u32, Epoch)>,
+    /// It was over before its row was written.
+    fate: Option<ClaimFate>,
+}
+
+/// A request under way, and what was known of the lanes when it was made.
+#[derive(Debug)]
+pub(super) struct Asked {
+    sub: usize,
+    request: ClaimRequest,
+    lanes: Vec<(u32, Epoch, u64)>,
+}
+
+impl Queue {
+    pub(super) fn new(sink: SinkFeatures) -> Self {
+        Queue {
+            settles: sink.settles,
+            one_by_one: sink.one_by_one,
+            working: HashMap::new(),
+            ends: Vec::new(),
+            congested: true,
+            full: true,
+            rows: 0,
+            waiting: 0,
+            claim_at: Duration::ZERO,
+            empty_answers: 0,
+            next_due: None,
+            begun: HashMap::new(),
+            slow_until: Duration::ZERO,
+            event_bytes: 0,
+            told_at: None,
+            turns: HashMap::new(),
+            suspect: None,
+        }
+    }
+
+    /// Whether nothing more is to be read for now.
+    pub(super) fn is_full(&self) -> bool {
+        self.full
+    }
+
+    /// Whether an event that was read gets a row at once.
+    pub(super) fn takes_all(&self) -> bool {
+        self.settles || self.congested
+    }
+
+    pub(super) fn settles(&self) -> bool {
+        self.settles
+    }
+
+    /// Something may be there to be claimed.
+    pub(super) fn wake(&mut self, now: Now) {
+        self.claim_at = now.mono;
+        self.empty_answers = 0;
+    }
+
+    /// A request was answered, by something to work on or by nothing.
+    fn answered(&mut self, now: Now, empty: bool) {
+        self.empty_answers = if empty { self.empty_answers.saturating_add(1) } else { 0 };
+        let wait = CLAIM_WAIT.0.saturating_mul(1 << self.empty_answers.min(10)).min(CLAIM_WAIT.1);
+        let due = self.next_due.map_or(Duration::MAX, |due| due.since(now.wall));
+        self.claim_at = if empty { now.mono + wait.min(due) } else { now.mono };
+    }
+
+    /// Nothing is claimed, nothing is to be written, and nothing was there to be claimed when it was last looked for.
+    pub(super) fn is_idle(&self, now: Now) -> bool {
+        self.is_quiet() && self.waiting == 0 && self.empty_answers > 0 && self.next_due.is_none_or(|due| due > now.wall)
+    }
+
+    /// Nothing is claimed and nothing is to be written.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.working.is_empty() && self.ends.is_empty()
+    }
+
+    /// A call to the sink begins, or goes on with one event of its batch.
+    pub(super) fn begin(&mut self, batch: BatchId, now: Now) {
+        self.begun.insert(batch, now.mono);
+    }
+
+    pub(super) fn over(&mut self, batch: BatchId) {
+        self.begun.remove(&batch);
+    }
+
+    /// When something is to be done.
+    fn deadline(&self, now: Now) -> Option<Duration> {
+        let slow = self.begun.values().map(|begun| *begun + ROW_AFTER).filter(|at| *at > now.mono).min();
+        let due = self.next_due.filter(|due| *due > now.wall).map(|due| now.mono + due.since(now.wall));
+        [slow, due, Some(self.claim_at)].into_iter().flatten().filter(|at| *at > now.mono).min()
+    }
+
+    /// A claim is over. If its row is being written the end waits for that.
+    fn end(&mut self, subscription: SubscriptionId, claim: ClaimId, fate: ClaimFate) {
+        let Some(working) = self.working.get_mut(&claim) else { return };
+        if working.moving.is_some() {
+            working.fate = Some(fate);
+            return;
+        }
+        let position = working.position;
+        self.forget(claim);
+        self.ends.push(ClaimEnd { subscription, position, claim, fate });
+    }
+
+    fn forget(&mut self, claim: ClaimId) {
+        self.working.remove(&claim);
+        if self.suspect == Some(claim) {
+            self.suspect = None;
+        }
+    }
+
+    /// The row of a claim was written, or may have been.
+    fn written(&mut self, subscription: SubscriptionId, claim: ClaimId) {
+        let Some(working) = self.working.get_mut(&claim) else { return };
+        working.moving = None;
+        if let Some(fate) = working.fate.take() {
+            self.end(subscription, claim, fate);
+        }
+    }
+
+    /// A lane is gone: the rows that it was writing may be there or not. Ending their claims tells.
+    pub(super) fn lane_gone(&mut self, subscription: SubscriptionId, lane: u32) {
+        let moving = |working: &Working| working.moving.is_some_and(|moving| moving.0 == lane);
+        let claims: Vec<ClaimId> = self.working.iter().filter(|entry| moving(entry.1)).map(|entry| *entry.0).collect();
+        claims.into_iter().for_each(|claim| self.written(subscription, claim));
+    }
+}
+
+impl Subscriber {
+    /// Gives rows to the events of a queue that `pick` names among those that wait, and to those at the sink that have been there for
+    /// too long or are of the same keys: rows of a key stand in order, and nobody else may work on a key that is at work here.
+    pub(super) fn give_rows(&mut self, now: Now, next_claim: &mut i64, pick: impl Fn(&Item) -> bool) {
+        let Some(queue) = &mut self.queue else { return };
+        let waiting = self.dispatcher.take(|item| item.claim.is_none() && pick(item));
+        let keys: HashSet<KeyHash> = waiting.iter().filter_map(|item| item.key).collect();
+        for (batch, items) in self.dispatcher.running() {
+            let slow = is_slow(queue, batch, items, now);
+            for item in items.iter_mut().filter(|item| item.claim.is_none()) {
+                if !slow && item.key.is_none_or(|key| !keys.contains(&key)) {
+                    continue;
+                }
+                let lane = self.lanes.get_mut(item.lane as usize).and_then(Option::as_mut);
+                let Some(lane) = lane.filter(|lane| lane.epoch == item.epoch && lane.phase != Phase::Waiting) else {
+                    continue;
+                };
+                let claim = ClaimId(*next_claim);
+                *next_claim += 1;
+                let row = Row { claim: Some(claim), attempts: item.attempts, ..Row::new(State::Processing, now.wall) };
+                lane.give_row(&item.event, row, now.wall);
+                let moving = Some((item.lane, item.epoch));
+                let working = Working { position: item.event.position, since: now.wall, moving, fate: None };
+                queue.working.insert(claim, working);
+                (item.claim, item.lane) = (Some(claim), NO_LANE);
+            }
+        }
+        for item in waiting {
+            self.bytes -= item.event.size();
+            if let Some(lane) = self.lane_at(item.lane, item.epoch) {
+                lane.enqueue(&item.event, now.wall);
+            }
+        }
+    }
+
+    /// Gives an event that was read a row, behind whatever of its key is here.
+    pub(super) fn give_row(&mut self, now: Now, next_claim: &mut i64, number: u32, item: &Item) {
+        if let Some(key) = item.key.filter(|&key| self.dispatcher.has_key(key)) {
+            self.give_rows(now, next_claim, |other| other.key == Some(key));
+        }
+        let Some(Some(lane)) = self.lanes.get_mut(number as usize) else { return };
+        match item.event.deliver_at.filter(|&at| at > now.wall) {
+            Some(until) => lane.delay(&item.event, until, now.wall),
+            None => lane.enqueue(&item.event, now.wall),
+        }
+    }
+
+    /// Claimed events that are not at the sink go back to the others.
+    fn give_back_waiting(&mut self) {
+        let Some(queue) = &mut self.queue else { return };
+        for item in self.dispatcher.take(|item| item.claim.is_some()) {
+            self.bytes -= item.event.size();
+            if let Some(claim) = item.claim {
+                queue.end(self.id, claim, ClaimFate::Back);
+            }
+        }
+    }
+
+    /// A claimed event was not tried: whether it is sent again by this instance; if not it goes back to the others.
+    pub(super) fn keeps_claim(&mut self, claim: ClaimId, stopping: bool) -> bool {
+        let Some(queue) = &mut self.queue else { return false };
+        let keeps = !stopping && !self.paused && !queue.settles;
+        if !keeps {
+            queue.end(self.id, claim, ClaimFate::Back);
+        }
+        keeps && queue.working.contains_key(&claim)
+    }
+
+    /// Notes that an event was handled from memory.
+    pub(super) fn note_turn(&mut self, key: Option<KeyHash>) {
+        if let (Some(queue), Some(key)) = (&mut self.queue, key) {
+            *queue.turns.entry(key).or_default() += 1;
+        }
+    }
+
+    /// Lets a key that is not at the sink any more wait for others that may come, if it has had its turns.
+    pub(super) fn hold_if_served(&mut self, key: Option<KeyHash>) {
+        let (Some(queue), Some(key)) = (&self.queue, key) else { return };
+        if queue.turns.get(&key).is_some_and(|turns| *turns >= KEY_TURNS) && !self.dispatcher.is_busy(key) {
+            self.dispatcher.hold(key);
+        }
+    }
+
+    /// Lets every key have its turn again, when all has been read that is there or nothing more fits. A key that takes more than half
+    /// of what fits moves aside.
+    fn turn_over(&mut self, now: Now, next_claim: &mut i64, behind: bool, full: bool, most: usize) {
+        let Some(queue) = &mut self.queue else { return };
+        let due = if behind { full && self.dispatcher.has_held() } else { !queue.turns.is_empty() };
+        if !due {
+            return;
+        }
+        queue.turns.clear();
+        self.dispatcher.release_held();
+        let hog = if full { self.dispatcher.largest_key() } else { None };
+        if let Some((key, _)) = hog.filter(|hog| hog.1 > most / 2) {
+            self.give_rows(now, next_claim, |item| item.key == Some(key));
+        }
+    }
+}
+
+/// Whether a call has been at the sink for too long. Of a batch that is worked event by event the rest is given back first.
+fn is_slow(queue: &Queue, batch: BatchId, items: &[Item], now: Now) -> bool {
+    let long = queue.begun.get(&batch).is_some_and(|begun| now.mono >= *begun + ROW_AFTER);
+    long && (items.len() == 1 || !queue.one_by_one)
+}
+
+impl Engine {
+    /// What is slow gets a row, and what waits behind it: then all instances can work on it.
+    pub(super) fn tend_queue(&mut self, now: Now, index: usize) {
+        let behind = self.is_behind_of(index);
+        let sub = &mut self.subscribers[index];
+        let stopping = self.draining || self.expired || sub.paused;
+        let full = !sub.has_room(&self.config);
+        sub.turn_over(now, &mut self.next_claim, behind, full, self.config.in_flight_max);
+        let Some(queue) = &mut sub.queue else { return };
+        let fresh = |items: &[Item]| items.iter().any(|item| item.claim.is_none());
+        let slow = sub.dispatcher.running().any(|(batch, items)| is_slow(queue, batch, items, now) && fresh(items));
+        // What was read while every worker was at something slow is nobody's turn here.
+        let waits = sub.dispatcher.idle_workers() == 0 && sub.dispatcher.has_ready();
+        let stuck = waits && sub.dispatcher.running().all(|(batch, items)| is_slow(queue, batch, items, now));
+        if slow || stuck {
+            queue.slow_until = now.mono + SLOW_FOR;
+            queue.congested = true;
+            sub.give_rows(now, &mut self.next_claim, |_| true);
+        }
+        if slow || stuck || stopping {
+            sub.give_back_waiting();
+        }
+    }
+
+    pub(super) fn is_behind_of(&self, index: usize) -> bool {
+        self.subscribers[index].active().any(|lane| lane.top < self.horizon)
+    }
+
+    /// A claimed event came back from the sink; whether it is to be sent again.
+    pub(super) fn claim_over(&mut self, now: Now, index: usize, item: &Item, claim: ClaimId, outcome: Outcome) -> bool {
+        let failure = match outcome {
+            Outcome::NotTried => return true,
+            Outcome::Failed(failure) => failure,
+            Outcome::Delivered => {
+                let sub = &mut self.subscribers[index];
+                sub.succeed(item);
+                let Some(queue) = &mut sub.queue else { return false };
+                if queue.settles {
+                    queue.forget(claim);
+                    queue.wake(now);
+                } else {
+                    queue.end(sub.id, claim, ClaimFate::Done);
+                }
+                return false;
+            }
+        };
+        if self.blame(now, index, item, &failure) == Charge::Sink {
+            return true;
+        }
+        self.claim_failed(now, index, claim, item.attempts + 1, &failure);
+        false
+    }
+
+    fn claim_failed(&mut self, now: Now, index: usize, claim: ClaimId, attempts: u32, failure: &Failure) {
+        let working = self.subscribers[index].queue.as_ref().and_then(|queue| queue.working.get(&claim));
+        let Some(since) = working.map(|working| working.since) else { return };
+        let failed = self.failed(index, now, attempts, since, failure);
+        let sub = &mut self.subscribers[index];
+        if let Some(queue) = &mut sub.queue {
+            queue.end(sub.id, claim, ClaimFate::Failed(failed));
+        }
+    }
+
+    /// The rows of these claims were written with a lane's cursor. If the lane was lost they may have been written by a call that was
+    /// not answered: ending the claims tells.
+    pub(super) fn rows_settled(&mut self, now: Now, subscription: SubscriptionId, claims: &[ClaimId]) {
+        let sub = self.subscribers.iter_mut().find(|sub| sub.id == subscription);
+        let Some(queue) = sub.and_then(|sub| sub.queue.as_mut()) else { return };
+        claims.iter().for_each(|claim| queue.written(subscription, *claim));
+        queue.wake(now);
+    }
+
+    pub(super) fn claimed(&mut self, now: Now, answers: Vec<Claims>) {
+        self.call_succeeded(Call::Claim);
+        for (asked, answer) in self.claiming.take().unwrap_or_default().into_iter().zip(answers) {
+            let Claims { claimed, waiting, next_due, keys, rows } = answer;
+            let index = asked.sub;
+            let sub = &mut self.subscribers[index];
+            let Some(queue) = &mut sub.queue else { continue };
+            let all_taken = asked.request.limit > 0 && claimed.len() < asked.request.limit;
+            queue.congested = waiting > 0 || (queue.congested && !all_taken);
+            queue.rows = rows.unwrap_or(queue.rows);
+            let full = waiting >= WAITING_COUNTED || queue.rows >= self.config.blocked_max as u64;
+            if std::mem::replace(&mut queue.full, full) && !full {
+                self.rang_at.get_or_insert(now.mono);
+            }
+            (queue.waiting, queue.next_due) = (waiting, next_due);
+            if asked.request.limit > 0 {
+                queue.answered(now, claimed.is_empty());
+            }
+            if asked.request.tell {
+                queue.told_at = Some(now.mono);
+            }
+            if let Some(keys) = keys {
+                sub.adopt_keys(&asked, &keys);
+            }
+            claimed.into_iter().for_each(|claimed| self.begin_claim(now, index, claimed));
+        }
+        self.stuck = false;
+    }
+
+    fn begin_claim(&mut self, now: Now, index: usize, claimed: Claimed) {
+        let Claimed { claim, delivery, event, suspect } = claimed;
+        let sub = &mut self.subscribers[index];
+        let Some(queue) = &mut sub.queue else { return };
+        let working = Working { position: delivery.position, since: delivery.since, moving: None, fate: None };
+        queue.working.insert(claim, working);
+        if suspect {
+            queue.suspect = Some(claim);
+        }
+        let Some(event) = event else {
+            let failure = Failure::permanent("the event is neither in the log nor kept aside");
+            return self.claim_failed(now, index, claim, delivery.attempts + 1, &failure);
+        };
+        sub.bytes += event.size();
+        queue.event_bytes = event.size().max(queue.event_bytes - queue.event_bytes / 16);
+        sub.dispatcher.push(Item {
+            key: event.key_hash(),
+            event,
+            lane: NO_LANE,
+            epoch: 0,
+            attempts: delivery.attempts,
+            parked: false,
+            claim: Some(claim),
+        });
+    }
+
+    pub(super) fn finished(&mut self, now: Now, written: Vec<bool>) {
+        let again = self.backoff.contains_key(&Call::Finish);
+        self.call_succeeded(Call::Finish);
+        for (end, written) in self.finishing.take().unwrap_or_default().into_iter().zip(written) {
+            let Some(sub) = self.subscribers.iter_mut().find(|sub| sub.id == end.subscription) else { continue };
+            // An end that was not answered may have been written, and is refused the second time.
+            if !written && !again {
+                *self.figures.refused.entry(sub.name.clone()).or_default() += 1;
+            }
+            sub.queue.iter_mut().for_each(|queue| queue.wake(now));
+        }
+    }
+
+    /// Restores what a failed call was about.
+    pub(super) fn queue_call_failed(&mut self, call: Call) {
+        match call {
+            // What it claimed, if anything, is told when the same is asked for again.
+            Call::Claim => {
+                for asked in self.claiming.take().unwrap_or_default() {
+                    self.claims_unknown.push(Asked { request: ClaimRequest { again: true, ..asked.request }, ..asked });
+                }
+            }
+            Call::Finish => {
+                for end in self.finishing.take().unwrap_or_default() {
+                    let queue = self.subscribers.iter_mut().find(|sub| sub.id == end.subscription);
+                    queue.and_then(|sub| sub.queue.as_mut()).into_iter().for_each(|queue| queue.ends.push(end.clone()));
+                }
+            }
+            _ => self.recovering = None,
+        }
+    }
+
+    pub(super) fn call_claim(&mut self, now: Now) {
+        if self.claiming.is_some() || self.expired || !self.seen_fleet || !self.may_call(now, Call::Claim) {
+            return;
+        }
+        let mut asked = std::mem::take(&mut self.claims_unknown);
+        if asked.is_empty() && !self.draining {
+            let unwritten = self.has_unwritten_rows();
+            asked = (0..self.subscribers.len()).filter_map(|index| self.claim_request(now, index, unwritten)).collect();
+        }
+        if !asked.is_empty() {
+            self.actions.push(Action::Claim(asked.iter().map(|asked| asked.request).collect()));
+            self.claiming = Some(asked);
+        }
+    }
+
+    fn claim_request(&mut self, now: Now, index: usize, unwritten: bool) -> Option<Asked> {
+        let sub = &self.subscribers[index];
+        let queue = sub.queue.as_ref()?;
+        if sub.paused || now.mono < queue.claim_at || sub.breaker.permit(now) == Permit::Nothing {
+            return None;
+        }
+        let each = if now.mono < queue.slow_until { 1 } else { sub.spec.batch_size };
+        let bytes_left = self.config.in_flight_bytes_max.saturating_sub(sub.bytes);
+        let fit = (bytes_left / queue.event_bytes.max(EVENT_BYTES_MIN)).max(1);
+        let limit =
+            (sub.dispatcher.idle_workers() * each).min(CLAIMS_MAX).saturating_sub(sub.dispatcher.ready_len()).min(fit);
+        let tell = !unwritten && queue.told_at.is_none_or(|told| now.mono >= told + TELL_INTERVAL);
+        if limit == 0 && !tell {
+            return None;
+        }
+        let first = ClaimId(self.next_claim);
+        self.next_claim += limit as i64;
+        let request =
+            ClaimRequest { subscription: sub.id, limit, first, suspect: queue.suspect.is_none(), tell, again: false };
+        let lanes = sub.lanes().map(|lane| (lane.reference.lane, lane.epoch, lane.rows_given())).collect();
+        Some(Asked { sub: index, request, lanes })
+    }
+
+    /// Whether rows have been given that are not known to be written.
+    fn has_unwritten_rows(&self) -> bool {
+        let settling = self.settling.iter().flatten().any(|pending| !pending.write.queue.is_empty());
+        settling || self.subscribers.iter().flat_map(Subscriber::lanes).any(Lane::has_queue)
+    }
+
+    pub(super) fn call_finish(&mut self, now: Now) {
+        if self.finishing.is_some() || !self.may_call(now, Call::Finish) {
+            return;
+        }
+        let queues = self.subscribers.iter_mut().filter_map(|sub| sub.queue.as_mut());
+        let ends: Vec<ClaimEnd> = queues.flat_map(|queue| std::mem::take(&mut queue.ends)).collect();
+        if !ends.is_empty() {
+            self.actions.push(Action::Finish(ends.clone()));
+            self.finishing = Some(ends);
+        }
+    }
+
+    pub(super) fn call_recover(&mut self, now: Now) {
+        let recovery = self.config.recovery;
+        let runs_queues = self.subscribers.iter().any(|sub| sub.queue.is_some());
+        if !recovery.enabled || !runs_queues || self.draining || !self.seen_fleet {
+            return;
+        }
+        if self.recovering.is_some() || !self.may_call(now, Call::Recover) {
+            return;
+        }
+        let sweep = self.last_sweep.is_none_or(|last| now.mono >= last + recovery.check_interval);
+        let mut dead = std::mem::take(&mut self.dead_instances);
+        let asked = |id: &InstanceId| self.recovered.get(id).is_some_and(|at| now.mono < *at + RECOVER_AGAIN);
+        dead.retain(|entry| recovery.profile == RecoveryProfile::Fast && !asked(&entry.0));
+        if sweep || !dead.is_empty() {
+            let request = RecoverRequest { dead, sweep };
+            self.actions.push(Action::Recover(request.clone()));
+            self.recovering = Some((request, now.mono));
+        }
+    }
+
+    pub(super) fn recovered(&mut self, now: Now, recovered: Recovered) {
+        self.call_succeeded(Call::Recover);
+        let Some((request, asked_at)) = self.recovering.take() else { return };
+        if request.sweep {
+            self.last_sweep = Some(asked_at);
+        }
+        self.recovered.extend(request.dead.iter().map(|entry| (entry.0, asked_at)));
+        for (subscription, cause, count) in recovered.claims {
+            let sub = self.subscribers.iter_mut().find(|sub| sub.id == subscription);
+            let name = sub.as_ref().map_or_else(|| subscription.0.to_string().into(), |sub| sub.name.clone());
+            *self.figures.recovered.entry((name, cause.name())).or_default() += count;
+        }
+        for queue in self.subscribers.iter_mut().filter_map(|sub| sub.queue.as_mut()) {
+            queue.wake(now);
+        }
+    }
+
+    /// Notes who was seen to be dead, for [`Engine::call_recover`].
+    pub(super) fn note_dead(&mut self, dead: Vec<(InstanceId, RecoveryCause, Option<i64>)>, seen: &[InstanceId]) {
+        self.recovered.retain(|instance, _| seen.contains(instance));
+        self.dead_instances = dead;
+    }
+
+    /// When something is to be done about queues.
+    pub(super) fn queue_deadline(&self, now: Now) -> Option<Duration> {
+        let queues = self.subscribers.iter().filter_map(|sub| sub.queue.as_ref());
+        let sweep = self.last_sweep.map(|last| last + self.config.recovery.check_interval);
+        queues.filter_map(|queue| queue.deadline(now)).chain(sweep).filter(|at| *at > now.mono).min()
+    }
+}
+
+impl Subscriber {
+    /// These are the only keys with rows, as far as lanes are concerned that have not given any since this was asked for.
+    fn adopt_keys(&mut self, asked: &Asked, keys: &[Box<str>]) {
+        let hashes: Vec<KeyHash> = keys.iter().map(|key| KeyHash::of(key)).collect();
+        let count = self.lane_count;
+        for lane in self.lanes.iter_mut().flatten() {
+            let number = lane.reference.lane;
+            if asked.lanes.contains(&(number, lane.epoch, lane.rows_given())) {
+                let own = hashes.iter().filter(|key| lane_of(Some(**key), 0, count) == number);
+                lane.set_queued_keys(own.copied().collect());
+            }
+        }
+    }
+}

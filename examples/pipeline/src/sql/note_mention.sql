@@ -1,0 +1,1 @@
+insert into mention (person, conversation, message) values ($1, $2, $3)
