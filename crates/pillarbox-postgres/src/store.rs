@@ -172,7 +172,12 @@ impl PostgresStore {
     async fn end_former_writer(&self, writer: &Session, member: &Membership) -> Db<()> {
         let name = session_name(&self.config, member.instance(), Role::Writer);
         let statement = writer.statement(include_str!("sql/end_session.sql")).await?;
-        writer.query(&statement, &[&name, &FORMER_WRITER_MS]).await?;
+        for row in writer.query(&statement, &[&name, &FORMER_WRITER_MS]).await? {
+            if !row.try_get::<_, bool>(0)? {
+                let message = "a former session of this relay has not ended; what it was claiming is not known yet";
+                return Err(DbError::own(ErrorKind::Unavailable, message));
+            }
+        }
         Ok(())
     }
 

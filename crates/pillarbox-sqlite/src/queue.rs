@@ -259,7 +259,7 @@ pub(crate) fn arrange_all(tx: &Transaction<'_>, subscription: SubscriptionId) ->
 }
 
 /// Writes rows that instances compete for, behind those of their keys; whether others can claim some of them now.
-pub(crate) fn put_queued(tx: &Transaction<'_>, me: Option<InstanceId>, lane: LaneRef, queue: &[Queued]) -> Db<bool> {
+pub(crate) fn put_queued(tx: &Transaction<'_>, me: Option<InstanceId>, lane: LaneRef, queue: &[&Queued]) -> Db<bool> {
     if queue.is_empty() {
         return Ok(false);
     }

@@ -1,8 +1,8 @@
 use std::collections::HashSet;
 
 use pillarbox::{
-    AttemptError, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, Position, RangeSet, Settlement,
-    SubscriptionId, Timestamp,
+    AttemptError, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, Position, Queued, RangeSet,
+    Settlement, SubscriptionId, Timestamp,
 };
 use rusqlite::{OptionalExtension, Transaction, params};
 
@@ -25,8 +25,9 @@ impl Writer {
             let horizon = horizon(tx)?;
             let mut claimable = false;
             for lane in &settlement.lanes {
+                let queue = new_rows(tx, lane)?;
                 let written = settle_lane(tx, lane, horizon)?;
-                claimable |= written && put_queued(tx, me, lane.lane, &lane.queue)?;
+                claimable |= written && put_queued(tx, me, lane.lane, &queue)?;
                 answers.push(written);
             }
             close_dead(tx, &settlement.dead)?;
@@ -38,6 +39,23 @@ impl Writer {
         queue_revision.into_iter().for_each(|revision| self.bell.filled(revision));
         Ok(answers)
     }
+}
+
+/// What the stored cursor has not settled. The owner repeats a settlement that was not answered; by then its rows may be done.
+fn new_rows<'a>(tx: &Transaction<'_>, write: &'a LaneWrite) -> Db<Vec<&'a Queued>> {
+    if write.queue.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sql = "select floor, settled from pillarbox_cursor where subscription = ?1 and lane = ?2";
+    let lane = params![write.lane.subscription.0, write.lane.lane];
+    let (floor, settled): (Position, String) =
+        tx.prepare_cached(sql)?.query_row(lane, |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let settled: RangeSet = settled.parse()?;
+    let new = |queued: &&Queued| {
+        let position = queued.delivery.position;
+        position > floor && !settled.contains(position)
+    };
+    Ok(write.queue.iter().filter(new).collect())
 }
 
 fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite, horizon: Position) -> Db<bool> {

@@ -240,8 +240,8 @@ impl Abort {
     fn at_commit(error: Error) -> Self {
         match error.kind() {
             ErrorKind::Invalid => Abort::Failed(error.into()),
-            ErrorKind::Busy | ErrorKind::Full => Abort::Unreachable(Failure::sink(error.to_string())),
-            _ => Abort::NotTried,
+            // If it was committed all the same, the claim is gone, and giving it back does nothing.
+            _ => Abort::Unreachable(Failure::sink(error.to_string())),
         }
     }
 

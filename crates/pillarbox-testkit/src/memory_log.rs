@@ -554,6 +554,7 @@ impl Inner {
             hello,
         };
         self.instances.insert(instance, row);
+        self.promote();
         Ok(Joined { instance, log_id: self.options.log_id, subscriptions })
     }
 
@@ -779,7 +780,9 @@ impl Inner {
             }
             settled.push(true);
         }
-        self.promote();
+        if settlement.lanes.iter().any(|write| !write.queue.is_empty()) {
+            self.promote();
+        }
         Ok(settled)
     }
 

@@ -543,6 +543,7 @@ impl Inner {
         }
         let needed = self.needed();
         self.kept.retain(|position, _| needed.contains(*position));
+        self.promote();
         pruned
     }
 

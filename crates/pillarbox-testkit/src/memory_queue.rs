@@ -79,8 +79,10 @@ impl Inner {
         let Some(row) = self.subscriptions.iter_mut().find(|row| row.id == request.subscription) else {
             return Claims::default();
         };
-        row.lanes.iter_mut().for_each(|lane| lane.wake_delayed(now, broken));
-        self.promote();
+        let woken = row.lanes.iter_mut().map(|lane| lane.wake_delayed(now, broken)).sum::<usize>();
+        if woken > 0 {
+            self.promote();
+        }
         let Some(row) = self.subscriptions.iter_mut().find(|row| row.id == request.subscription) else {
             return Claims::default();
         };
@@ -305,21 +307,22 @@ impl SubscriptionRow {
 }
 
 impl Lane {
-    /// What was delayed and is due takes its place behind what its key has now.
-    fn wake_delayed(&mut self, now: Timestamp, broken: Option<Broken>) {
+    /// What was delayed and is due takes its place behind what its key has now; how many did.
+    fn wake_delayed(&mut self, now: Timestamp, broken: Option<Broken>) -> usize {
         let delayed = |row: &&Row| row.delivery.state == State::Delayed && row.delivery.due_at <= now;
         let mut due: Vec<_> =
             self.deliveries.values().filter(delayed).map(|row| (row.delivery.due_at, row.delivery.position)).collect();
         due.sort_unstable();
         let mut arrival = self.next_arrival();
-        for (_, position) in due {
-            let Some(row) = self.deliveries.get_mut(&position) else { continue };
+        for (_, position) in &due {
+            let Some(row) = self.deliveries.get_mut(position) else { continue };
             row.delivery.state = State::Pending;
             if broken != Some(Broken::DelayedKeepsItsPlace) {
                 row.delivery.arrival = arrival;
                 arrival += 1;
             }
         }
+        due.len()
     }
 
     fn promote(&mut self, on_dead: OnDead, now: Timestamp, turn_next: &mut u64, broken: Option<Broken>) {

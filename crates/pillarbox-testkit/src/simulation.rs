@@ -233,6 +233,8 @@ struct World {
     refused: HashMap<Uuid, u32>,
     /// What an operator skipped, for good or until a rewind.
     skipped: HashSet<(usize, Uuid)>,
+    /// What was dead when an operator requeued it: later events of its key may have been sent.
+    requeued: HashSet<(usize, Uuid)>,
     /// What was found to be dead, skipped or behind a dead one after the last fault.
     blocked: HashSet<(usize, Uuid)>,
     sink_down: [bool; SUBSCRIPTIONS.len()],
@@ -305,6 +307,7 @@ impl World {
             attempts: HashMap::new(),
             refused: HashMap::new(),
             skipped: HashSet::new(),
+            requeued: HashSet::new(),
             blocked: HashSet::new(),
             sink_down: [false; SUBSCRIPTIONS.len()],
             floors: HashMap::new(),

@@ -1,4 +1,4 @@
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(crate) struct Dispatcher {
     ready: VecDeque<Item>,
     /// Keys under way, and what waits behind them.
     keys: HashMap<u64, Busy, BuildHasherDefault<PassThrough>>,
-    batches: HashMap<BatchId, Vec<Item>>,
+    batches: BTreeMap<BatchId, Vec<Item>>,
     next_batch: BatchId,
     in_flight: usize,
     /// Keys that are held.
@@ -62,7 +62,7 @@ impl Dispatcher {
             one_by_one,
             ready: VecDeque::new(),
             keys: HashMap::default(),
-            batches: HashMap::new(),
+            batches: BTreeMap::new(),
             next_batch: 1,
             in_flight: 0,
             held: 0,

@@ -114,7 +114,8 @@ pub enum RecoveryProfile {
     /// As soon as the owner's lock is free or its lease is over: in milliseconds when a process dies. A process that was only cut
     /// off from the database may still be working then.
     Fast,
-    /// Only after `processing_timeout` without a sign of life: for those to whom a duplicate is worse than a delay.
+    /// Only after `processing_timeout` without a sign of life: for those to whom a duplicate is worse than a delay. Every event gets
+    /// a row before it is worked on.
     Conservative,
 }
 
@@ -380,7 +381,12 @@ impl Engine {
         let queues = subscriptions.iter().map(|entry| &entry.0).filter(|spec| spec.mode == Mode::Queue);
         let shortest = queues.map(|spec| spec.processing_timeout / 3).min();
         config.beat_interval = shortest.map_or(config.beat_interval, |shortest| config.beat_interval.min(shortest));
-        let subscribers = subscriptions.into_iter().zip(&joined.subscriptions).map(subscriber).collect();
+        let mut subscribers: Vec<Subscriber> =
+            subscriptions.into_iter().zip(&joined.subscriptions).map(subscriber).collect();
+        let conservative = config.recovery.profile == RecoveryProfile::Conservative;
+        for queue in subscribers.iter_mut().filter_map(|sub| sub.queue.as_mut()) {
+            queue.rows_for_all |= conservative;
+        }
         Engine {
             me: joined.instance,
             settle_interval: features.settle_interval,
@@ -574,17 +580,21 @@ impl Engine {
         self.call_finish(now);
         self.call_recover(now);
         self.settle(now);
-        let empty = self.subscribers.iter().all(|sub| {
-            let quiet = sub.queue.as_ref().is_none_or(Queue::is_quiet);
-            quiet && sub.lanes().next().is_none() && sub.dispatcher.in_flight() == 0
-        });
-        let claims = self.claiming.is_some() || self.finishing.is_some() || !self.claims_unknown.is_empty();
-        let calls =
-            claims || self.settling.is_some() || self.taking.is_some() || self.loading.is_some() || self.observing;
-        if self.draining && empty && !calls && self.to_load.is_empty() {
+        let calls = self.settling.is_some() || self.taking.is_some() || self.loading.is_some() || self.observing;
+        if self.draining && self.is_empty() && !calls && self.to_load.is_empty() {
             self.left = true;
             self.actions.push(Action::Leave);
         }
+    }
+
+    /// Nothing is this instance's any more: no lane, no claim, nothing at a sink.
+    fn is_empty(&self) -> bool {
+        let claims = self.claiming.is_some() || self.finishing.is_some() || !self.claims_unknown.is_empty();
+        let empty = |sub: &Subscriber| {
+            let quiet = sub.queue.as_ref().is_none_or(Queue::is_quiet);
+            quiet && sub.lanes().next().is_none() && sub.dispatcher.in_flight() == 0
+        };
+        !claims && self.subscribers.iter().all(empty)
     }
 
     /// Stops sending when the lease may be over, and goes on when it is known not to be.

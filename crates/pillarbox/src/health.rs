@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::{InstanceStatus, Level, Status, SubscriptionStatus, Timestamp};
+use crate::{InstanceStatus, Level, Mode, Status, SubscriptionStatus, Timestamp};
 
 /// When something that does not move is a problem.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -207,6 +207,10 @@ impl Judge<'_> {
     /// or a delay that lies ahead is no work.
     fn is_stalled(&self) -> bool {
         let limit = self.limits.stalled_after;
+        // Handlers of a queue may take hours; how long they do is told by itself.
+        if self.subscription.mode == Mode::Queue && self.subscription.processing > 0 {
+            return false;
+        }
         let lives = self.runner_age.is_some_and(|age| age > limit);
         let overdue = lives && self.subscription.oldest_due.is_some_and(|due_at| self.now.since(due_at) > limit);
         let delivered_at = self.subscription.report.delivered_at;

@@ -13,7 +13,7 @@ pub const WAITING_COUNTED: usize = 10_000;
 /// How many keys of a subscription with rows in its queue are told.
 pub const KEYS_TOLD_MAX: usize = 1_000;
 
-/// A delivery that was recovered from this many crashes is worked on alone: it may be what kills the process.
+/// Of deliveries that were recovered from this many crashes an instance works on one at a time: one may be what kills the process.
 pub const SUSPECT_AFTER: u32 = 2;
 
 /// The kind of the error that a recovery leaves with a delivery whose process ended.
@@ -49,7 +49,8 @@ pub struct ClaimRequest {
     pub suspect: bool,
     /// Whether [`Claims::keys`] and [`Claims::rows`] are of use.
     pub tell: bool,
-    /// The same was asked for before and was not answered: what it claimed then, if it did, is told now.
+    /// The same was asked for before and was not answered: what it claimed then and still has is told now, and if there is nothing
+    /// it is asked for anew.
     pub again: bool,
 }
 

@@ -394,8 +394,9 @@ pub struct LaneWrite {
     pub cursor: Cursor,
     /// Deliveries to insert or replace.
     pub put: Vec<Delivery>,
-    /// Events of a queue that get a row which instances compete for, if they have none yet. Each is behind those of its key that have
-    /// one, and they are in order among themselves.
+    /// Events of a queue that get a row which instances compete for, if they have none and the stored cursor does not count them as
+    /// settled: the owner repeats a write that was not answered, and by then their rows may be done. Each is behind those of its
+    /// key that have one, and they are in order among themselves.
     pub queue: Vec<Queued>,
     /// Deliveries to change if they are still there, with the error to be added to their list.
     pub change: Vec<(Delivery, Option<AttemptError>)>,

@@ -1,3 +1,4 @@
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -6,6 +7,10 @@ use crate::{Error, ErrorKind, Event, Position, Result, RetryPolicy, Timestamp};
 
 /// The most lanes of one subscription.
 pub const LANES_MAX: u32 = 256;
+
+/// What the `processing_timeout` of a queue may be: processes that live give signs of life three times as often.
+const PROCESSING_TIMEOUT: RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(100 * 365 * 86_400);
 
 /// A named durable reader of the log: what it wants and how it is treated. Where it delivers to is a
 /// [`Sink`](crate::Sink) beside it.
@@ -83,6 +88,13 @@ impl Subscription {
         }
         if self.workers == 0 || self.batch_size == 0 {
             return invalid("workers and batch_size are at least 1".into());
+        }
+        if self.mode == Mode::Queue && !PROCESSING_TIMEOUT.contains(&self.processing_timeout) {
+            let (min, max) = (PROCESSING_TIMEOUT.start(), PROCESSING_TIMEOUT.end());
+            return invalid(format!(
+                "processing_timeout = {:?} of a queue is outside {min:?} to {max:?}",
+                self.processing_timeout
+            ));
         }
         if self.mode == Mode::Stream && self.heartbeat_timeout.is_some() {
             return invalid("heartbeat_timeout is for queues; say mode = \"queue\", or use processing_timeout".into());

@@ -66,6 +66,14 @@ fn set_lease(place: &Place, lease: &str) {
     place.write("pillarbox.toml", &config);
 }
 
+/// Makes the subscriptions queues of which every event has a row.
+fn make_queues(place: &Place) {
+    let queue = "[[subscription]]\nmode = \"queue\"\nprocessing_timeout = \"1s\"";
+    let config = place.read("pillarbox.toml").replace("[[subscription]]", queue);
+    let recovery = "[recovery]\nprofile = \"conservative\"\ncheck_interval = \"100ms\"\n";
+    place.write("pillarbox.toml", &format!("{recovery}{config}"));
+}
+
 /// A relay whose log goes to a file, to be killed.
 struct Victim {
     child: Child,
@@ -340,6 +348,9 @@ mod failpoints {
         let name = format!("{}:{count}", point.name());
         let place = place(on, &NAMES);
         set_lease(&place, "1s");
+        if matches!(point, Failpoint::Claimed | Failpoint::Finish | Failpoint::Finished) {
+            make_queues(&place);
+        }
         let sql = place.sql();
         let mut ledgers = NAMES.map(|name| Ledger::new(&place, name));
         let mut due = wave(&sql);

@@ -106,10 +106,8 @@ impl Claiming {
             alive &= row.try_get::<_, bool>(3)?;
         }
         demoted.promote_or_leave(session).await;
-        for (request, claims) in requests.iter().zip(&mut claims) {
-            if claims.claimed.len() < request.limit {
-                claims.waiting += self.mend(session, &keys, request.subscription).await?;
-            }
+        for (request, claims) in requests.iter().zip(&mut claims).filter(|(request, _)| request.limit > 0) {
+            claims.waiting += self.mend(session, &keys, request.subscription).await?;
         }
         Ok(Answer { claims, alive })
     }

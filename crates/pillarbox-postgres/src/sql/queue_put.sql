@@ -1,25 +1,38 @@
 -- Rows of queues for events that have none yet, in order; the keys of which one is behind others. A key's first row here is ready
--- at once if the key has no other.
+-- at once if the key has no other. A row that is worked on already comes before whatever its key has: an operator may have added rows
+-- meanwhile. A relay's clock may be ahead of the server's.
 with added as (
     insert into delivery (
         subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, errors, queued, owner, claim,
         claimed_at, ready_at
     )
     select
-        w.subscription, w.position, w.lane, nextval('delivery_arrival_seq'), w.key, w.state, w.attempts, w.due_at, w.since,
+        w.subscription, w.position, w.lane,
+        coalesce(
+            case
+                when w.claim is not null and w.key is not null then (
+                    select d.arrival from delivery as d where d.subscription = w.subscription and d.key = w.key
+                    order by d.arrival limit 1
+                ) - cardinality($3) - 1 + w.ordinal
+            end,
+            nextval('delivery_arrival_seq')
+        ),
+        w.key, w.state, w.attempts, case w.state when 'pending' then least(w.due_at, clock_timestamp()) else w.due_at end, w.since,
         case w.state when 'dead' then clock_timestamp() end, w.errors, true, case when w.claim is not null then $1::integer end,
         w.claim, case when w.claim is not null then clock_timestamp() end,
         case
             when w.claim is not null or w.state = 'dead' then null
+            when w.state = 'pending' and w.key is null then clock_timestamp()
             when w.key is null or w.state = 'delayed' then greatest(w.due_at, clock_timestamp())
             -- Not as an anti join, which might read all of the table.
             when w.is_first and (
                 select d.position from delivery as d where d.subscription = w.subscription and d.key = w.key limit 1
-            ) is null then greatest(w.due_at, clock_timestamp())
+            ) is null then case w.state when 'pending' then clock_timestamp() else greatest(w.due_at, clock_timestamp()) end
         end
     from unnest($2::bigint[], $3::bigint[], $4::integer[], $5::text[], $6::text[], $7::integer[], $8::timestamptz[],
         $9::timestamptz[], $10::text[], $11::bigint[], $12::boolean[])
-        as w (subscription, position, lane, key, state, attempts, due_at, since, errors, claim, is_first)
+        with ordinality
+        as w (subscription, position, lane, key, state, attempts, due_at, since, errors, claim, is_first, ordinal)
     on conflict (subscription, position) do nothing
     returning subscription, key, state, claim, ready_at
 )

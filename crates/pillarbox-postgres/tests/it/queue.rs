@@ -323,7 +323,7 @@ async fn a_row_that_is_not_its_keys_head_is_not_claimed_whatever_the_hint_says()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_are_taken_back_in_every_way_and_late_ends_are_refused() {
     let database = Database::new().await;
-    let wish = Subscription { processing_timeout: Duration::from_millis(1), ..queue() };
+    let wish = Subscription { processing_timeout: Duration::from_millis(100), ..queue() };
     let feeder = Feeder::new(&database, wish.clone()).await;
     let at = feeder.feed(&database, &["k", "-"]).await;
     let victim = Worker::join(&database, wish).await;

@@ -20,12 +20,19 @@ use crate::store::Desk;
 
 /// Carries out a command in one transaction; a dry run does the same and takes it back.
 pub(super) fn change(desk: &Desk, change: &Change, dry_run: bool) -> Db<Changed> {
+    // While others wait for the lock that this waits for, they give no signs of life either.
+    let asked_at = Timestamp::now();
     let tx = begin(&desk.connection)?;
-    let world = super::load_world(&tx, &desk.folder)?;
+    let mut world = super::load_world(&tx, &desk.folder)?;
+    let recovers = matches!(change, Change::Recover { .. });
+    if recovers {
+        world.now = world.now.min(asked_at);
+    }
     let changed = apply(&tx, &world, change)?;
+    let nothing = recovers && changed.count == 0;
     raise_revision(&tx)?;
     raise_queue_revision(&tx)?;
-    if dry_run {
+    if dry_run || nothing {
         tx.rollback()?
     } else {
         tx.commit()?

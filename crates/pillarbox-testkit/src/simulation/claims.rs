@@ -15,7 +15,11 @@ use super::{Held, JOBS, NODES, Node, SUBSCRIPTIONS, Ticket, World};
 impl World {
     pub(super) fn claim(&mut self, instance: InstanceId, requests: &[ClaimRequest]) -> Result<Input> {
         let answers = self.log.claim(instance, requests)?;
-        self.run.claims += answers.iter().map(|claims| claims.claimed.len()).sum::<usize>();
+        for claimed in answers.iter().flat_map(|claims| &claims.claimed) {
+            self.run.claims += 1;
+            // Asked again, what was taken from it before the first answer may be claimed under the same number.
+            self.expired.remove(&(instance, claimed.claim));
+        }
         Ok(Input::Claimed(answers))
     }
 

@@ -137,7 +137,10 @@ impl World {
         };
         self.note(&format!("{change:?}"));
         // A change may be refused before the first instance has made the subscriptions.
-        let _ = self.log.change(&change, false);
+        let changed = self.log.change(&change, false);
+        if matches!(change, Change::Requeue { .. }) {
+            self.requeued.extend(changed.iter().flat_map(|changed| &changed.events).map(|id| (sub, *id)));
+        }
         if matches!(change, Change::Rewind { .. }) {
             self.check_floors();
         }

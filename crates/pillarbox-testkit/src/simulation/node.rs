@@ -1,11 +1,11 @@
 use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input, Recovery, RecoveryProfile};
 use pillarbox::{ErrorKind, Hello, InstanceId, LaneRef, Now, Result, Take, TakeCause};
 
-use super::{BrokenShell, JOBS, Node, Request, Step, Ticket, World};
+use super::{BrokenShell, Node, Request, Step, Ticket, World};
 use crate::PollSteps;
 
-/// So many ranges that no cursor is cut: what is cut off comes again.
-const RANGES_MANY: usize = 10_000;
+/// How long an answer takes at most.
+pub(super) const ANSWER_MAX: u64 = 2_000;
 
 /// What reaches a node.
 #[derive(Debug)]
@@ -31,7 +31,6 @@ impl World {
         self.ids = joined.subscriptions.iter().map(|view| view.id).collect();
         let profile = if self.random.chance(20) { RecoveryProfile::Conservative } else { RecoveryProfile::Fast };
         let ranges_max = self.random.between(20, 200) as usize;
-        let exactly_once = self.specs[JOBS].1.settles;
         let config = EngineConfig {
             lease_ttl: std::time::Duration::from_millis(600),
             beat_interval: std::time::Duration::from_millis(100),
@@ -39,7 +38,7 @@ impl World {
             page_size: self.random.between(1, 12) as usize,
             in_flight_max: self.random.between(8, 40) as usize,
             hole_scans_max: self.random.between(1, 8) as usize,
-            ranges_max: if exactly_once { RANGES_MANY } else { ranges_max },
+            ranges_max,
             floor_interval: std::time::Duration::from_millis(300),
             recovery: Recovery { profile, check_interval: std::time::Duration::from_secs(1), enabled: true },
             seed: self.random.next(),
@@ -221,7 +220,7 @@ impl World {
     }
 
     pub(super) fn answer(&mut self, ticket: Ticket, news: News) {
-        self.after(0, 2_000, Step::Answer(ticket, Box::new(news)));
+        self.after(0, ANSWER_MAX, Step::Answer(ticket, Box::new(news)));
     }
 
     /// The network is gone: a call fails at once, or hangs until it is back.

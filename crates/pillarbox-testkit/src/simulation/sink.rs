@@ -5,7 +5,7 @@ use pillarbox::engine::Input;
 use pillarbox::{Attempt, BatchId, Event, Failure, LaneRef, Outcome, Position, State, lane_of};
 use uuid::Uuid;
 
-use super::node::News;
+use super::node::{ANSWER_MAX, News};
 use super::{Held, JOBS, Random, SOME, SUBSCRIPTIONS, Step, Ticket, World};
 
 impl World {
@@ -16,7 +16,9 @@ impl World {
         } else {
             self.check_keys(ticket, batch.0, &held)
         }
-        if held.iter().any(|held| self.seized.contains(&(held.lane, held.epoch))) {
+        // What is claimed does not depend on its lane.
+        let bare = |held: &&Held| held.claim.is_none();
+        if held.iter().filter(bare).any(|held| self.seized.contains(&(held.lane, held.epoch))) {
             self.violation(format!("node {} sends what its lease does not cover any more: {held:?}", ticket.node));
         }
         self.nodes[ticket.node].at_sink.insert((ticket.life, batch), held);
@@ -63,7 +65,8 @@ impl World {
         }
         self.answer(ticket, News::Input(Input::HandedBack { batch, outcomes }));
         let held_up = if batch.0 == JOBS { 5_000_000 } else { 400_000 };
-        self.after(0, held_up, Step::Arrive(ticket, batch, vec![slow]));
+        // A worker's answers come in order.
+        self.after(ANSWER_MAX + 1, held_up, Step::Arrive(ticket, batch, vec![slow]));
     }
 
     fn held(&self, sub: usize, attempt: &Attempt) -> Held {
@@ -178,7 +181,7 @@ impl World {
         if sub == SOME && self.refused.get(&id).is_some_and(|refusals| *refusals >= 3) {
             return true;
         }
-        if self.skipped.contains(&(sub, id)) {
+        if self.skipped.contains(&(sub, id)) || (sub == SOME && self.requeued.contains(&(sub, id))) {
             return true;
         }
         if !self.visible.contains_key(&id) {

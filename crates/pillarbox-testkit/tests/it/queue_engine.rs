@@ -123,6 +123,13 @@ impl Bench {
         self.step(Input::Polled(Page { horizon: top, log_start: 1, scans, ..Page::default() }));
     }
 
+    /// Answers the look at the fleet under way, and waits for the next to begin.
+    fn look(&mut self) {
+        self.take(|action| matches!(action, Action::Observe(_)).then_some(())).expect("it looks");
+        self.step(Input::Observed(fleet(Some(ME), &[])));
+        self.step_after(Duration::from_secs(2), Input::Tick);
+    }
+
     /// The next batch that is sent: its number and positions.
     fn sent(&mut self) -> Option<((usize, u64), Vec<Position>)> {
         self.take(|action| match action {
@@ -274,6 +281,9 @@ fn a_key_with_rows_goes_behind_them_until_they_are_known_to_be_gone() {
             break;
         }
     }
+    // A look at the fleet that began later shows that the lane was its own when they were.
+    bench.look();
+    bench.look();
     bench.step(Input::Rang);
     bench.read(&[event(4, "a")]);
     assert_eq!(bench.settle().map(|settled| rows(&settled.0)).unwrap_or_default(), []);

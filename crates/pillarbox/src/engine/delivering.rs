@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{Action, Call, Claim, Engine, Mutant};
@@ -6,8 +6,8 @@ use crate::breaker::{Charge, Permit, RETRY_AFTER_MAX};
 use crate::dispatcher::{BatchId, Item};
 use crate::lane::{ChainKey, Phase};
 use crate::{
-    Attempt, AttemptError, ERROR_BYTES_MAX, Event, Failed, Failure, Fault, KeyHash, Now, Outcome, PAYLOAD_BYTES_MAX,
-    Position, State, Timestamp,
+    Attempt, AttemptError, ClaimFate, ERROR_BYTES_MAX, Event, Failed, Failure, Fault, KeyHash, Now, Outcome,
+    PAYLOAD_BYTES_MAX, Position, State, Timestamp,
 };
 
 impl Engine {
@@ -22,12 +22,28 @@ impl Engine {
         let mut back = Vec::new();
         let mut outcomes = outcomes.into_iter();
         let (mut delivered, mut tried) = (0, false);
+        // Of claimed events: keys that failed in this batch.
+        let mut stopped: HashSet<KeyHash> = HashSet::new();
         for item in items {
             let outcome = outcomes.next().unwrap_or(Outcome::NotTried);
             tried |= outcome != Outcome::NotTried;
             delivered += u64::from(outcome == Outcome::Delivered);
             let again = match (item.claim, outcome) {
-                (Some(claim), outcome) => self.claim_over(now, index, item, claim, outcome),
+                (Some(claim), Outcome::NotTried) if item.key.is_some_and(|key| stopped.contains(&key)) => {
+                    let sub = &mut self.subscribers[index];
+                    let id = sub.id;
+                    sub.queue.iter_mut().for_each(|queue| queue.end(id, claim, ClaimFate::Back));
+                    false
+                }
+                (Some(claim), outcome) => {
+                    let failed = matches!(outcome, Outcome::Failed(_));
+                    let again = self.claim_over(now, index, item, claim, outcome);
+                    if let Some(key) = item.key.filter(|_| failed && !again) {
+                        stopped.insert(key);
+                        self.subscribers[index].give_back_key(key);
+                    }
+                    again
+                }
                 (None, Outcome::NotTried) => true,
                 (None, Outcome::Failed(failure)) => !self.charge(now, index, item, failure),
                 (None, Outcome::Delivered) => {
@@ -46,7 +62,7 @@ impl Engine {
             sub.delivered_at = Some(now.wall);
             *self.figures.delivered.entry(sub.name.clone()).or_default() += delivered;
         }
-        if !tried && !items.is_empty() && sub.queue.as_ref().is_none_or(|queue| !queue.settles()) {
+        if !tried && !items.is_empty() {
             // Calling again at once would be a busy loop, and a flood of duplicates if it did send something.
             sub.breaker.failure(now, "the sink answered for no event of a batch", None);
         }
@@ -238,8 +254,11 @@ impl Engine {
             };
             let events = items.iter().map(attempt).collect();
             if self.config.mutant == Some(Mutant::SettleBeforeDeliver) {
-                let early: Vec<(u32, Position, uuid::Uuid)> =
-                    items.iter().map(|item| (item.lane, item.event.position, item.event.id)).collect();
+                let early: Vec<(u32, Position, uuid::Uuid)> = items
+                    .iter()
+                    .filter(|item| item.claim.is_none())
+                    .map(|item| (item.lane, item.event.position, item.event.id))
+                    .collect();
                 for (lane, position, id) in early {
                     sub.lanes[lane as usize].iter_mut().for_each(|lane| lane.done(position, id));
                 }

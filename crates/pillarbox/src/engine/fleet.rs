@@ -45,6 +45,7 @@ impl Engine {
                 }
             }
             lost.into_iter().for_each(|lane| sub.drop_lane(lane));
+            self.last_observe.into_iter().for_each(|looked_at| sub.adopt_keys(looked_at));
         }
         if self.draining {
             return;
@@ -189,7 +190,7 @@ impl Engine {
 
     pub(super) fn call_fleet(&mut self, now: Now) {
         let due = self.last_observe.is_none_or(|last| now.mono >= last + self.observe_wait());
-        let leaving = self.draining && self.subscribers.iter().all(|sub| sub.lanes().next().is_none());
+        let leaving = self.draining && self.is_empty();
         if due && !leaving && !self.observing && self.may_call(now, Call::Observe) {
             self.observing = true;
             self.observe_now = false;

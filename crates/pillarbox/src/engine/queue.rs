@@ -1,4 +1,4 @@
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use super::subscriber::Subscriber;
@@ -22,6 +22,8 @@ const KEY_TURNS: u32 = 500;
 const CLAIMS_MAX: usize = 1_000;
 /// The shortest and the longest wait before asking again when nothing was there to be claimed.
 const CLAIM_WAIT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The shortest wait for something that is due.
+const CLAIM_WAIT_MIN: Duration = Duration::from_millis(5);
 /// As long as a dead instance is seen its claims are asked for this often: some may have been locked when they first were.
 const RECOVER_AGAIN: Duration = Duration::from_secs(1);
 /// What an event is taken to need at least, when it is not known how large those are that could be claimed.
@@ -32,11 +34,13 @@ const TELL_INTERVAL: Duration = Duration::from_secs(1);
 /// What an instance knows of a queue: what it has claimed, and how much is waiting in the database.
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// The handler settles by itself, so that every event needs a row.
+    /// The handler settles by itself.
     settles: bool,
+    /// Every event gets a row before it is worked on.
+    pub(super) rows_for_all: bool,
     one_by_one: bool,
     /// The claims that are not over.
-    working: HashMap<ClaimId, Working>,
+    working: BTreeMap<ClaimId, Working>,
     /// Claims that are over and not yet written.
     ends: Vec<ClaimEnd>,
     /// Rows wait to be claimed, or may wait: whatever is read goes behind them.
@@ -58,6 +62,7 @@ pub(super) struct Queue {
     /// The size of the largest event that was claimed lately.
     event_bytes: usize,
     told_at: Option<Duration>,
+    told: Option<Told>,
     /// How many events of a key have been handled from memory since all keys were last given their turn.
     turns: HashMap<KeyHash, u32>,
     /// The claim that is worked on alone.
@@ -75,20 +80,30 @@ struct Working {
     fate: Option<ClaimFate>,
 }
 
+/// The keys that have rows, told to lanes that were like this when they were asked for.
+#[derive(Debug)]
+struct Told {
+    keys: Vec<KeyHash>,
+    lanes: Vec<(u32, Epoch, i64, u64)>,
+    at: Duration,
+}
+
 /// A request under way, and what was known of the lanes when it was made.
 #[derive(Debug)]
 pub(super) struct Asked {
     sub: usize,
     request: ClaimRequest,
-    lanes: Vec<(u32, Epoch, u64)>,
+    /// Lane, epoch, revision, and how many rows it had given, if all were written.
+    lanes: Vec<(u32, Epoch, i64, u64)>,
 }
 
 impl Queue {
     pub(super) fn new(sink: SinkFeatures) -> Self {
         Queue {
             settles: sink.settles,
+            rows_for_all: sink.settles,
             one_by_one: sink.one_by_one,
-            working: HashMap::new(),
+            working: BTreeMap::new(),
             ends: Vec::new(),
             congested: true,
             full: true,
@@ -101,6 +116,7 @@ impl Queue {
             slow_until: Duration::ZERO,
             event_bytes: 0,
             told_at: None,
+            told: None,
             turns: HashMap::new(),
             suspect: None,
         }
@@ -113,11 +129,7 @@ impl Queue {
 
     /// Whether an event that was read gets a row at once.
     pub(super) fn takes_all(&self) -> bool {
-        self.settles || self.congested
-    }
-
-    pub(super) fn settles(&self) -> bool {
-        self.settles
+        self.rows_for_all || self.congested
     }
 
     /// Something may be there to be claimed.
@@ -130,7 +142,8 @@ impl Queue {
     fn answered(&mut self, now: Now, empty: bool) {
         self.empty_answers = if empty { self.empty_answers.saturating_add(1) } else { 0 };
         let wait = CLAIM_WAIT.0.saturating_mul(1 << self.empty_answers.min(10)).min(CLAIM_WAIT.1);
-        let due = self.next_due.map_or(Duration::MAX, |due| due.since(now.wall));
+        // The database's clock may be behind this one.
+        let due = self.next_due.map_or(Duration::MAX, |due| due.since(now.wall).max(CLAIM_WAIT_MIN));
         self.claim_at = if empty { now.mono + wait.min(due) } else { now.mono };
     }
 
@@ -161,7 +174,7 @@ impl Queue {
     }
 
     /// A claim is over. If its row is being written the end waits for that.
-    fn end(&mut self, subscription: SubscriptionId, claim: ClaimId, fate: ClaimFate) {
+    pub(super) fn end(&mut self, subscription: SubscriptionId, claim: ClaimId, fate: ClaimFate) {
         let Some(working) = self.working.get_mut(&claim) else { return };
         if working.moving.is_some() {
             working.fate = Some(fate);
@@ -199,10 +212,16 @@ impl Queue {
 impl Subscriber {
     /// Gives rows to the events of a queue that `pick` names among those that wait, and to those at the sink that have been there for
     /// too long or are of the same keys: rows of a key stand in order, and nobody else may work on a key that is at work here.
-    pub(super) fn give_rows(&mut self, now: Now, next_claim: &mut i64, pick: impl Fn(&Item) -> bool) {
+    pub(super) fn give_rows(
+        &mut self,
+        now: Now,
+        next_claim: &mut i64,
+        also: Option<KeyHash>,
+        pick: impl Fn(&Item) -> bool,
+    ) {
         let Some(queue) = &mut self.queue else { return };
         let waiting = self.dispatcher.take(|item| item.claim.is_none() && pick(item));
-        let keys: HashSet<KeyHash> = waiting.iter().filter_map(|item| item.key).collect();
+        let keys: HashSet<KeyHash> = waiting.iter().filter_map(|item| item.key).chain(also).collect();
         for (batch, items) in self.dispatcher.running() {
             let slow = is_slow(queue, batch, items, now);
             for item in items.iter_mut().filter(|item| item.claim.is_none()) {
@@ -234,7 +253,7 @@ impl Subscriber {
     /// Gives an event that was read a row, behind whatever of its key is here.
     pub(super) fn give_row(&mut self, now: Now, next_claim: &mut i64, number: u32, item: &Item) {
         if let Some(key) = item.key.filter(|&key| self.dispatcher.has_key(key)) {
-            self.give_rows(now, next_claim, |other| other.key == Some(key));
+            self.give_rows(now, next_claim, Some(key), |other| other.key == Some(key));
         }
         let Some(Some(lane)) = self.lanes.get_mut(number as usize) else { return };
         match item.event.deliver_at.filter(|&at| at > now.wall) {
@@ -248,6 +267,18 @@ impl Subscriber {
         let Some(queue) = &mut self.queue else { return };
         for item in self.dispatcher.take(|item| item.claim.is_some()) {
             self.bytes -= item.event.size();
+            self.breaker.forget(item.event.position);
+            if let Some(claim) = item.claim {
+                queue.end(self.id, claim, ClaimFate::Back);
+            }
+        }
+    }
+
+    /// A claimed event of a key has failed: those of the key that wait here go back behind it.
+    pub(super) fn give_back_key(&mut self, key: KeyHash) {
+        let Some(queue) = &mut self.queue else { return };
+        for item in self.dispatcher.take(|item| item.claim.is_some() && item.key == Some(key)) {
+            self.bytes -= item.event.size();
             if let Some(claim) = item.claim {
                 queue.end(self.id, claim, ClaimFate::Back);
             }
@@ -257,8 +288,9 @@ impl Subscriber {
     /// A claimed event was not tried: whether it is sent again by this instance; if not it goes back to the others.
     pub(super) fn keeps_claim(&mut self, claim: ClaimId, stopping: bool) -> bool {
         let Some(queue) = &mut self.queue else { return false };
-        let keeps = !stopping && !self.paused && !queue.settles;
+        let keeps = !stopping && !self.paused && !queue.settles && !self.breaker.is_down();
         if !keeps {
+            queue.working.get(&claim).into_iter().for_each(|working| self.breaker.forget(working.position));
             queue.end(self.id, claim, ClaimFate::Back);
         }
         keeps && queue.working.contains_key(&claim)
@@ -283,7 +315,8 @@ impl Subscriber {
     /// of what fits moves aside.
     fn turn_over(&mut self, now: Now, next_claim: &mut i64, behind: bool, full: bool, most: usize) {
         let Some(queue) = &mut self.queue else { return };
-        let due = if behind { full && self.dispatcher.has_held() } else { !queue.turns.is_empty() };
+        let many = queue.turns.len() > most && !self.dispatcher.has_held();
+        let due = if behind { many || (full && self.dispatcher.has_held()) } else { !queue.turns.is_empty() };
         if !due {
             return;
         }
@@ -291,7 +324,7 @@ impl Subscriber {
         self.dispatcher.release_held();
         let hog = if full { self.dispatcher.largest_key() } else { None };
         if let Some((key, _)) = hog.filter(|hog| hog.1 > most / 2) {
-            self.give_rows(now, next_claim, |item| item.key == Some(key));
+            self.give_rows(now, next_claim, None, |item| item.key == Some(key));
         }
     }
 }
@@ -307,11 +340,17 @@ impl Engine {
     pub(super) fn tend_queue(&mut self, now: Now, index: usize) {
         let behind = self.is_behind_of(index);
         let sub = &mut self.subscribers[index];
-        let stopping = self.draining || self.expired || sub.paused;
+        let down = sub.breaker.is_down() && sub.breaker.permit(now) == Permit::Nothing;
+        let stopping = self.draining || self.expired || sub.paused || down;
         let full = !sub.has_room(&self.config);
         sub.turn_over(now, &mut self.next_claim, behind, full, self.config.in_flight_max);
         let Some(queue) = &mut sub.queue else { return };
-        let fresh = |items: &[Item]| items.iter().any(|item| item.claim.is_none());
+        let lanes = &sub.lanes;
+        let held = |item: &Item| {
+            let lane = lanes.get(item.lane as usize).and_then(Option::as_ref);
+            lane.is_some_and(|lane| lane.epoch == item.epoch && lane.phase != Phase::Waiting)
+        };
+        let fresh = |items: &[Item]| items.iter().any(|item| item.claim.is_none() && held(item));
         let slow = sub.dispatcher.running().any(|(batch, items)| is_slow(queue, batch, items, now) && fresh(items));
         // What was read while every worker was at something slow is nobody's turn here.
         let waits = sub.dispatcher.idle_workers() == 0 && sub.dispatcher.has_ready();
@@ -319,7 +358,7 @@ impl Engine {
         if slow || stuck {
             queue.slow_until = now.mono + SLOW_FOR;
             queue.congested = true;
-            sub.give_rows(now, &mut self.next_claim, |_| true);
+            sub.give_rows(now, &mut self.next_claim, None, |_| true);
         }
         if slow || stuck || stopping {
             sub.give_back_waiting();
@@ -327,7 +366,9 @@ impl Engine {
     }
 
     pub(super) fn is_behind_of(&self, index: usize) -> bool {
-        self.subscribers[index].active().any(|lane| lane.top < self.horizon)
+        let sub = &self.subscribers[index];
+        let behind = |lane: &Lane| lane.top < self.horizon && lane.may_rise(self.config.ranges_max);
+        sub.stopped.is_none() && sub.active().any(behind)
     }
 
     /// A claimed event came back from the sink; whether it is to be sent again.
@@ -396,7 +437,8 @@ impl Engine {
                 queue.told_at = Some(now.mono);
             }
             if let Some(keys) = keys {
-                sub.adopt_keys(&asked, &keys);
+                let keys = keys.iter().map(|key| KeyHash::of(key)).collect();
+                queue.told = Some(Told { keys, lanes: asked.lanes, at: now.mono });
             }
             claimed.into_iter().for_each(|claimed| self.begin_claim(now, index, claimed));
         }
@@ -435,7 +477,7 @@ impl Engine {
         for (end, written) in self.finishing.take().unwrap_or_default().into_iter().zip(written) {
             let Some(sub) = self.subscribers.iter_mut().find(|sub| sub.id == end.subscription) else { continue };
             // An end that was not answered may have been written, and is refused the second time.
-            if !written && !again {
+            if !written && !again && end.fate != ClaimFate::Back {
                 *self.figures.refused.entry(sub.name.clone()).or_default() += 1;
             }
             sub.queue.iter_mut().for_each(|queue| queue.wake(now));
@@ -467,8 +509,7 @@ impl Engine {
         }
         let mut asked = std::mem::take(&mut self.claims_unknown);
         if asked.is_empty() && !self.draining {
-            let unwritten = self.has_unwritten_rows();
-            asked = (0..self.subscribers.len()).filter_map(|index| self.claim_request(now, index, unwritten)).collect();
+            asked = (0..self.subscribers.len()).filter_map(|index| self.claim_request(now, index)).collect();
         }
         if !asked.is_empty() {
             self.actions.push(Action::Claim(asked.iter().map(|asked| asked.request).collect()));
@@ -476,10 +517,12 @@ impl Engine {
         }
     }
 
-    fn claim_request(&mut self, now: Now, index: usize, unwritten: bool) -> Option<Asked> {
+    fn claim_request(&mut self, now: Now, index: usize) -> Option<Asked> {
+        let unwritten = self.has_unwritten_rows(index);
         let sub = &self.subscribers[index];
         let queue = sub.queue.as_ref()?;
-        if sub.paused || now.mono < queue.claim_at || sub.breaker.permit(now) == Permit::Nothing {
+        let permit = sub.breaker.permit(now);
+        if sub.paused || now.mono < queue.claim_at || permit == Permit::Nothing {
             return None;
         }
         let each = if now.mono < queue.slow_until { 1 } else { sub.spec.batch_size };
@@ -487,7 +530,8 @@ impl Engine {
         let fit = (bytes_left / queue.event_bytes.max(EVENT_BYTES_MIN)).max(1);
         let limit =
             (sub.dispatcher.idle_workers() * each).min(CLAIMS_MAX).saturating_sub(sub.dispatcher.ready_len()).min(fit);
-        let tell = !unwritten && queue.told_at.is_none_or(|told| now.mono >= told + TELL_INTERVAL);
+        let limit = if permit == Permit::Probe { limit.min(1) } else { limit };
+        let tell = queue.told_at.is_none_or(|told| now.mono >= told + TELL_INTERVAL);
         if limit == 0 && !tell {
             return None;
         }
@@ -495,14 +539,17 @@ impl Engine {
         self.next_claim += limit as i64;
         let request =
             ClaimRequest { subscription: sub.id, limit, first, suspect: queue.suspect.is_none(), tell, again: false };
-        let lanes = sub.lanes().map(|lane| (lane.reference.lane, lane.epoch, lane.rows_given())).collect();
+        let lanes = sub.lanes().map(|lane| (lane.reference.lane, lane.epoch, lane.revision, lane.rows_given()));
+        let lanes = if unwritten { Vec::new() } else { lanes.collect() };
         Some(Asked { sub: index, request, lanes })
     }
 
     /// Whether rows have been given that are not known to be written.
-    fn has_unwritten_rows(&self) -> bool {
-        let settling = self.settling.iter().flatten().any(|pending| !pending.write.queue.is_empty());
-        settling || self.subscribers.iter().flat_map(Subscriber::lanes).any(Lane::has_queue)
+    fn has_unwritten_rows(&self, index: usize) -> bool {
+        let sub = &self.subscribers[index];
+        let mut settling = self.settling.iter().flatten().map(|pending| &pending.write);
+        settling.any(|write| write.lane.subscription == sub.id && !write.queue.is_empty())
+            || sub.lanes().any(Lane::has_queue)
     }
 
     pub(super) fn call_finish(&mut self, now: Now) {
@@ -569,14 +616,18 @@ impl Engine {
 }
 
 impl Subscriber {
-    /// These are the only keys with rows, as far as lanes are concerned that have not given any since this was asked for.
-    fn adopt_keys(&mut self, asked: &Asked, keys: &[Box<str>]) {
-        let hashes: Vec<KeyHash> = keys.iter().map(|key| KeyHash::of(key)).collect();
+    /// Takes in which keys have rows, once a look at the fleet that began later has shown that the lanes were this instance's still: a
+    /// rewind removes rows, and their events come again to whoever has the lane then. Lanes that have given rows since it was asked
+    /// for know better.
+    pub(super) fn adopt_keys(&mut self, looked_at: Duration) {
+        let Some(told) = self.queue.as_mut().and_then(|queue| queue.told.take_if(|told| told.at < looked_at)) else {
+            return;
+        };
         let count = self.lane_count;
         for lane in self.lanes.iter_mut().flatten() {
             let number = lane.reference.lane;
-            if asked.lanes.contains(&(number, lane.epoch, lane.rows_given())) {
-                let own = hashes.iter().filter(|key| lane_of(Some(**key), 0, count) == number);
+            if told.lanes.contains(&(number, lane.epoch, lane.revision, lane.rows_given())) {
+                let own = told.keys.iter().filter(|key| lane_of(Some(**key), 0, count) == number);
                 lane.set_queued_keys(own.copied().collect());
             }
         }

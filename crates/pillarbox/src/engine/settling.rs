@@ -49,7 +49,9 @@ impl Engine {
                 if !lane.has_writes() && !releasing && !floor_is_old {
                     continue;
                 }
-                let (mut write, done) = lane.take_write(self.config.ranges_max);
+                // What is left out comes again; in a queue that would be beside its row, or after it.
+                let ranges_max = if sub.queue.is_some() { usize::MAX } else { self.config.ranges_max };
+                let (mut write, done) = lane.take_write(ranges_max);
                 break_cursor(self.config.mutant, lane.top, &mut write.cursor);
                 if releasing {
                     write.release = true;
