@@ -17,6 +17,7 @@ mod order;
 mod ownership;
 mod publishing;
 mod queue;
+mod queue_relay;
 mod reading;
 mod retention;
 mod rewinding;
