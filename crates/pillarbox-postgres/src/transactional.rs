@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::{FutureExt, future};
-use pillarbox::{Attempt, BoxFuture, ClaimPlace, Event, Failure, Outcome, Position, Result, Transact};
+use pillarbox::{Abort, Attempt, BoxFuture, ClaimPlace, Event, Failure, Outcome, Position, Result, Transact};
 use tokio_postgres::error::Severity;
 use tokio_postgres::{Client, IsolationLevel, Row, Statement, Transaction};
 
@@ -92,67 +92,24 @@ impl Transactional {
         self
     }
 
-    async fn handle_together(&self, place: ClaimPlace, events: &[Attempt], limit: Duration) -> Vec<Outcome> {
-        match self.attempt(place, events, limit).await {
-            Ok(outcomes) => outcomes,
-            Err(Abort::Failed(_) | Abort::TooLong(_)) if events.len() > 1 => {
-                self.handle_alone(place, events, limit).await
-            }
-            Err(abort) => vec![abort.into_outcome(); events.len()],
-        }
-    }
-
-    async fn handle_alone(&self, place: ClaimPlace, events: &[Attempt], limit: Duration) -> Vec<Outcome> {
-        let mut outcomes = Vec::with_capacity(events.len());
-        for event in events.chunks(1) {
-            match self.attempt(place, event, limit).await {
-                Ok(outcome) => outcomes.extend(outcome),
-                Err(abort) => outcomes.push(abort.into_outcome()),
-            }
-        }
-        outcomes
-    }
-
-    /// One transaction on a connection of its own. With an error nothing of it is left, unless nobody knows.
-    async fn attempt(
-        &self,
-        place: ClaimPlace,
-        events: &[Attempt],
-        limit: Duration,
-    ) -> std::result::Result<Vec<Outcome>, Abort> {
-        let mut connection = self.connection(limit).await?;
-        connection.busy = true;
-        match self.run(&mut connection, place, events, limit).await {
-            Ok(ended) => {
-                if ended.keys.is_empty() || connection.promote(place, &ended.keys).await {
-                    self.give_back(connection);
-                }
-                Ok(ended.outcomes)
-            }
-            Err(abort) => {
-                self.roll_back(connection, &abort).await;
-                Err(abort)
-            }
-        }
-    }
-
+    /// None: it took too long.
     async fn run(
         &self,
         connection: &mut Connection,
         place: ClaimPlace,
         events: &[Attempt],
         limit: Duration,
-    ) -> std::result::Result<Ended, Abort> {
+    ) -> std::result::Result<Option<Ended>, Abort> {
         let (client, statements) = (&mut connection.client, &connection.statements);
         let work = async {
             let transaction = begin(client).await?;
             let ended = self.work(&transaction, statements, place, events, limit).await?;
             Ok((transaction, ended))
         };
-        let worked = tokio::time::timeout(limit, work).await;
-        let (transaction, ended) = worked.unwrap_or(Err(Abort::TooLong(limit)))?;
+        let Ok(worked) = tokio::time::timeout(limit, work).await else { return Ok(None) };
+        let (transaction, ended) = worked?;
         commit(transaction).await?;
-        Ok(ended)
+        Ok(Some(ended))
     }
 
     /// Everything between BEGIN and COMMIT. The claims are ended last: if one was taken away meanwhile, nothing is committed, and a
@@ -165,7 +122,7 @@ impl Transactional {
         events: &[Attempt],
         limit: Duration,
     ) -> std::result::Result<Ended, Abort> {
-        let held = statements.claims(transaction, place, events, limit).await.map_err(Abort::unreachable)?;
+        let held = statements.claims(transaction, place, events, limit).await.map_err(unreachable)?;
         let ours: Vec<&Attempt> = events.iter().filter(|attempt| held.contains(&attempt.event.position)).collect();
         for attempt in &ours {
             if let Err(failure) = self.call(transaction, &attempt.event).await {
@@ -206,7 +163,7 @@ impl Transactional {
         }
         let connecting = tokio::time::timeout(limit, Connection::open(&self.config)).await;
         let silent = |_| Abort::Unreachable(Failure::sink("PostgreSQL did not answer to a new connection"));
-        connecting.map_err(silent)?.map_err(Abort::unreachable)
+        connecting.map_err(silent)?.map_err(unreachable)
     }
 
     fn give_back(&self, mut connection: Connection) {
@@ -216,8 +173,7 @@ impl Transactional {
 
     /// Waits until the dropped transaction is rolled back, so that whoever writes the claim next need not. A connection of which a
     /// statement was cancelled is not used again: the cancel may come late and hit the next one.
-    async fn roll_back(&self, mut connection: Connection, abort: &Abort) {
-        let cancelled = matches!(abort, Abort::TooLong(_));
+    async fn roll_back(&self, mut connection: Connection, cancelled: bool) {
         if cancelled {
             connection.cancel().await;
         }
@@ -234,13 +190,32 @@ impl Transact for Transactional {
         self.batch_size
     }
 
-    fn transact(&self, place: ClaimPlace, events: Vec<Attempt>, limit: Duration) -> BoxFuture<'_, Vec<Outcome>> {
+    /// On a connection of its own.
+    fn attempt<'a>(
+        &'a self,
+        place: ClaimPlace,
+        events: &'a [Attempt],
+        limit: Duration,
+    ) -> BoxFuture<'a, std::result::Result<Vec<Outcome>, Abort>> {
         Box::pin(async move {
-            let mut outcomes = Vec::with_capacity(events.len());
-            for together in events.chunks(self.batch_size) {
-                outcomes.extend(self.handle_together(place, together, limit).await);
+            let mut connection = self.connection(limit).await?;
+            connection.busy = true;
+            match self.run(&mut connection, place, events, limit).await {
+                Ok(Some(ended)) => {
+                    if ended.keys.is_empty() || connection.promote(place, &ended.keys).await {
+                        self.give_back(connection);
+                    }
+                    Ok(ended.outcomes)
+                }
+                Ok(None) => {
+                    self.roll_back(connection, true).await;
+                    Err(Abort::too_long(limit))
+                }
+                Err(abort) => {
+                    self.roll_back(connection, false).await;
+                    Err(abort)
+                }
             }
-            outcomes
         })
     }
 }
@@ -252,33 +227,8 @@ struct Ended {
     keys: Vec<String>,
 }
 
-/// Why nothing was committed.
-enum Abort {
-    /// An event's handler failed, or what it wrote was refused.
-    Failed(Failure),
-    /// The transaction took longer than this.
-    TooLong(Duration),
-    /// The database could not be asked.
-    Unreachable(Failure),
-    /// A claim was taken away, or nobody knows whether it was committed.
-    NotTried,
-}
-
-impl Abort {
-    fn unreachable(error: impl Into<DbError>) -> Self {
-        Abort::Unreachable(Failure::sink(pillarbox::Error::from(error.into()).to_string()))
-    }
-
-    fn into_outcome(self) -> Outcome {
-        match self {
-            Abort::Failed(failure) | Abort::Unreachable(failure) => Outcome::Failed(failure),
-            Abort::TooLong(limit) => {
-                let message = format!("the transaction took longer than {limit:?} and was rolled back");
-                Outcome::Failed(Failure { kind: "timeout", ..Failure::event(message) })
-            }
-            Abort::NotTried => Outcome::NotTried,
-        }
-    }
+fn unreachable(error: impl Into<DbError>) -> Abort {
+    Abort::Unreachable(Failure::sink(pillarbox::Error::from(error.into()).to_string()))
 }
 
 /// A failure with which the connection was lost may have nothing to do with the event. The client itself notices a little later.
@@ -291,7 +241,7 @@ async fn blame(client: &Client, failure: Failure) -> Abort {
 
 async fn begin(client: &mut Client) -> std::result::Result<Transaction<'_>, Abort> {
     let builder = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).read_only(false);
-    builder.start().await.map_err(Abort::unreachable)
+    builder.start().await.map_err(unreachable)
 }
 
 /// An error that PostgreSQL reports in place of a commit has rolled back; a connection that is lost says nothing.

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pillarbox::{
-    Attempt, BoxFuture, ClaimEnd, ClaimFate, ClaimPlace, Error, ErrorKind, Event, Failure, Outcome, Result, Timestamp,
-    Transact,
+    Abort, Attempt, BoxFuture, ClaimEnd, ClaimFate, ClaimPlace, Error, ErrorKind, Event, Failure, Outcome, Result,
+    Timestamp, Transact,
 };
 use rusqlite::{Connection, InterruptHandle, Transaction};
 use tokio::sync::oneshot;
@@ -72,42 +72,6 @@ impl Transactional {
         self
     }
 
-    async fn handle_together(&self, place: ClaimPlace, events: &[Attempt], limit: Duration) -> Vec<Outcome> {
-        match self.attempt(place, events, limit).await {
-            Ok(outcomes) => outcomes,
-            Err(Abort::Failed(_)) if events.len() > 1 => self.handle_alone(place, events, limit).await,
-            Err(abort) => vec![abort.into_outcome(); events.len()],
-        }
-    }
-
-    async fn handle_alone(&self, place: ClaimPlace, events: &[Attempt], limit: Duration) -> Vec<Outcome> {
-        let mut outcomes = Vec::with_capacity(events.len());
-        for event in events.chunks(1) {
-            match self.attempt(place, event, limit).await {
-                Ok(outcome) => outcomes.extend(outcome),
-                Err(abort) => outcomes.push(abort.into_outcome()),
-            }
-        }
-        outcomes
-    }
-
-    /// One transaction, behind those that were asked for earlier. With an error nothing of it is left, unless nobody knows.
-    async fn attempt(
-        &self,
-        place: ClaimPlace,
-        events: &[Attempt],
-        limit: Duration,
-    ) -> std::result::Result<Vec<Outcome>, Abort> {
-        let (begun, has_begun) = oneshot::channel();
-        let (events, run) = (events.to_vec(), Arc::new(Run::default()));
-        let running = run.clone();
-        let job = self.writer.run(move |writer| Ok(writer.attempt(place, &events, limit, begun, &running)));
-        tokio::select! {
-            answer = job => answer.unwrap_or_else(|error| Err(Abort::unreachable(error))),
-            never = self.watch(&run, has_begun, limit) => match never {},
-        }
-    }
-
     /// Interrupts a transaction that takes too long, until it has ended.
     async fn watch(&self, run: &Run, has_begun: oneshot::Receiver<()>, limit: Duration) -> std::convert::Infallible {
         if has_begun.await.is_err() {
@@ -126,13 +90,22 @@ impl Transact for Transactional {
         self.batch_size
     }
 
-    fn transact(&self, place: ClaimPlace, events: Vec<Attempt>, limit: Duration) -> BoxFuture<'_, Vec<Outcome>> {
+    /// Behind those that were asked for earlier.
+    fn attempt<'a>(
+        &'a self,
+        place: ClaimPlace,
+        events: &'a [Attempt],
+        limit: Duration,
+    ) -> BoxFuture<'a, std::result::Result<Vec<Outcome>, Abort>> {
         Box::pin(async move {
-            let mut outcomes = Vec::with_capacity(events.len());
-            for together in events.chunks(self.batch_size) {
-                outcomes.extend(self.handle_together(place, together, limit).await);
+            let (begun, has_begun) = oneshot::channel();
+            let (events, run) = (events.to_vec(), Arc::new(Run::default()));
+            let running = run.clone();
+            let job = self.writer.run(move |writer| Ok(writer.attempt(place, &events, limit, begun, &running)));
+            tokio::select! {
+                answer = job => answer.unwrap_or_else(|error| Err(unreachable(error))),
+                never = self.watch(&run, has_begun, limit) => match never {},
             }
-            outcomes
         })
     }
 }
@@ -169,7 +142,7 @@ impl Writer {
         begun: oneshot::Sender<()>,
         run: &Run,
     ) -> std::result::Result<Vec<Outcome>, Abort> {
-        let transaction = begin(&self.connection).map_err(Abort::unreachable)?;
+        let transaction = begin(&self.connection).map_err(unreachable)?;
         let started = Instant::now();
         *run.running() = true;
         // Whoever asked has gone: the relay stops, or what it claimed is another's now.
@@ -179,11 +152,10 @@ impl Writer {
         };
         *run.running() = false;
         if started.elapsed() >= limit {
-            let message = format!("the transaction took longer than {limit:?} and was rolled back");
-            return Err(Abort::Failed(Failure { kind: "timeout", ..Failure::event(message) }));
+            return Err(Abort::too_long(limit));
         }
         let outcomes = worked?;
-        commit(transaction).map_err(Abort::at_commit)?;
+        commit(transaction).map_err(refused_commit)?;
         Ok(outcomes)
     }
 
@@ -196,7 +168,7 @@ impl Writer {
     ) -> std::result::Result<Vec<Outcome>, Abort> {
         let mut outcomes = Vec::with_capacity(events.len());
         for attempt in events {
-            if !end(transaction, place, attempt).map_err(Abort::unreachable)? {
+            if !end(transaction, place, attempt).map_err(unreachable)? {
                 outcomes.push(Outcome::NotTried);
                 continue;
             }
@@ -222,34 +194,15 @@ impl Writer {
     }
 }
 
-/// Why nothing was committed.
-enum Abort {
-    /// An event's handler failed, or its transaction took too long.
-    Failed(Failure),
-    /// The database could not be written.
-    Unreachable(Failure),
-    /// Nobody waits for it any more, or nobody knows whether it was committed.
-    NotTried,
+fn unreachable(error: impl Into<DbError>) -> Abort {
+    Abort::Unreachable(Failure::sink(Error::from(error.into()).to_string()))
 }
 
-impl Abort {
-    fn unreachable(error: impl Into<DbError>) -> Self {
-        Abort::Unreachable(Failure::sink(Error::from(error.into()).to_string()))
-    }
-
-    fn at_commit(error: Error) -> Self {
-        match error.kind() {
-            ErrorKind::Invalid => Abort::Failed(error.into()),
-            // If it was committed all the same, the claim is gone, and giving it back does nothing.
-            _ => Abort::Unreachable(Failure::sink(error.to_string())),
-        }
-    }
-
-    fn into_outcome(self) -> Outcome {
-        match self {
-            Abort::Failed(failure) | Abort::Unreachable(failure) => Outcome::Failed(failure),
-            Abort::NotTried => Outcome::NotTried,
-        }
+fn refused_commit(error: Error) -> Abort {
+    match error.kind() {
+        ErrorKind::Invalid => Abort::Failed(error.into()),
+        // If it was committed all the same, the claim is gone, and giving it back does nothing.
+        _ => Abort::Unreachable(Failure::sink(error.to_string())),
     }
 }
 

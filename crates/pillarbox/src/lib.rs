@@ -93,5 +93,5 @@ pub use store::{
 };
 pub use subscription::{Filter, LANES_MAX, Mode, OnDead, Start, Subscription};
 pub use token::ResumeToken;
-pub use transact::{ClaimPlace, Transact};
+pub use transact::{Abort, ClaimPlace, Transact};
 pub use why::{Cause, Why, why};

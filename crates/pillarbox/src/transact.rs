@@ -1,23 +1,47 @@
 use std::time::Duration;
 
-use crate::{Attempt, BoxFuture, InstanceId, Outcome, SubscriptionId};
+use crate::{Attempt, BoxFuture, Failure, InstanceId, Outcome, SubscriptionId};
 
 /// Handles claimed events of a queue and ends their claims in one transaction of the store's database: what the handler writes there,
 /// the events that it publishes and the settlement are committed together, so that every effect happens exactly once.
 ///
 /// Made by a store's crate around a function of the user's.
-///
-/// **What the answer means.** One [`Outcome`] an event, in order. `Delivered`: committed, the claim's row is gone, and the next of its
-/// key may be claimed. `Failed`: rolled back. `NotTried`: rolled back because of another event of the same transaction or because the
-/// claim was taken away, or nobody knows whether it was committed; the engine gives the claim back, which does nothing if the row is gone.
 pub trait Transact: Send + Sync + 'static {
     /// How many events share a transaction, at most.
     fn batch_size(&self) -> usize {
         1
     }
 
-    /// Handles events; each has a claim. `limit` is how long a transaction may take.
-    fn transact(&self, place: ClaimPlace, events: Vec<Attempt>, limit: Duration) -> BoxFuture<'_, Vec<Outcome>>;
+    /// One transaction for events that each have a claim; it may take as long as `limit`. The answer is one [`Outcome`] an event, in
+    /// order. `Delivered`: committed, the claim's row is gone, and the next of its key may be claimed. `NotTried`: the claim was taken
+    /// away before. With an error nothing of it is left, unless nobody knows.
+    fn attempt<'a>(
+        &'a self,
+        place: ClaimPlace,
+        events: &'a [Attempt],
+        limit: Duration,
+    ) -> BoxFuture<'a, Result<Vec<Outcome>, Abort>>;
+
+    /// Handles events in transactions of [`Transact::batch_size`]. When one of several fails, each is handled again in a transaction of
+    /// its own, so that it holds back nobody but its key.
+    fn transact(&self, place: ClaimPlace, events: Vec<Attempt>, limit: Duration) -> BoxFuture<'_, Vec<Outcome>> {
+        Box::pin(async move {
+            let mut outcomes = Vec::with_capacity(events.len());
+            for together in events.chunks(self.batch_size().max(1)) {
+                match self.attempt(place, together, limit).await {
+                    Ok(settled) => outcomes.extend(settled),
+                    Err(Abort::Failed(_)) if together.len() > 1 => {
+                        for alone in together.chunks(1) {
+                            let settled = self.attempt(place, alone, limit).await;
+                            outcomes.extend(settled.unwrap_or_else(|abort| vec![abort.into()]));
+                        }
+                    }
+                    Err(abort) => outcomes.resize(outcomes.len() + together.len(), abort.into()),
+                }
+            }
+            outcomes
+        })
+    }
 }
 
 /// Whose claims they are.
@@ -27,4 +51,33 @@ pub struct ClaimPlace {
     pub subscription: SubscriptionId,
     /// The instance that made the claims.
     pub instance: InstanceId,
+}
+
+/// Why nothing of a transaction was committed.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Abort {
+    /// An event's handler failed, what it wrote was refused, or it all took too long.
+    Failed(Failure),
+    /// The database could not be asked or written.
+    Unreachable(Failure),
+    /// A claim was taken away, nobody waits for it any more, or nobody knows whether it was committed. The engine gives the claim back,
+    /// which does nothing if its row is gone.
+    NotTried,
+}
+
+impl Abort {
+    /// The transaction took longer than it may.
+    pub fn too_long(limit: Duration) -> Self {
+        let message = format!("the transaction took longer than {limit:?} and was rolled back");
+        Abort::Failed(Failure { kind: "timeout", ..Failure::event(message) })
+    }
+}
+
+impl From<Abort> for Outcome {
+    fn from(abort: Abort) -> Self {
+        match abort {
+            Abort::Failed(failure) | Abort::Unreachable(failure) => Outcome::Failed(failure),
+            Abort::NotTried => Outcome::NotTried,
+        }
+    }
 }

@@ -41,18 +41,7 @@ struct Bench<'a> {
 }
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let done = match arguments.first().map(String::as_str) {
-        Some(process::CHILD) => child(&arguments[1..]),
-        _ => parent(&arguments),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    process::run(child, parent)
 }
 
 /// One measurement, in a process of its own.

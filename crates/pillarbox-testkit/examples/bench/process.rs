@@ -1,12 +1,28 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 
 use crate::Result;
 
 /// The first argument of a process that makes one measurement.
 pub(crate) const CHILD: &str = "measure";
+
+/// Runs the program: as one measurement, or as what makes all of them.
+pub(crate) fn run(child: fn(&[String]) -> Result<()>, parent: fn(&[String]) -> Result<()>) -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let done = match arguments.first().map(String::as_str) {
+        Some(CHILD) => child(&arguments[1..]),
+        _ => parent(&arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// What a measurement found, by name.
 #[derive(Default)]

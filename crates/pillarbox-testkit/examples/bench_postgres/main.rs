@@ -39,18 +39,7 @@ const QUICK: Scale =
     Scale { rounds: 2, events: 200_000, publish_seconds: 2, samples: 1_500, idle_seconds: 5, kills: 5 };
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let done = match arguments.first().map(String::as_str) {
-        Some(process::CHILD) => child(&arguments[1..]),
-        _ => parent(&arguments),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    process::run(child, parent)
 }
 
 /// One measurement, in a process of its own.

@@ -49,18 +49,7 @@ const FULL: Scale = Scale { rounds: 5, events: 100_000, kills: 20, waiting: 2_00
 const QUICK: Scale = Scale { rounds: 2, events: 100_000, kills: 5, waiting: 2_000 };
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let done = match arguments.first().map(String::as_str) {
-        Some(process::CHILD) => child(&arguments[1..]),
-        _ => parent(&arguments),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    process::run(child, parent)
 }
 
 /// One measurement, in a process of its own.
