@@ -189,6 +189,8 @@ table subscription (
     retry text not null,
     processing_timeout_ms bigint not null,
     paused boolean not null default false,
+    paused_by text,
+    paused_reason text,
     defined_by bigint not null,
     created_at timestamp with time zone not null default clock_timestamp()
 )

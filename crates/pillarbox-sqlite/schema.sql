@@ -181,6 +181,9 @@ CREATE TABLE pillarbox_subscription (
     retry text not null,
     processing_timeout_ms integer not null,
     paused integer not null default 0,
+    -- 'operator' or 'receiver', while it is paused.
+    paused_by text,
+    paused_reason text,
     defined_by integer not null,
     created_at integer not null
 ) strict;

@@ -79,7 +79,7 @@ pub(crate) enum Command {
     /// Give one delivery up and unblock its key
     Skip(SkipArgs),
     /// Stop a subscription; survives restarts
-    Pause(NameArgs),
+    Pause(PauseArgs),
     /// Continue a paused subscription
     Resume(NameArgs),
     /// Replay a subscription from an earlier place
@@ -326,6 +326,16 @@ pub(crate) struct NameArgs {
     /// The subscription
     #[arg(value_name = "SUBSCRIPTION")]
     pub(crate) name: String,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct PauseArgs {
+    /// The subscription
+    #[arg(value_name = "SUBSCRIPTION")]
+    pub(crate) name: String,
+    /// Why; shown until it is resumed
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
 }
 
 #[derive(Debug, ClapArgs)]

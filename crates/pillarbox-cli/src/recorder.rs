@@ -1,6 +1,6 @@
 use anyhow::{Context, Result};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use pillarbox::{Mode, RecoveryCause, State, Status, SubscriptionStatus, metric};
+use pillarbox::{Mode, PausedBy, RecoveryCause, State, Status, SubscriptionStatus, metric};
 
 /// Gathers this process's metrics and writes them as Prometheus text.
 #[derive(Clone)]
@@ -27,6 +27,10 @@ impl Recorder {
             gauge(metric::OLDEST_AGE, subscription.oldest_age_seconds.unwrap_or(0.0));
             gauge(metric::BACKLOG, subscription.pending as f64);
             gauge(metric::BREAKER_OPEN, f64::from(u8::from(subscription.report.breaker.is_some())));
+            for by in [PausedBy::Operator, PausedBy::Receiver] {
+                let paused = f64::from(u8::from(subscription.paused_by == Some(by)));
+                metrics::gauge!(metric::PAUSED, "subscription" => name.clone(), "by" => by.name()).set(paused);
+            }
             for (state, count) in [
                 (State::Delayed, subscription.delayed),
                 (State::Processing, subscription.processing),
@@ -81,4 +85,5 @@ fn describe() {
     metrics::describe_gauge!(metric::BACKLOG, "Events that wait to be delivered");
     metrics::describe_gauge!(metric::DELIVERIES, "Deliveries of the slow path");
     metrics::describe_gauge!(metric::BREAKER_OPEN, "1 while the sink is taken to be down");
+    metrics::describe_gauge!(metric::PAUSED, "1 while the subscription is paused");
 }

@@ -176,6 +176,9 @@ create table @schema@.subscription (
     retry text not null,
     processing_timeout_ms bigint not null,
     paused boolean not null default false,
+    -- 'operator' or 'receiver', while it is paused.
+    paused_by text,
+    paused_reason text,
     defined_by bigint not null,
     created_at timestamptz not null default clock_timestamp()
 );

@@ -153,11 +153,16 @@ impl PgConfig {
 
     /// A connection of an application's own, secured as the URL says. It ends with the client.
     pub async fn connect(&self, application_name: &str) -> Result<Client> {
+        Ok(self.connect_with_driver(application_name).await?.0)
+    }
+
+    /// As [`connect`](PgConfig::connect), with the task that keeps the connection going. It ends with the client, after the server
+    /// has answered what it still owes; aborted, it ends the connection at once, also that to a server which stands still.
+    pub async fn connect_with_driver(&self, application_name: &str) -> Result<(Client, tokio::task::JoinHandle<()>)> {
         let mut postgres = self.postgres.clone();
         postgres.application_name(application_name);
         let (client, driver) = tls::connect(&postgres, &Arc::new(self.clone()), None).await?;
-        tokio::spawn(driver);
-        Ok(client)
+        Ok((client, tokio::spawn(driver)))
     }
 
     /// How long a connection may take to be made: each address of each host has the time that is set.

@@ -406,7 +406,8 @@ async fn enroll(control: &mut Session, me: InstanceId, hello: &Hello) -> Db<Join
     let pid = i32::try_from(hello.pid).unwrap_or(i32::MAX);
     tx.execute(include_str!("sql/enter.sql"), &[&(me.0 as i32), &hello.host, &pid, &hello.version, &ids]).await?;
     announce(&tx, &format!("fleet {}", me.0)).await?;
-    let log_id = tx.query_one("select log_id from meta", &[]).await?.try_get(0)?;
+    let meta = tx.query_one("select log_id, incarnation from meta", &[]).await?;
+    let (log_id, incarnation) = (meta.try_get(0)?, meta.try_get(1)?);
     tx.commit().await?;
-    Ok(Joined { instance: me, log_id, subscriptions })
+    Ok(Joined { instance: me, log_id, incarnation, subscriptions })
 }

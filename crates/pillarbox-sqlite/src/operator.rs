@@ -4,7 +4,7 @@ use std::time::Duration;
 use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, World};
 use pillarbox::{
     Books, Change, Changed, Check, ClaimRecord, Error, ErrorKind, EventRecord, InstanceId, ListQuery, ListRow, Mode,
-    NewEvent, OnDead, Operator, Position, PrunePolicy, Pruned, Result, Status, SubscriptionId, Timestamp,
+    NewEvent, OnDead, Operator, Pause, Position, PrunePolicy, Pruned, Result, Status, SubscriptionId, Timestamp,
 };
 use rusqlite::{Connection, Row};
 use uuid::Uuid;
@@ -138,7 +138,7 @@ fn subscription_row(row: &Row<'_>) -> rusqlite::Result<SubscriptionRow> {
         mode: if row.get::<_, String>(3)? == "queue" { Mode::Queue } else { Mode::Stream },
         on_dead: if row.get::<_, String>(4)? == "skip" { OnDead::Skip } else { OnDead::Block },
         hold: row.get::<_, Option<i64>>(5)?.map(|hold| Duration::from_millis(hold.max(0) as u64)),
-        paused: row.get(6)?,
+        pause: Pause::stored(row.get(6)?, row.get::<_, Option<String>>(7)?.as_deref(), row.get(8)?),
         lanes: Vec::new(),
     })
 }

@@ -83,7 +83,8 @@ impl Writer {
                 .collect::<Db<Vec<_>>>()?;
             enter(tx, instance, hello, &subscriptions)?;
             let log_id = home::log_id(tx)?;
-            Ok((Joined { instance, log_id, subscriptions }, raise_revision(tx)?))
+            let incarnation = meta_number(tx, "incarnation")?;
+            Ok((Joined { instance, log_id, incarnation, subscriptions }, raise_revision(tx)?))
         });
         let (joined, revision) = joined.inspect_err(|_| self.folder.remove(instance))?;
         self.bell.raised(revision);

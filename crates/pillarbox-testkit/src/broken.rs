@@ -78,11 +78,15 @@ pub enum Broken {
     RewindSparesClaims,
     /// A subscription that has a mode can be joined with another.
     ModeChanges,
+    /// The reason of a pause is not kept.
+    PauseForgetsReason,
+    /// A receiver's pause replaces an operator's.
+    ReceiverPausesOver,
 }
 
 impl Broken {
     /// All of them.
-    pub const ALL: [Broken; 38] = [
+    pub const ALL: [Broken; 40] = [
         Broken::WritersBeforeHorizon,
         Broken::RowsBeforeHorizon,
         Broken::WriterGoneBeforeVisible,
@@ -121,5 +125,7 @@ impl Broken {
         Broken::LoadForgetsClaimedKeys,
         Broken::RewindSparesClaims,
         Broken::ModeChanges,
+        Broken::PauseForgetsReason,
+        Broken::ReceiverPausesOver,
     ];
 }

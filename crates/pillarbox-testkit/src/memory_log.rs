@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use pillarbox::{
     Cursor, Epoch, Error, ErrorKind, Event, Filter, Fleet, Headers, Hello, InstanceId, InstanceView, Joined, LaneRef,
-    LaneState, LaneView, Lock, Mode, NewEvent, OnDead, PAYLOAD_BYTES_MAX, Position, RangeSet, RecoveryCause, Report,
-    Result, RetryPolicy, Settlement, Start, Subscription, SubscriptionId, SubscriptionView, Take, TakeCause, Timestamp,
-    Writer,
+    LaneState, LaneView, Lock, Mode, NewEvent, OnDead, PAYLOAD_BYTES_MAX, Pause, Position, RangeSet, RecoveryCause,
+    Report, Result, RetryPolicy, Settlement, Start, Subscription, SubscriptionId, SubscriptionView, Take, TakeCause,
+    Timestamp, Writer,
 };
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -141,7 +141,7 @@ pub(crate) struct SubscriptionRow {
     pub(crate) processing_timeout: Duration,
     /// How many claims were recovered, and when last.
     pub(crate) recovered: BTreeMap<RecoveryCause, (u64, Timestamp)>,
-    pub(crate) paused: bool,
+    pub(crate) pause: Option<Pause>,
     pub(crate) lanes: Vec<Lane>,
 }
 
@@ -555,7 +555,7 @@ impl Inner {
         };
         self.instances.insert(instance, row);
         self.promote();
-        Ok(Joined { instance, log_id: self.options.log_id, subscriptions })
+        Ok(Joined { instance, log_id: self.options.log_id, incarnation: self.incarnation, subscriptions })
     }
 
     fn check_mode(&self, wish: &Subscription) -> Result<()> {
@@ -591,7 +591,7 @@ impl Inner {
             retry: wish.retry,
             processing_timeout: wish.processing_timeout,
             recovered: BTreeMap::new(),
-            paused: false,
+            pause: None,
             lanes: vec![Lane::starting_at(cursor, self.now); wish.lanes as usize],
         };
         self.subscription_next += 1;
@@ -829,7 +829,7 @@ impl SubscriptionRow {
             name: self.name.clone(),
             filter: self.filter.clone(),
             lanes: self.lanes.len() as u32,
-            paused: self.paused,
+            paused: self.pause.is_some(),
             created: false,
         }
     }

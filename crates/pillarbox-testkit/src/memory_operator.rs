@@ -5,15 +5,15 @@ use std::time::Duration;
 use pillarbox::{
     Books, Change, Changed, Check, ClaimRecord, Delivery, DeliveryRecord, Error, ErrorKind, Event, EventRecord, Fate,
     Filter, InstanceId, InstanceStatus, LaneBook, Level, ListQuery, ListRow, LogStatus, NewEvent, OnDead, Operator,
-    Position, PrunePolicy, Pruned, RangeSet, RecoveredCount, RecoveryCause, Result, Selection, SettledBy, Start, State,
-    Status, SubscriptionReport, SubscriptionStatus, Timestamp, lane_of,
+    Pause, Position, PrunePolicy, Pruned, RangeSet, RecoveredCount, RecoveryCause, Result, Selection, SettledBy, Start,
+    State, Status, SubscriptionReport, SubscriptionStatus, Timestamp, lane_of,
 };
 use uuid::Uuid;
 
 use crate::memory_lane::{Lane, Row, positions_of};
 use crate::memory_log::{Inner, SubscriptionRow};
 use crate::memory_queue::Held;
-use crate::{MemoryLog, MemoryStore};
+use crate::{Broken, MemoryLog, MemoryStore};
 
 /// Operators. What is named like a function of [`Operator`] keeps its contract.
 impl MemoryLog {
@@ -152,8 +152,15 @@ impl Inner {
                 self.recover_by_operator(subscription.as_deref(), *instance, *silent_for, dry_run)
             }
             Change::Skip { subscription, event, reason } => self.skip(subscription, *event, reason, dry_run),
-            Change::Pause(name) => self.set_paused(name, true, dry_run),
-            Change::Resume(name) => self.set_paused(name, false, dry_run),
+            Change::Pause { subscription, by, reason } => {
+                let reason = reason.clone().filter(|_| self.options.broken != Some(Broken::PauseForgetsReason));
+                let pause = Pause { by: *by, reason };
+                let before = self.subscription(subscription)?.pause.clone();
+                let pause =
+                    if self.options.broken == Some(Broken::ReceiverPausesOver) { pause } else { pause.over(before) };
+                self.set_paused(subscription, Some(pause), dry_run)
+            }
+            Change::Resume(name) => self.set_paused(name, None, dry_run),
             Change::Rewind { subscription, to, key: None } => self.rewind(subscription, *to, dry_run),
             Change::Rewind { subscription, to, key: Some(key) } => self.rewind_key(subscription, *to, key, dry_run),
             Change::Delete(name) => {
@@ -190,13 +197,13 @@ impl Inner {
         Ok(index)
     }
 
-    fn set_paused(&mut self, name: &str, paused: bool, dry_run: bool) -> Result<Changed> {
+    fn set_paused(&mut self, name: &str, pause: Option<Pause>, dry_run: bool) -> Result<Changed> {
         let row = self.subscription(name)?;
-        let count = u64::from(row.paused != paused);
+        let count = u64::from(row.pause.is_some() != pause.is_some());
+        let what = if pause.is_some() { "paused" } else { "running" };
         if !dry_run {
-            row.paused = paused;
+            row.pause = pause;
         }
-        let what = if paused { "paused" } else { "running" };
         Ok(changed(count, Vec::new(), format!("subscription '{name}' is {what}")))
     }
 
@@ -431,7 +438,9 @@ impl Inner {
             filter: row.filter.clone(),
             lanes: row.lanes.len() as u32,
             on_dead: row.on_dead,
-            paused: row.paused,
+            paused: row.pause.is_some(),
+            paused_by: row.pause.as_ref().map(|pause| pause.by),
+            paused_reason: row.pause.as_ref().and_then(|pause| pause.reason.clone()),
             orphaned: !self.instances.values().any(|living| !living.killed && living.subscriptions.contains(&row.id)),
             pending: count(State::Pending),
             delayed: count(State::Delayed),

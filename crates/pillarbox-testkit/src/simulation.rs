@@ -19,7 +19,8 @@ use crate::{Broken, MemoryLog, MemoryOptions, PollSteps, Tx};
 
 /// The whole engine on a virtual clock, over the in-memory store, with everything that can go wrong drawn from a seed: late
 /// commits, aborts, crashes at every step, calls that fail before or after they happened or hang, instances that are frozen or cut off
-/// for longer than their lease and come back, lost connections, power losses of the database, failing and dead sinks, clock jumps,
+/// for longer than their lease and come back, lost connections, power losses of the database, failing and dead sinks, sinks that refuse
+/// everything or want nothing more, clock jumps,
 /// and operators that interfere. Two subscriptions are streams, the third is a queue with slow handlers; in every other run these settle
 /// by themselves, in one transaction with what they do.
 ///
@@ -83,6 +84,10 @@ pub struct Run {
     pub recovered: usize,
     /// Ends of claims that were refused.
     pub refused: usize,
+    /// Pauses that a receiver asked for.
+    pub paused: usize,
+    /// Signs of life of instances that took a receiver to be unwell since it had refused several keys.
+    pub unwell: usize,
 }
 
 /// The names of the subscriptions.
@@ -238,6 +243,8 @@ struct World {
     /// What was found to be dead, skipped or behind a dead one after the last fault.
     blocked: HashSet<(usize, Uuid)>,
     sink_down: [bool; SUBSCRIPTIONS.len()],
+    /// Until then the receiver refuses every event.
+    refuses_until: [u64; SUBSCRIPTIONS.len()],
     floors: HashMap<(String, u32), Position>,
     rewound: bool,
     /// The queue was rewound: what arrived may come again.
@@ -267,9 +274,17 @@ fn subscriptions(transactional: bool) -> Vec<(Subscription, SinkFeatures)> {
         ..jobs.topics(["a", "c.*"])
     };
     vec![
-        (all, SinkFeatures { ordered_batch: true, ..SinkFeatures::default() }),
+        (all, SinkFeatures { ordered_batch: true, one_receiver: true, ..SinkFeatures::default() }),
         (some, SinkFeatures { one_by_one: true, ..SinkFeatures::default() }),
-        (jobs, SinkFeatures { ordered_batch: !transactional, one_by_one: true, settles: transactional }),
+        (
+            jobs,
+            SinkFeatures {
+                ordered_batch: !transactional,
+                one_by_one: true,
+                settles: transactional,
+                one_receiver: !transactional,
+            },
+        ),
     ]
 }
 
@@ -310,6 +325,7 @@ impl World {
             requeued: HashSet::new(),
             blocked: HashSet::new(),
             sink_down: [false; SUBSCRIPTIONS.len()],
+            refuses_until: [0; SUBSCRIPTIONS.len()],
             floors: HashMap::new(),
             rewound: false,
             replayed: false,
@@ -389,7 +405,7 @@ impl World {
             Step::Operate => self.operate(),
             Step::Thaw(ticket) => self.thaw(ticket),
             Step::Heal => self.heal(),
-            Step::Check => self.after(500_000, 500_000, Step::Check),
+            Step::Check => self.look_after(),
         }
     }
 
@@ -463,6 +479,7 @@ impl World {
         self.note("heal");
         self.healed = true;
         self.sink_down = [false; SUBSCRIPTIONS.len()];
+        self.refuses_until = [0; SUBSCRIPTIONS.len()];
         if !self.plan.calm {
             // Later than any time that was set while the clock jumped, so that everything is due.
             self.wall_offset = 1_000 * 3_600_000;
@@ -471,8 +488,14 @@ impl World {
             let ticket = Ticket { node, life: self.nodes[node].life };
             self.nodes[node].cut_until = 0;
             self.thaw(ticket);
-            self.at(self.now, Step::Restart(node));
         }
+        self.look_after();
+    }
+
+    /// Somebody starts what has stopped and resumes what is paused: a slow drain may have ended, or a receiver may have had enough just
+    /// before it was mended.
+    fn look_after(&mut self) {
+        (0..NODES).for_each(|node| self.at(self.now, Step::Restart(node)));
         for name in SUBSCRIPTIONS {
             let _ = self.log.change(&Change::Resume(name.into()), false);
         }

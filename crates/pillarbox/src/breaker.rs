@@ -10,6 +10,9 @@ pub const BREAKER_BASE: Duration = Duration::from_millis(500);
 /// The longest wait for a sink that is down.
 pub const BREAKER_CAP: Duration = Duration::from_secs(30);
 
+/// A sink with one receiver is taken to be unwell when the first tries of so many different keys were refused in a row.
+pub const BREAKER_KEYS_MAX: usize = 5;
+
 /// The longest wait that a receiver can ask for.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
@@ -24,6 +27,14 @@ pub(crate) struct Breaker {
     error: String,
     successes: u64,
     suspects: HashMap<Position, Suspect>,
+    /// All events go to one receiver.
+    one_receiver: bool,
+    /// The keys whose first tries one receiver has refused since it last took an event, at most [`BREAKER_KEYS_MAX`]. When there are so
+    /// many, only an event that it takes closes the breaker.
+    refused: Vec<u64>,
+    /// The last probe was an event that had been refused before, and was again. That says nothing new: the receiver is not said to be
+    /// down, but what it has not seen yet is sent one by one until it takes something.
+    wary: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
@@ -49,7 +60,7 @@ struct Suspect {
 pub(crate) enum Permit {
     /// Anything.
     All,
-    /// One event, to see whether the sink is back; of a key that is not under suspicion if there is one.
+    /// One event, to see whether the sink is back; the fittest that there is.
     Probe,
     /// Nothing.
     Nothing,
@@ -65,6 +76,11 @@ pub(crate) enum Charge {
 }
 
 impl Breaker {
+    /// For a sink all of whose events go to one receiver, or not.
+    pub(crate) fn new(one_receiver: bool) -> Self {
+        Breaker { one_receiver, ..Breaker::default() }
+    }
+
     /// What may be sent now.
     pub(crate) fn permit(&self, now: Now) -> Permit {
         match self.state {
@@ -94,18 +110,48 @@ impl Breaker {
     /// The sink took an event.
     pub(crate) fn success(&mut self, position: Position) {
         self.successes += 1;
+        self.refused.clear();
         self.answered();
         if !self.suspects.is_empty() {
             self.suspects.remove(&position);
         }
     }
 
-    /// The sink said something about one event: it is up.
-    pub(crate) fn answered(&mut self) {
-        if self.state != State::Closed {
-            self.state = State::Closed;
+    /// The sink said something about one event: it is up, unless it refuses everybody.
+    fn answered(&mut self) {
+        if self.refuses_all() {
+            self.wary |= self.state == State::Probing;
+            return;
         }
+        self.state = State::Closed;
         self.failures = 0;
+        self.wary = false;
+    }
+
+    /// The receiver refused an event of this key. Where all events go to one receiver and it refuses the first tries of many keys in a
+    /// row, that is no fault of theirs alone.
+    pub(crate) fn refused(&mut self, now: Now, key: u64, first_try: bool, error: &str) {
+        if first_try && self.one_receiver {
+            if !self.refuses_all() && !self.refused.contains(&key) {
+                self.refused.push(key);
+            }
+            if self.refuses_all() {
+                let error = format!("{BREAKER_KEYS_MAX} different keys failed in a row; the last: {error}");
+                return self.failure(now, &error, None);
+            }
+        }
+        self.answered();
+    }
+
+    fn refuses_all(&self) -> bool {
+        self.refused.len() >= BREAKER_KEYS_MAX
+    }
+
+    /// How little an event is fit to be the probe: 0 is best. One under suspicion tells least. Where many keys were refused, only the
+    /// first try of another tells whether that goes on.
+    pub(crate) fn unfitness(&self, position: Position, key: u64, first_try: bool) -> u8 {
+        let refused_before = !first_try || self.refused.contains(&key);
+        if self.suspects(position) { 2 } else { u8::from(self.refuses_all() && refused_before) }
     }
 
     /// The sink is down.
@@ -120,6 +166,7 @@ impl Breaker {
         let wait = BREAKER_BASE.saturating_mul(1 << (self.failures.saturating_sub(1)).min(16)).min(BREAKER_CAP);
         let wait = retry_after.map_or(wait, |asked| asked.clamp(wait, RETRY_AFTER_MAX.max(wait)));
         self.state = State::Open { until: now.mono + wait };
+        self.wary = false;
         self.next_try = now.wall.plus(wait);
         self.error = error.to_owned();
     }
@@ -159,13 +206,18 @@ impl Breaker {
 
     /// Whether the sink failed so often in a row that waiting for it is no use to somebody in a hurry.
     pub(crate) fn is_down(&self) -> bool {
-        self.state != State::Closed && self.failures >= 3
+        self.is_open() && self.failures >= 3
     }
 
     /// What to tell operators; None while all is well.
     pub(crate) fn report(&self) -> Option<BreakerReport> {
-        let down = self.state != State::Closed;
-        down.then(|| BreakerReport { since: self.since, next_try: self.next_try, error: self.error.clone() })
+        let report = || BreakerReport { since: self.since, next_try: self.next_try, error: self.error.clone() };
+        self.is_open().then(report)
+    }
+
+    /// Whether the sink is said to be down.
+    fn is_open(&self) -> bool {
+        self.state != State::Closed && !self.wary
     }
 }
 
@@ -252,6 +304,84 @@ mod tests {
             let mut one = Breaker::default();
             assert_eq!(one.suspect(at(hour * 3600), 7, &Failure::sink("down")), Charge::Sink);
         }
+    }
+
+    /// First tries of keys 1, 2, … that one receiver refuses at second 0.
+    fn refusing(keys: usize) -> Breaker {
+        let mut breaker = Breaker::new(true);
+        (1..=keys as u64).for_each(|key| breaker.refused(at(0), key, true, "422"));
+        breaker
+    }
+
+    #[test]
+    fn as_many_keys_as_the_limit_open_it_and_one_less_does_not() {
+        assert_eq!(refusing(BREAKER_KEYS_MAX - 1).permit(at(0)), Permit::All);
+        let breaker = refusing(BREAKER_KEYS_MAX);
+        assert_eq!(breaker.permit(at(0)), Permit::Nothing);
+        assert_eq!(breaker.report().expect("open").error, "5 different keys failed in a row; the last: 422");
+        assert_eq!(breaker.permit(at(1)), Permit::Probe);
+    }
+
+    #[test]
+    fn only_first_tries_of_different_keys_of_one_receiver_in_a_row_count() {
+        let mut several = Breaker::default();
+        (1..100).for_each(|key| several.refused(at(0), key, true, "422"));
+        assert_eq!(several.permit(at(0)), Permit::All, "several receivers");
+        let mut breaker = refusing(BREAKER_KEYS_MAX - 1);
+        breaker.refused(at(0), 1, true, "422");
+        assert_eq!(breaker.permit(at(0)), Permit::All, "the same key again");
+        (100..200).for_each(|key| breaker.refused(at(0), key, false, "422"));
+        assert_eq!(breaker.permit(at(0)), Permit::All, "retries");
+        breaker.success(7);
+        (11..15).for_each(|key| breaker.refused(at(0), key, true, "422"));
+        assert_eq!(breaker.permit(at(0)), Permit::All, "not in a row");
+        breaker.refused(at(0), 15, true, "422");
+        assert_eq!(breaker.permit(at(0)), Permit::Nothing);
+    }
+
+    #[test]
+    fn a_probe_that_is_refused_as_a_first_try_doubles_the_wait_and_one_that_is_taken_ends_it() {
+        let mut breaker = refusing(BREAKER_KEYS_MAX);
+        let first = breaker.deadline().expect("open");
+        breaker.probing();
+        breaker.refused(at(1), 6, true, "422");
+        breaker.probe_over(at(1));
+        assert_eq!((breaker.permit(at(1)), first), (Permit::Nothing, BREAKER_BASE));
+        assert_eq!(breaker.deadline(), Some(Duration::from_secs(1) + BREAKER_BASE * 2));
+        assert_eq!(breaker.report().expect("open").since, at(0).wall);
+        breaker.probing();
+        breaker.success(7);
+        assert_eq!((breaker.permit(at(2)), breaker.report()), (Permit::All, None));
+        breaker.refused(at(2), 8, true, "422");
+        assert_eq!(breaker.permit(at(2)), Permit::All, "it counts from the start");
+    }
+
+    #[test]
+    fn a_retry_that_is_refused_says_nothing_new() {
+        let mut breaker = refusing(BREAKER_KEYS_MAX);
+        breaker.refused(at(0), 1, false, "422");
+        assert_eq!(breaker.permit(at(0)), Permit::Nothing, "it was at the sink before");
+        breaker.probing();
+        breaker.refused(at(1), 1, false, "422");
+        breaker.probe_over(at(1));
+        assert_eq!(breaker.permit(at(1)), Permit::Probe, "the next may go at once, alone");
+        assert_eq!((breaker.report(), breaker.is_down()), (None, false));
+        breaker.probing();
+        assert_eq!((breaker.permit(at(1)), breaker.report()), (Permit::Nothing, None));
+        breaker.refused(at(1), 6, true, "422");
+        assert_eq!(breaker.permit(at(1)), Permit::Nothing);
+        assert_eq!(breaker.report().expect("open again").since, at(0).wall, "nothing was taken meanwhile");
+    }
+
+    #[test]
+    fn the_fittest_probe_is_the_first_try_of_a_key_that_was_not_refused() {
+        let mut breaker = refusing(BREAKER_KEYS_MAX - 1);
+        assert_eq!((breaker.unfitness(1, 1, false), breaker.unfitness(6, 6, true)), (0, 0), "all alike");
+        breaker.refused(at(0), 5, true, "422");
+        breaker.suspect(at(0), 9, &unclear());
+        let unfitness = [(6, 6, true), (7, 5, true), (8, 6, false), (9, 9, true)]
+            .map(|(position, key, first_try)| breaker.unfitness(position, key, first_try));
+        assert_eq!(unfitness, [0, 1, 1, 2]);
     }
 
     #[test]

@@ -86,6 +86,41 @@ impl CloudEvents {
         out.push(b'}');
     }
 
+    /// The attributes of an event for a protocol that carries them beside the payload (binary mode).
+    ///
+    /// `carries` says whether the transport can carry a header of this name beside the attributes. Headers that are neither
+    /// extensions nor carried go, as the JSON text of one object, into the attribute `headers`.
+    pub fn binary(&self, event: &Event, carries: impl Fn(&str) -> bool) -> BinaryEvent {
+        let mut binary = BinaryEvent::default();
+        let mut attribute = |name: &str, value: String| binary.attributes.push((name.into(), value));
+        attribute("specversion", "1.0".to_owned());
+        attribute("id", event.id.to_string());
+        attribute("source", self.source.clone());
+        attribute("type", event.r#type.to_string());
+        if let Some(key) = event.key.as_deref().filter(|key| !key.is_empty()) {
+            attribute("subject", key.to_owned());
+            attribute("partitionkey", key.to_owned());
+        }
+        attribute("topic", event.topic.to_string());
+        attribute("time", event.created_at.to_string());
+        attribute("sequence", event.position.to_string());
+        binary.content_type = content_type(event).map(Into::into);
+        let mut others = BTreeMap::new();
+        for (name, value) in event.headers.to_map() {
+            if is_extension(&name) {
+                binary.attributes.push((name.into(), value));
+            } else if carries(&name) {
+                binary.headers.push((name, value));
+            } else {
+                others.insert(name, value);
+            }
+        }
+        if !others.is_empty() {
+            binary.attributes.push(("headers".into(), json_object(&others)));
+        }
+        binary
+    }
+
     /// Appends one event and a line break.
     pub fn write_line(&self, event: &Event, out: &mut Vec<u8>) {
         self.write(event, out);
@@ -107,6 +142,31 @@ pub fn received_id(line: &str) -> Option<Uuid> {
     Uuid::try_parse(line).ok()
 }
 
+/// An event taken apart for a protocol that carries attributes beside the payload.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct BinaryEvent {
+    /// The attributes without `datacontenttype`, in a fixed order, then the extensions by name.
+    pub attributes: Vec<(Box<str>, String)>,
+    /// The media type of the payload; None without a payload.
+    pub content_type: Option<Box<str>>,
+    /// The other headers that the transport carries, by name.
+    pub headers: Vec<(String, String)>,
+}
+
+fn content_type(event: &Event) -> Option<&str> {
+    let default = match &event.payload {
+        Payload::None => return None,
+        Payload::Json(text) if text.is_empty() => return None,
+        Payload::Json(_) => JSON,
+        Payload::Bytes(_) => BYTES,
+    };
+    Some(event.content_type.as_deref().unwrap_or(default))
+}
+
+fn json_object(headers: &BTreeMap<String, String>) -> String {
+    serde_json::to_string(headers).expect("a map of strings is JSON")
+}
+
 fn write_headers(event: &Event, out: &mut Vec<u8>) {
     if event.headers.is_empty() {
         return;
@@ -115,7 +175,7 @@ fn write_headers(event: &Event, out: &mut Vec<u8>) {
         event.headers.to_map().into_iter().partition(|(name, _)| is_extension(name));
     fitting.iter().for_each(|(name, value)| member(name, value, out));
     if !others.is_empty() {
-        member("headers", &serde_json::to_string(&others).expect("a map of strings is JSON"), out);
+        member("headers", &json_object(&others), out);
     }
 }
 
@@ -125,17 +185,17 @@ fn is_extension(name: &str) -> bool {
 }
 
 fn write_payload(event: &Event, out: &mut Vec<u8>) {
-    let content_type = event.content_type.as_deref();
+    if let Some(content_type) = content_type(event) {
+        member("datacontenttype", content_type, out);
+    }
     match &event.payload {
         Payload::None => {}
         Payload::Json(text) if text.is_empty() => {}
         Payload::Json(text) => {
-            member("datacontenttype", content_type.unwrap_or(JSON), out);
             out.extend_from_slice(b",\"data\":");
             one_line(text.as_bytes(), out);
         }
         Payload::Bytes(bytes) => {
-            member("datacontenttype", content_type.unwrap_or(BYTES), out);
             out.extend_from_slice(b",\"data_base64\":\"");
             base64(bytes, out);
             out.push(b'"');
@@ -329,6 +389,25 @@ mod tests {
         }
         assert_eq!(value["id"], "00000000-0000-0000-0000-000000000007");
         assert_eq!(value["topic"], "orders");
+    }
+
+    #[test]
+    fn binary_mode_has_the_same_attributes_and_no_header_is_dropped() {
+        let headers: BTreeMap<String, String> = ["correlationid", "X-Tenant", "ce_id"]
+            .iter()
+            .map(|name| ((*name).to_owned(), format!("of {name}")))
+            .collect();
+        let event = Event { headers: Headers::from_map(&headers), ..event() };
+        let binary = CloudEvents::new("urn:x").binary(&event, |name| !name.starts_with("ce_"));
+        let structured = parsed(&event);
+        for (name, value) in binary.attributes.iter().filter(|(name, _)| !matches!(&**name, "source" | "headers")) {
+            assert_eq!(structured[&**name], value.as_str(), "{name}");
+        }
+        assert_eq!(binary.content_type.as_deref(), Some("application/json"));
+        assert_eq!(binary.headers, [("X-Tenant".to_owned(), "of X-Tenant".to_owned())]);
+        assert_eq!(binary.attributes.last(), Some(&("headers".into(), "{\"ce_id\":\"of ce_id\"}".to_owned())));
+        let tombstone = CloudEvents::new("urn:x").binary(&Event { payload: Payload::None, ..event }, |_| true);
+        assert_eq!(tombstone.content_type, None);
     }
 
     #[test]

@@ -47,6 +47,13 @@ pub(crate) struct Item {
     pub(crate) claim: Option<ClaimId>,
 }
 
+impl Item {
+    /// What tells its key from others; an event without a key is one of its own.
+    pub(crate) fn key_id(&self) -> u64 {
+        self.key.map_or(self.event.position as u64, |key| key.0)
+    }
+}
+
 #[derive(Debug)]
 struct Busy {
     batch: BatchId,
@@ -224,17 +231,21 @@ impl Dispatcher {
         self.start(items)
     }
 
-    /// Cuts a batch of one event, of a key that `suspect` does not name if there is one.
-    pub(crate) fn cut_probe(&mut self, suspect: impl Fn(Position) -> bool) -> Option<BatchId> {
+    /// Cuts a batch of one event: the first of the least `unfitness`.
+    pub(crate) fn cut_probe(&mut self, unfitness: impl Fn(&Item) -> u8) -> Option<BatchId> {
         let mut passed = HashSet::new();
-        let index = self.ready.iter().position(|item| {
-            let first_of_key = item.key.is_none_or(|key| !passed.contains(&key) && !self.keys.contains_key(&key.0));
-            passed.extend(item.key);
-            first_of_key && !suspect(item.event.position)
-        });
-        let free = |item: &Item| item.key.is_none_or(|key| !self.keys.contains_key(&key.0));
-        let index = index.or_else(|| self.ready.iter().position(free))?;
-        let item = self.ready.remove(index)?;
+        let mut best: Option<(u8, usize)> = None;
+        for (index, item) in self.ready.iter().enumerate() {
+            let first_of_key = item.key.is_none_or(|key| !self.keys.contains_key(&key.0) && passed.insert(key));
+            let least = best.map_or(u8::MAX, |best| best.0);
+            if first_of_key && unfitness(item) < least {
+                best = Some((unfitness(item), index));
+            }
+            if best.is_some_and(|best| best.0 == 0) {
+                break;
+            }
+        }
+        let item = self.ready.remove(best?.1)?;
         let items = self.claim(self.next_batch, item).into_iter().collect();
         self.start(items)
     }
@@ -463,7 +474,7 @@ mod tests {
                     }
                     Step::Cut => open.extend(dispatcher.cut(|position| position % 7 == 0)),
                     Step::Probe if dispatcher.has_idle_worker() => {
-                        open.extend(dispatcher.cut_probe(|position| position % 7 == 0));
+                        open.extend(dispatcher.cut_probe(|item| (item.event.position % 7 == 0).into()));
                     }
                     Step::Finish(index, tried) if !open.is_empty() => {
                         let batch = open.swap_remove(index.index(open.len()));

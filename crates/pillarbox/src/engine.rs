@@ -234,6 +234,13 @@ pub enum Action {
         /// The events.
         events: Vec<Attempt>,
     },
+    /// Pause a subscription since its receiver wants nothing more. Nothing is answered: the pause is seen with the fleet.
+    Pause {
+        /// The subscription's index.
+        subscription: usize,
+        /// What the receiver said.
+        reason: String,
+    },
     /// Give up every batch that is at a sink: this instance cannot be sure any more that its lanes are its own. Each is answered
     /// with [`Input::Aborted`] once its call is over, unless it was answered already.
     Abort,

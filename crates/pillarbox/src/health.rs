@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::{InstanceStatus, Level, Mode, Status, SubscriptionStatus, Timestamp};
+use crate::{InstanceStatus, Level, Mode, PausedBy, Status, SubscriptionStatus, Timestamp};
 
 /// When something that does not move is a problem.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -56,7 +56,7 @@ pub struct Problem {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ProblemKind {
-    /// An operator paused it. Not unhealthy.
+    /// An operator paused it, which is not unhealthy; or its receiver wants nothing more, which is.
     Paused,
     /// No living instance runs it.
     Orphaned,
@@ -131,9 +131,7 @@ impl Judge<'_> {
     fn judge(&mut self) {
         let name = &self.subscription.name;
         if self.subscription.paused {
-            let waiting = self.waiting();
-            let message = format!("it is paused; {waiting} events wait");
-            self.say(ProblemKind::Paused, Level::Warning, message, format!("pillarbox resume {name}"));
+            self.judge_paused();
         } else if self.subscription.orphaned {
             self.judge_orphaned();
         } else {
@@ -148,6 +146,21 @@ impl Judge<'_> {
                 message,
                 format!("pillarbox list --subscription {name} --state dead"),
             );
+        }
+    }
+
+    fn judge_paused(&mut self) {
+        let (name, waiting) = (&self.subscription.name, self.waiting());
+        let reason = self.subscription.paused_reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        if self.subscription.paused_by == Some(PausedBy::Receiver) {
+            let message = format!("it was paused by its receiver{reason}; {waiting} events wait");
+            let advice = format!(
+                "`pillarbox resume {name}` once the receiver takes events again, or `pillarbox pause {name}` to leave it so"
+            );
+            self.say(ProblemKind::Paused, Level::Failed, message, advice);
+        } else {
+            let message = format!("it is paused{reason}; {waiting} events wait");
+            self.say(ProblemKind::Paused, Level::Warning, message, format!("pillarbox resume {name}"));
         }
     }
 
@@ -258,6 +271,8 @@ mod tests {
             lanes: 8,
             on_dead: OnDead::Block,
             paused: false,
+            paused_by: None,
+            paused_reason: None,
             orphaned: false,
             pending: 0,
             delayed: 5,
@@ -331,6 +346,24 @@ mod tests {
     #[test]
     fn paused_is_said_and_healthy() {
         check(|it| (it.paused, it.pending, it.lanes_owned) = (true, 9, 0), &[(ProblemKind::Paused, Level::Warning)]);
+    }
+
+    #[test]
+    fn paused_by_its_receiver_is_an_alarm_that_says_why() {
+        let paused = |by| {
+            move |status: &mut Status| {
+                let it = &mut status.subscriptions[0];
+                (it.paused, it.paused_by, it.paused_reason) = (true, Some(by), Some("410 Gone".to_owned()));
+            }
+        };
+        check_status(paused(PausedBy::Receiver), &[(ProblemKind::Paused, Level::Failed)]);
+        check_status(paused(PausedBy::Operator), &[(ProblemKind::Paused, Level::Warning)]);
+        for by in [PausedBy::Receiver, PausedBy::Operator] {
+            let mut status = healthy();
+            paused(by)(&mut status);
+            let problem = problems(&status, &HealthLimits::default()).remove(0);
+            assert!(problem.message.contains("410 Gone") && problem.advice.contains("resume s"), "{problem:?}");
+        }
     }
 
     #[test]

@@ -57,8 +57,8 @@ mod why;
 pub mod world;
 
 pub use audit::{Audit, Auditor, MISSING_LISTED_MAX, Missing, MissingReason, SubscriptionAudit};
-pub use breaker::{BREAKER_BASE, BREAKER_CAP, BREAKER_SUSPECT_AFTER, RETRY_AFTER_MAX};
-pub use cloud_event::{CLOUD_EVENT_START, CloudEvents, EXTENSION_NAME_MAX, received_id};
+pub use breaker::{BREAKER_BASE, BREAKER_CAP, BREAKER_KEYS_MAX, BREAKER_SUSPECT_AFTER, RETRY_AFTER_MAX};
+pub use cloud_event::{BinaryEvent, CLOUD_EVENT_START, CloudEvents, EXTENSION_NAME_MAX, received_id};
 pub use dispatcher::BatchId;
 pub use engine::Now;
 pub use error::{Advice, Error, ErrorKind, Result};
@@ -73,8 +73,8 @@ pub use handler::{Handler, heartbeat};
 pub use health::{HealthLimits, Problem, ProblemKind, is_unhealthy, problems};
 pub use operator::{
     Books, Change, Changed, Check, ClaimRecord, DeliveryRecord, EventRecord, Fate, InstanceStatus, LaneBook, Level,
-    ListQuery, ListRow, LogStatus, Operator, PrunePolicy, Pruned, RecoveredCount, Selection, SettledBy, State, Status,
-    SubscriptionStatus,
+    ListQuery, ListRow, LogStatus, Operator, Pause, PausedBy, PrunePolicy, Pruned, RecoveredCount, Selection,
+    SettledBy, State, Status, SubscriptionStatus,
 };
 pub use queue::{
     CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Failed, KEYS_TOLD_MAX, Queued, RecoverRequest,
@@ -84,7 +84,7 @@ pub use range_set::RangeSet;
 pub use relay::{RETENTION_INTERVAL, Relay, RelayBuilder, RelayConfig};
 pub use retry::RetryPolicy;
 pub use schema_state::SchemaState;
-pub use sink::{Attempt, Batch, BoxFuture, Failure, Fault, Outcome, Sink, SinkFeatures};
+pub use sink::{Attempt, Batch, BoxFuture, Failure, Fault, Origin, Outcome, Sink, SinkFeatures};
 pub use store::{
     AttemptError, BreakerReport, Cursor, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, Fleet, Hello, InstanceId,
     InstanceView, Joined, LaneRef, LaneState, LaneView, LaneWrite, Lock, Page, PollRequest, Report, Scan, ScanRequest,

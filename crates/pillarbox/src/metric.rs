@@ -22,6 +22,8 @@ pub const BACKLOG: &str = "pillarbox_backlog";
 pub const DELIVERIES: &str = "pillarbox_deliveries";
 /// Gauge, by `subscription`: 1 while the sink is taken to be down.
 pub const BREAKER_OPEN: &str = "pillarbox_breaker_open";
+/// Gauge, by `subscription` and `by`: 1 while it is paused by an operator, or by its receiver.
+pub const PAUSED: &str = "pillarbox_paused";
 /// Counter, by `subscription` and `cause`: claims of queues that were taken from those who would not end them any more.
 pub const RECOVERED: &str = "pillarbox_recovered_total";
 /// Counter, by `subscription`: claims that this relay ended after they had been taken from it.

@@ -5,8 +5,8 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::{
-    AttemptError, Event, Filter, InstanceId, Mode, NewEvent, OnDead, Position, RangeSet, RecoveryCause, Report, Result,
-    Start, SubscriptionId, Timestamp,
+    AttemptError, ERROR_BYTES_MAX, Event, Filter, InstanceId, Mode, NewEvent, OnDead, Position, RangeSet,
+    RecoveryCause, Report, Result, Start, SubscriptionId, Timestamp,
 };
 
 /// What people and scripts do with a log, beside the relay. None of it needs a running instance.
@@ -140,8 +140,12 @@ pub struct SubscriptionStatus {
     pub lanes: u32,
     /// What a dead event does.
     pub on_dead: OnDead,
-    /// An operator paused it.
+    /// It stands still until somebody resumes it.
     pub paused: bool,
+    /// Who paused it, if it is paused.
+    pub paused_by: Option<PausedBy>,
+    /// Why it was paused, if that was said.
+    pub paused_reason: Option<String>,
     /// No living instance can run it.
     pub orphaned: bool,
     /// Waiting for their turn.
@@ -365,8 +369,15 @@ pub enum Change {
         /// Why; kept.
         reason: String,
     },
-    /// Stops a subscription.
-    Pause(String),
+    /// Stops a subscription; see [`Pause::over`] for one that is paused already.
+    Pause {
+        /// The subscription.
+        subscription: String,
+        /// Who wants it.
+        by: PausedBy,
+        /// Why; kept until it is resumed, and at most [`ERROR_BYTES_MAX`] bytes of it.
+        reason: Option<String>,
+    },
     /// Continues it.
     Resume(String),
     /// Replays.
@@ -394,6 +405,68 @@ pub enum Change {
         /// The new number.
         lanes: u32,
     },
+}
+
+impl Change {
+    /// An operator's pause without a reason.
+    pub fn pause(subscription: impl Into<String>) -> Self {
+        Change::Pause { subscription: subscription.into(), by: PausedBy::Operator, reason: None }
+    }
+}
+
+/// Who paused a subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PausedBy {
+    /// Somebody who knows about it.
+    Operator,
+    /// The receiver, which said that it wants nothing more ([`Failure::pause`](crate::Failure::pause)): unhealthy until somebody resumes
+    /// the subscription, or pauses it too.
+    Receiver,
+}
+
+impl PausedBy {
+    /// The name, everywhere.
+    pub fn name(self) -> &'static str {
+        match self {
+            PausedBy::Operator => "operator",
+            PausedBy::Receiver => "receiver",
+        }
+    }
+}
+
+/// Why a subscription stands still.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pause {
+    /// Who paused it.
+    pub by: PausedBy,
+    /// Why, if that was said.
+    pub reason: Option<String>,
+}
+
+impl Pause {
+    /// What a database says: whether it is paused, by whom, and why.
+    pub fn stored(paused: bool, by: Option<&str>, reason: Option<String>) -> Option<Pause> {
+        let by = if by == Some(PausedBy::Receiver.name()) { PausedBy::Receiver } else { PausedBy::Operator };
+        paused.then_some(Pause { by, reason })
+    }
+
+    /// What is kept when a subscription that may be paused already is paused. The receiver's word changes nothing then: it was said
+    /// before, by this relay or another, or an operator knows better. An operator makes the pause their own, and the reason stays if
+    /// they give none.
+    pub fn over(self, before: Option<Pause>) -> Pause {
+        let reason = self.reason.map(|reason| {
+            // Not every database can hold this character in a text.
+            let mut reason = reason.replace('\0', "\u{fffd}");
+            reason.truncate(reason.floor_char_boundary(ERROR_BYTES_MAX));
+            reason
+        });
+        match before {
+            Some(before) if self.by == PausedBy::Receiver => before,
+            Some(before) => Pause { by: self.by, reason: reason.or(before.reason) },
+            None => Pause { by: self.by, reason },
+        }
+    }
 }
 
 /// Which deliveries a requeue means.
@@ -530,4 +603,44 @@ pub struct LaneBook {
     pub deliveries: RangeSet,
     /// Positions given up, by an operator or by retention, each with a reason.
     pub skipped: RangeSet,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pause(by: PausedBy, reason: &str) -> Pause {
+        Pause { by, reason: Some(reason.to_owned()).filter(|reason| !reason.is_empty()) }
+    }
+
+    #[test]
+    fn an_operator_makes_a_pause_their_own_and_a_receiver_does_not() {
+        use PausedBy::{Operator, Receiver};
+        assert_eq!(pause(Receiver, "gone").over(None), pause(Receiver, "gone"));
+        assert_eq!(pause(Receiver, "gone again").over(Some(pause(Receiver, "gone"))), pause(Receiver, "gone"));
+        assert_eq!(pause(Receiver, "gone").over(Some(pause(Operator, "moving"))), pause(Operator, "moving"));
+        assert_eq!(pause(Operator, "").over(Some(pause(Receiver, "gone"))), pause(Operator, "gone"));
+        assert_eq!(pause(Operator, "seen").over(Some(pause(Receiver, "gone"))), pause(Operator, "seen"));
+    }
+
+    #[test]
+    fn a_reason_is_cut_at_the_limit_and_can_be_stored() {
+        let kept = |reason: &str| pause(PausedBy::Operator, reason).over(None).reason.unwrap();
+        let longest = "x".repeat(ERROR_BYTES_MAX);
+        assert_eq!(kept(&longest), longest);
+        assert_eq!(kept(&format!("{longest}x")), longest);
+        assert_eq!(kept(&format!("{}é", &longest[1..])), longest[1..], "never within a character");
+        assert_eq!(kept("a\0b"), "a\u{fffd}b");
+    }
+
+    #[test]
+    fn what_is_stored_is_read_back() {
+        for by in [PausedBy::Operator, PausedBy::Receiver] {
+            let pause = pause(by, "why");
+            assert_eq!(Pause::stored(true, Some(by.name()), pause.reason.clone()), Some(pause));
+            assert_eq!(serde_json::to_value(by).unwrap(), by.name());
+        }
+        assert_eq!(Pause::stored(true, None, None), Some(pause(PausedBy::Operator, "")));
+        assert_eq!(Pause::stored(false, None, None), None);
+    }
 }

@@ -105,8 +105,8 @@ impl Target {
     fn features(&self) -> SinkFeatures {
         match self {
             Target::Sink(sink) => sink.features(),
-            Target::Handler(_) => SinkFeatures { ordered_batch: true, one_by_one: true, settles: false },
-            Target::Transact(_) => SinkFeatures { ordered_batch: false, one_by_one: true, settles: true },
+            Target::Handler(_) => SinkFeatures { ordered_batch: true, one_by_one: true, ..SinkFeatures::default() },
+            Target::Transact(_) => SinkFeatures { one_by_one: true, settles: true, ..SinkFeatures::default() },
         }
     }
 }

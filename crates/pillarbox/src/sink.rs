@@ -3,7 +3,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{ClaimId, Epoch, Event};
+use uuid::Uuid;
+
+use crate::{ClaimId, Epoch, Event, SubscriptionId};
 
 /// A future that can be sent and boxed.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -33,6 +35,11 @@ pub trait Sink: Send + Sync + 'static {
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {})
     }
+
+    /// Whether the receiver can be reached and would take events, without delivering one; what `doctor` asks.
+    fn check(&self) -> BoxFuture<'_, Result<(), Failure>> {
+        Box::pin(async { Ok(()) })
+    }
 }
 
 /// What a sink can do.
@@ -44,6 +51,9 @@ pub struct SinkFeatures {
     pub one_by_one: bool,
     /// What it delivers it settles itself, in the same transaction: see [`Transact`](crate::Transact).
     pub settles: bool,
+    /// All events go to one receiver: when several different keys are refused in a row, it is taken to be unwell and the
+    /// subscription waits as for one that is down.
+    pub one_receiver: bool,
 }
 
 /// Events on their way to a sink.
@@ -51,8 +61,22 @@ pub struct SinkFeatures {
 pub struct Batch {
     /// The subscription's name.
     pub subscription: Arc<str>,
+    /// Where they come from, for sinks that can fence.
+    pub origin: Origin,
     /// The events.
     pub events: Vec<Attempt>,
+}
+
+/// The subscription of one log. Lanes and epochs compare within the same one; a later incarnation, and then a later number of the
+/// subscription, supersedes an earlier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origin {
+    /// The log.
+    pub log_id: Uuid,
+    /// Of the log.
+    pub incarnation: i64,
+    /// The subscription's number.
+    pub subscription: SubscriptionId,
 }
 
 /// One try to deliver one event.
@@ -62,6 +86,8 @@ pub struct Attempt {
     pub event: Arc<Event>,
     /// 1 for the first try; only failures that were the event's fault count.
     pub number: u32,
+    /// The lane, if its owner delivers the event. None: it was claimed from a queue, where no lane owns it.
+    pub lane: Option<u32>,
     /// The lane's epoch, for sinks that can fence.
     pub epoch: Epoch,
     /// The claim under which it is tried, if it has a row in a queue.
@@ -88,6 +114,8 @@ pub struct Failure {
     pub permanent: bool,
     /// Not before this wait, if the receiver asked for one.
     pub retry_after: Option<Duration>,
+    /// The receiver wants nothing more: the subscription is paused, with this failure as the reason, until somebody resumes it.
+    pub pause: bool,
     /// A short constant name for counters, like `timeout`.
     pub kind: &'static str,
     /// What happened, for people. No secret, no payload.
@@ -108,7 +136,14 @@ pub enum Fault {
 impl Failure {
     /// The event's fault; tried again by the retry policy.
     pub fn event(message: impl Into<String>) -> Self {
-        Failure { fault: Fault::Event, permanent: false, retry_after: None, kind: "event", message: message.into() }
+        Failure {
+            fault: Fault::Event,
+            permanent: false,
+            retry_after: None,
+            pause: false,
+            kind: "event",
+            message: message.into(),
+        }
     }
 
     /// The event's fault, and no retry can help.
@@ -119,6 +154,11 @@ impl Failure {
     /// The receiver is down or overloaded.
     pub fn sink(message: impl Into<String>) -> Self {
         Failure { fault: Fault::Sink, kind: "sink", ..Failure::event(message) }
+    }
+
+    /// The receiver has gone for good: the subscription is paused.
+    pub fn gone(message: impl Into<String>) -> Self {
+        Failure { pause: true, kind: "gone", ..Failure::sink(message) }
     }
 
     /// Nobody can say whose fault it was.

@@ -133,6 +133,8 @@ pub struct Joined {
     pub instance: InstanceId,
     /// The identity of the log.
     pub log_id: Uuid,
+    /// Its incarnation.
+    pub incarnation: i64,
     /// The subscriptions as the database has them, in the order of the hello.
     pub subscriptions: Vec<SubscriptionView>,
 }
@@ -148,7 +150,7 @@ pub struct SubscriptionView {
     pub filter: Filter,
     /// How many lanes it has.
     pub lanes: u32,
-    /// Whether an operator paused it.
+    /// Whether it stands still until somebody resumes it.
     pub paused: bool,
     /// Made by this join (only in [`Joined`]).
     pub created: bool,

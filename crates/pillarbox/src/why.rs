@@ -1,7 +1,7 @@
 use serde::Serialize;
 
 use crate::{
-    ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Mode, State, Status, SubscriptionStatus, Timestamp,
+    ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Mode, PausedBy, State, Status, SubscriptionStatus, Timestamp,
 };
 
 /// Why an event was or was not delivered to one subscription.
@@ -34,7 +34,7 @@ pub enum Cause {
     RetryAt,
     /// The sink is taken to be down.
     SinkDown,
-    /// An operator paused the subscription.
+    /// An operator paused the subscription, or its receiver wants nothing more.
     Paused,
     /// Most of the last keys failed; a bad deploy is suspected.
     FloodGuard,
@@ -205,12 +205,17 @@ impl Facts<'_> {
     }
 
     fn paused(&self) -> Option<Conclusion> {
-        let name = &self.subscription.filter(|subscription| subscription.paused)?.name;
-        Some((
-            Cause::Paused,
-            "an operator paused the subscription".to_owned(),
-            Some(format!("pillarbox resume {name}")),
-        ))
+        let subscription = self.subscription.filter(|subscription| subscription.paused)?;
+        let (mut message, when) = match subscription.paused_by {
+            Some(PausedBy::Receiver) => {
+                ("the subscription was paused by the receiver".to_owned(), ", once the receiver takes events again")
+            }
+            _ => ("an operator paused the subscription".to_owned(), ""),
+        };
+        if let Some(reason) = &subscription.paused_reason {
+            message.push_str(&format!(": {reason}"));
+        }
+        Some((Cause::Paused, message, Some(format!("pillarbox resume {}{when}", subscription.name))))
     }
 
     /// Who works on a row of a queue, and whether that one still shows signs of life.
@@ -392,6 +397,8 @@ mod tests {
             lanes: 8,
             on_dead: OnDead::Block,
             paused: false,
+            paused_by: None,
+            paused_reason: None,
             orphaned: false,
             pending: 3,
             delayed: 0,
@@ -491,6 +498,22 @@ mod tests {
         let retrying = Fate { delivery: delivery(State::Retrying, LATER), ..fate() };
         check(&retrying, &paused, Cause::Paused, &["pillarbox resume s"]);
         check(&Fate { settled: true, ..fate() }, &paused, Cause::Delivered, &[]);
+    }
+
+    #[test]
+    fn who_paused_it_and_why_is_named() {
+        let paused = |by, reason: Option<&str>| {
+            let mut paused = status();
+            let subscription = &mut paused.subscriptions[0];
+            (subscription.paused, subscription.paused_by) = (true, Some(by));
+            subscription.paused_reason = reason.map(ToOwned::to_owned);
+            paused
+        };
+        let receiver = paused(PausedBy::Receiver, Some("410 Gone"));
+        check(&fate(), &receiver, Cause::Paused, &["paused by the receiver: 410 Gone", "pillarbox resume s, once"]);
+        let operator = paused(PausedBy::Operator, Some("moving"));
+        check(&fate(), &operator, Cause::Paused, &["an operator paused the subscription: moving"]);
+        check(&fate(), &paused(PausedBy::Operator, None), Cause::Paused, &["an operator paused the subscription"]);
     }
 
     #[test]

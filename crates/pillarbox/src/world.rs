@@ -3,8 +3,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::{
-    Cursor, Epoch, Error, ErrorKind, Filter, InstanceId, InstanceStatus, KeyHash, Mode, OnDead, Position,
-    RecoveredCount, Report, Result, State, SubscriptionId, SubscriptionReport, SubscriptionStatus, Timestamp, lane_of,
+    Changed, Cursor, Epoch, Error, ErrorKind, Filter, InstanceId, InstanceStatus, KeyHash, Mode, OnDead, Pause,
+    Position, RecoveredCount, Report, Result, State, SubscriptionId, SubscriptionReport, SubscriptionStatus, Timestamp,
+    lane_of,
 };
 
 /// What operators' commands look at, in one snapshot.
@@ -34,7 +35,7 @@ pub struct SubscriptionRow {
     pub mode: Mode,
     pub on_dead: OnDead,
     pub hold: Option<Duration>,
-    pub paused: bool,
+    pub pause: Option<Pause>,
     pub lanes: Vec<LaneRow>,
 }
 
@@ -140,7 +141,9 @@ impl World {
             filter: row.filter.clone(),
             lanes: row.lanes.len() as u32,
             on_dead: row.on_dead,
-            paused: row.paused,
+            paused: row.pause.is_some(),
+            paused_by: row.pause.as_ref().map(|pause| pause.by),
+            paused_reason: row.pause.as_ref().and_then(|pause| pause.reason.clone()),
             orphaned: !self.is_run(row.id),
             pending: (of.log_pending + of.count(State::Pending)).saturating_sub(in_flight_from_log),
             delayed: of.log_delayed + of.count(State::Delayed),
@@ -197,6 +200,14 @@ impl World {
 }
 
 impl SubscriptionRow {
+    /// What is told when this subscription is paused, or with None resumed.
+    pub fn tell_paused(&self, pause: Option<&Pause>) -> Changed {
+        let state = if pause.is_some() { "paused" } else { "running" };
+        let changes = self.pause.is_some() != pause.is_some();
+        let was = if changes { "now" } else { "already" };
+        Changed { count: u64::from(changes), events: Vec::new(), message: format!("'{}' is {was} {state}", self.name) }
+    }
+
     /// The lowest floor.
     pub fn floor(&self) -> Position {
         self.lanes.iter().map(|lane| lane.cursor.floor).min().unwrap_or(0)

@@ -1,9 +1,9 @@
 use anyhow::Result;
-use pillarbox::{Change, Changed, InstanceId, Operator, Selection, Start, Status};
+use pillarbox::{Change, Changed, InstanceId, Operator, PausedBy, Selection, Start, Status};
 use serde_json::json;
 
 use super::Scope;
-use crate::args::{ConfirmArgs, NameArgs, RecoverArgs, RequeueArgs, RewindArgs, SkipArgs};
+use crate::args::{ConfirmArgs, NameArgs, PauseArgs, RecoverArgs, RequeueArgs, RewindArgs, SkipArgs};
 use crate::config::format_duration;
 use crate::exit::Exit;
 
@@ -46,8 +46,9 @@ pub(super) async fn skip(scope: &Scope, args: SkipArgs) -> Result<Exit> {
     carry_out(scope, &change, args.dry_run).await
 }
 
-pub(super) async fn pause(scope: &Scope, args: NameArgs) -> Result<Exit> {
-    carry_out(scope, &Change::Pause(args.name), false).await
+pub(super) async fn pause(scope: &Scope, args: PauseArgs) -> Result<Exit> {
+    let change = Change::Pause { subscription: args.name, by: PausedBy::Operator, reason: args.reason };
+    carry_out(scope, &change, false).await
 }
 
 pub(super) async fn resume(scope: &Scope, args: NameArgs) -> Result<Exit> {
@@ -127,7 +128,7 @@ fn would(change: &Change, changed: &Changed, status: &Status) -> String {
         Change::Skip { subscription, event, .. } => {
             format!("would give event {event} up for '{subscription}' and let its key go on")
         }
-        Change::Pause(name) => format!("would pause '{name}'"),
+        Change::Pause { subscription, .. } => format!("would pause '{subscription}'"),
         Change::Resume(name) => format!("would let '{name}' go on"),
         Change::Rewind { subscription, to, key } => {
             let what = match key {

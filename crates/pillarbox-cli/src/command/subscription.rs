@@ -28,7 +28,17 @@ async fn list(scope: &Scope) -> Result<Exit> {
     }
     let headings = ["NAME", "CONDITION", "MODE", "TOPICS", "TYPES", "LANES", "FLOOR", "HOLDS"];
     scope.output.table(&headings, subscriptions.iter().map(row).collect())?;
+    for pause in subscriptions.iter().filter_map(paused) {
+        scope.output.line(pause)?;
+    }
     Ok(Exit::Done)
+}
+
+/// Who paused a subscription and why, where there is something to say.
+fn paused(subscription: &SubscriptionStatus) -> Option<String> {
+    let (name, by) = (&subscription.name, subscription.paused_by?.name());
+    let reason = subscription.paused_reason.as_ref()?;
+    Some(format!("{name}: paused by the {by}: {reason}"))
 }
 
 fn row(subscription: &SubscriptionStatus) -> Vec<String> {

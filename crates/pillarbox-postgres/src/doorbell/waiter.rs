@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 use pillarbox::InstanceId;
 use tokio::sync::{mpsc, watch};
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
 
 use crate::connection::{BELL, PgConfig, Session};
 use crate::error::Db;
@@ -16,6 +17,9 @@ const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 /// server ends one after the other.
 const SESSIONS_END_MAX: Duration = Duration::from_millis(100);
 const SESSIONS_LOOK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// How many cancels may come too late for what they were meant for.
+const LATE_CANCELS_MAX: u32 = 2;
 
 /// What to wait for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -81,7 +85,9 @@ impl Waiter {
             } else if !orders.bell && asked {
                 // Asked for by the lock table: a cancel may have come just after the grant.
                 let class = self.config.lock_class();
-                session.query(include_str!("../sql/bell_release.sql"), &[&class, &BELL]).await?;
+                let release = session.statement(include_str!("../sql/bell_release.sql")).await?;
+                let values: [&(dyn ToSql + Sync); 2] = [&class, &BELL];
+                uncancelled(|| session.query(&release, &values)).await?;
                 (held, asked) = (false, false);
                 self.tell(News::Released);
             } else if let Some(neighbour) = orders.neighbour.filter(|id| ended != Some(*id)) {
@@ -108,7 +114,7 @@ impl Waiter {
     ) -> Db<bool> {
         let statement = session.statement("select wait_for_lock($1, $2, $3)").await?;
         let class = self.config.lock_class();
-        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] = [&class, &number, &shared];
+        let values: [&(dyn ToSql + Sync); 3] = [&class, &number, &shared];
         let waiting = session.query_one(&statement, &values);
         tokio::pin!(waiting);
         let mut cancelled = false;
@@ -134,7 +140,8 @@ impl Waiter {
         let names: Vec<String> = Role::AT_WORK.iter().map(|role| session_name(&self.config, id, *role)).collect();
         let statement = session.statement(include_str!("../sql/instance_backends.sql")).await?;
         let deadline = Instant::now() + SESSIONS_END_MAX;
-        while !session.query(&statement, &[&names]).await?.is_empty() && Instant::now() < deadline {
+        let values: [&(dyn ToSql + Sync); 1] = [&names];
+        while !uncancelled(|| session.query(&statement, &values)).await?.is_empty() && Instant::now() < deadline {
             tokio::time::sleep(SESSIONS_LOOK_INTERVAL).await;
         }
         Ok(())
@@ -143,5 +150,46 @@ impl Waiter {
     fn tell(&self, news: News) {
         // Nobody listens when the instance ends.
         let _ = self.news.send(news);
+    }
+}
+
+/// Asks again if the answer was cancelled: a cancel that was meant for a wait may come after its end, and then hits what is asked next.
+async fn uncancelled<T, F>(ask: impl Fn() -> F) -> Result<T, tokio_postgres::Error>
+where
+    F: Future<Output = Result<T, tokio_postgres::Error>>,
+{
+    let mut left = LATE_CANCELS_MAX;
+    loop {
+        match ask().await {
+            Err(error) if left > 0 && error.code() == Some(&SqlState::QUERY_CANCELED) => left -= 1,
+            answer => return answer,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use pillarbox_testkit::postgres::Server;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_cancel_that_comes_late_does_not_end_the_session() {
+        let database = Server::shared().create_database().unwrap();
+        let (client, connection) = tokio_postgres::connect(database.url(), tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        let asked = Cell::new(0);
+        let sleep = "set statement_timeout = 1; select pg_sleep(60)";
+        let ask = || {
+            asked.set(asked.get() + 1);
+            let sql = if asked.get() <= LATE_CANCELS_MAX { sleep } else { "reset statement_timeout; select 1" };
+            client.batch_execute(sql)
+        };
+        uncancelled(ask).await.unwrap();
+        assert_eq!(asked.get(), LATE_CANCELS_MAX + 1);
+        let always = uncancelled(|| client.batch_execute(sleep)).await.unwrap_err();
+        assert_eq!(always.code(), Some(&SqlState::QUERY_CANCELED));
     }
 }

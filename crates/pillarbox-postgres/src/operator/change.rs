@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow};
 use pillarbox::{
-    Change, Changed, ErrorKind, InstanceId, KeyHash, Mode, Position, RangeSet, Selection, Start, Subscription,
+    Change, Changed, ErrorKind, InstanceId, KeyHash, Mode, Pause, Position, RangeSet, Selection, Start, Subscription,
     SubscriptionId, lane_of,
 };
 use tokio_postgres::Transaction;
@@ -61,7 +61,7 @@ fn subject(change: &Change) -> Option<&str> {
         | Change::Skip { subscription, .. }
         | Change::Rewind { subscription, .. }
         | Change::Relane { subscription, .. }
-        | Change::Pause(subscription)
+        | Change::Pause { subscription, .. }
         | Change::Resume(subscription)
         | Change::Delete(subscription)
         | Change::Rename { from: subscription, .. } => subscription,
@@ -89,8 +89,12 @@ async fn apply(tx: &Transaction<'_>, world: &World, change: &Change, keys: &mut 
             recover(tx, subscription, *instance, *silent_for, keys).await
         }
         Change::Skip { subscription, event, reason } => skip(tx, row(subscription)?, *event, reason, keys).await,
-        Change::Pause(name) => set_paused(tx, row(name)?, true).await,
-        Change::Resume(name) => set_paused(tx, row(name)?, false).await,
+        Change::Pause { subscription, by, reason } => {
+            let row = row(subscription)?;
+            let pause = Pause { by: *by, reason: reason.clone() };
+            set_paused(tx, row, Some(pause.over(row.pause.clone()))).await
+        }
+        Change::Resume(name) => set_paused(tx, row(name)?, None).await,
         Change::Rewind { subscription, to, key: None } => rewind(tx, world, row(subscription)?, *to, keys).await,
         Change::Rewind { subscription, to, key: Some(key) } => {
             rewind_key(tx, world, row(subscription)?, *to, key, keys).await
@@ -256,12 +260,12 @@ pub(super) async fn touch_lanes(
     Ok(())
 }
 
-async fn set_paused(tx: &Transaction<'_>, row: &SubscriptionRow, paused: bool) -> Db<Changed> {
-    tx.execute("update subscription set paused = $2 where id = $1", &[&row.id.0, &paused]).await?;
-    let state = if paused { "paused" } else { "running" };
-    let was = if row.paused == paused { "already" } else { "now" };
-    let count = u64::from(row.paused != paused);
-    Ok(Changed { count, events: Vec::new(), message: format!("'{}' is {was} {state}", row.name) })
+async fn set_paused(tx: &Transaction<'_>, row: &SubscriptionRow, pause: Option<Pause>) -> Db<Changed> {
+    let by = pause.as_ref().map(|pause| pause.by.name());
+    let reason = pause.as_ref().and_then(|pause| pause.reason.as_deref());
+    let sql = "update subscription set paused = $2, paused_by = $3, paused_reason = $4 where id = $1";
+    tx.execute(sql, &[&row.id.0, &pause.is_some(), &by, &reason]).await?;
+    Ok(row.tell_paused(pause.as_ref()))
 }
 
 /// Where a rewind goes to.

@@ -30,7 +30,7 @@ async fn other_relays_hear_at_once_of_a_command_and_of_a_lane_that_was_released(
     assert!(settle(&store, LaneWrite { release: true, ..write(lane, epoch, 0) }).await);
     assert!(rings().await, "a lane was released");
     quiet().await;
-    store.change(&Change::Pause("s".into()), false).await.unwrap();
+    store.change(&Change::pause("s"), false).await.unwrap();
     assert!(rings().await, "a subscription was paused");
 }
 

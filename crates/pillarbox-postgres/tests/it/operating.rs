@@ -182,14 +182,14 @@ async fn pause_and_resume_are_kept_in_the_database() {
     let database = Database::new().await;
     let store = database.store().await;
     join(&store, [one_lane("s")]).await;
-    store.change(&Change::Pause("s".into()), true).await.unwrap();
+    store.change(&Change::pause("s"), true).await.unwrap();
     assert!(!store.status().await.unwrap().subscriptions[0].paused, "a dry run");
-    change(&store, Change::Pause("s".into())).await.unwrap();
+    change(&store, Change::pause("s")).await.unwrap();
     join(&store, [one_lane("s")]).await;
     assert!(database.store().await.status().await.unwrap().subscriptions[0].paused);
     assert_eq!(change(&store, Change::Resume("s".into())).await.unwrap().count, 1);
     assert!(!store.status().await.unwrap().subscriptions[0].paused);
-    assert_eq!(change(&store, Change::Pause("none".into())).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(change(&store, Change::pause("none")).await.unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 #[tokio::test]
@@ -220,7 +220,7 @@ async fn relane_needs_quiet_and_keeps_each_keys_order() {
     let (store, _) = mixed(&database, OnDead::Block).await;
     let relane = |lanes| Change::Relane { subscription: "s".into(), lanes };
     assert!(change(&store, relane(3)).await.unwrap_err().to_string().contains("pause"));
-    change(&store, Change::Pause("s".into())).await.unwrap();
+    change(&store, Change::pause("s")).await.unwrap();
     assert_eq!(change(&store, relane(0)).await.unwrap_err().kind(), ErrorKind::Invalid);
     let busy = SubscriptionReport { in_flight: 1, ..SubscriptionReport::default() };
     let busy = Report { subscriptions: [("s".to_string(), busy)].into(), draining: false };
@@ -269,7 +269,7 @@ async fn relane_keeps_what_lay_before_the_start_and_a_gap_of_one_lane() {
         }
         assert!(settle(&store, write(lane, epoch, 9)).await);
     }
-    store.change(&Change::Pause("s".into()), false).await.unwrap();
+    store.change(&Change::pause("s"), false).await.unwrap();
     store.change(&Change::Relane { subscription: "s".into(), lanes: 3 }, false).await.unwrap();
     let books = store.books().await.unwrap();
     let sets: Vec<_> = books.lanes.iter().map(|it| (it.before_start.to_string(), it.covered.to_string())).collect();

@@ -35,7 +35,7 @@ impl Ground {
         let place = ClaimPlace { subscription: joined.subscriptions[0].id, instance: joined.instance };
         let attempt = |event: Arc<Event>| {
             let claim = Some(ClaimId(event.position));
-            Attempt { event, number: 1, epoch: 1, claim }
+            Attempt { event, number: 1, lane: None, epoch: 1, claim }
         };
         let attempts: Vec<Attempt> = events(&store).await.into_iter().map(attempt).collect();
         let ground = Ground { database, place, attempts, _store: store };

@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, World};
 use pillarbox::{
-    Change, Changed, ErrorKind, InstanceId, LANES_MAX, Mode, Position, RangeSet, RecoveryCause, Selection, Start,
-    Subscription, SubscriptionId, Timestamp, lane_of,
+    Change, Changed, ErrorKind, InstanceId, LANES_MAX, Mode, Pause, Position, RangeSet, RecoveryCause, Selection,
+    Start, Subscription, SubscriptionId, Timestamp, lane_of,
 };
 use rusqlite::{OptionalExtension, Transaction, params};
 use uuid::Uuid;
@@ -49,8 +49,12 @@ fn apply(tx: &Transaction<'_>, world: &World, change: &Change) -> Db<Changed> {
             take_back(tx, world, subscription, *instance, *silent_for)
         }
         Change::Skip { subscription, event, reason } => skip(tx, find(subscription)?, *event, reason),
-        Change::Pause(name) => set_paused(tx, find(name)?, true),
-        Change::Resume(name) => set_paused(tx, find(name)?, false),
+        Change::Pause { subscription, by, reason } => {
+            let row = find(subscription)?;
+            let pause = Pause { by: *by, reason: reason.clone() };
+            set_paused(tx, row, Some(pause.over(row.pause.clone())))
+        }
+        Change::Resume(name) => set_paused(tx, find(name)?, None),
         Change::Rewind { subscription, to, key: None } => rewind(tx, find(subscription)?, *to),
         Change::Rewind { subscription, to, key: Some(key) } => rewind_key(tx, find(subscription)?, *to, key),
         Change::Delete(name) => delete(tx, world, find(name)?),
@@ -208,12 +212,12 @@ pub(super) fn touch_lanes(tx: &Transaction<'_>, id: SubscriptionId, lanes: impl 
     Ok(())
 }
 
-fn set_paused(tx: &Transaction<'_>, row: &SubscriptionRow, paused: bool) -> Db<Changed> {
-    tx.execute("update pillarbox_subscription set paused = ?2 where id = ?1", params![row.id.0, paused])?;
-    let state = if paused { "paused" } else { "running" };
-    let was = if row.paused == paused { "already" } else { "now" };
-    let count = u64::from(row.paused != paused);
-    Ok(Changed { count, events: Vec::new(), message: format!("'{}' is {was} {state}", row.name) })
+fn set_paused(tx: &Transaction<'_>, row: &SubscriptionRow, pause: Option<Pause>) -> Db<Changed> {
+    let by = pause.as_ref().map(|pause| pause.by.name());
+    let reason = pause.as_ref().and_then(|pause| pause.reason.as_deref());
+    let sql = "update pillarbox_subscription set paused = ?2, paused_by = ?3, paused_reason = ?4 where id = ?1";
+    tx.execute(sql, params![row.id.0, pause.is_some(), by, reason])?;
+    Ok(row.tell_paused(pause.as_ref()))
 }
 
 /// Where a rewind goes to.
@@ -439,7 +443,7 @@ fn relane(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, lanes: u32
 
 fn refuse_unquiet(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow) -> Db<()> {
     let refuse = |why: &str| Err(invalid(format!("the lanes of '{}' cannot be changed now: {why}", row.name)));
-    if !row.paused {
+    if row.pause.is_none() {
         return refuse("it is running; pause it first");
     }
     if row.lanes.iter().any(|lane| lane.cursor.floor != row.floor() || !lane.cursor.settled.is_empty()) {

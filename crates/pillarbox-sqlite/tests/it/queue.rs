@@ -656,7 +656,7 @@ async fn the_mode_stays_and_lanes_change_only_when_nobody_works() {
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("pillarbox subscription delete q"), "{error}");
 
-    ground.store.change(&Change::Pause("q".into()), false).await.unwrap();
+    ground.store.change(&Change::pause("q"), false).await.unwrap();
     let relane = Change::Relane { subscription: "q".into(), lanes: 3 };
     let error = ground.store.change(&relane, false).await.unwrap_err();
     assert!(error.to_string().contains("pillarbox recover"), "{error}");

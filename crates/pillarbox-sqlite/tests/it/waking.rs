@@ -132,7 +132,7 @@ async fn an_operators_change_rings_until_it_was_observed() {
     let store = database.store();
     join(&store, [one_lane("s")]).await;
     store.observe(&Default::default()).await.unwrap();
-    database.store().change(&Change::Pause("s".into()), false).await.unwrap();
+    database.store().change(&Change::pause("s"), false).await.unwrap();
     assert_eq!(store.wait(LONG).await.unwrap(), Wake::Rang);
     let fleet = store.observe(&Default::default()).await.unwrap();
     assert!(fleet.subscriptions[0].paused);

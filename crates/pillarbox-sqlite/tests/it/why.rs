@@ -146,7 +146,7 @@ async fn paused() {
     let database = Database::new();
     let capture = Capture::new();
     let relay = start(&database, subscription(), capture.clone()).await;
-    database.store().change(&Change::Pause("s".into()), false).await.unwrap();
+    database.store().change(&Change::pause("s"), false).await.unwrap();
     // Until the relay has seen it, it may deliver.
     relay.until_idle().await.unwrap();
     let id = database.publish_keys(&["a"])[0];

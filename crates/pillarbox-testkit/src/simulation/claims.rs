@@ -45,11 +45,17 @@ impl World {
     /// one as dead whose lock can be seen to be held.
     pub(super) fn recover(&mut self, request: &RecoverRequest) -> Result<Input> {
         let before = self.claims();
+        let beats = self.log.inner().beats();
+        // Whoever has given a sign of life since it was seen to be dead is silent all the same by a clock that jumps.
+        let timed_out = |owner, seen: Option<i64>| {
+            request.sweep && seen.is_some_and(|seen| beats.get(owner).is_some_and(|(beat, _)| *beat != seen))
+        };
         let recovered = self.log.recover(request)?;
         let left = self.claims();
         self.run.recovered += before.difference(&left).count();
         for (position, owner, claim) in before.difference(&left) {
-            let cause = request.dead.iter().find(|(dead, ..)| dead == owner).map(|(_, cause, _)| *cause);
+            let dead = request.dead.iter().find(|(dead, _, seen)| dead == owner && !timed_out(owner, *seen));
+            let cause = dead.map(|(_, cause, _)| *cause);
             let Some(node) = self.nodes.iter().position(|node| node.runs_as(*owner)) else { continue };
             let works = self.nodes[node].at_sink.values().flatten().any(|held| self.is(held, *position));
             match cause {

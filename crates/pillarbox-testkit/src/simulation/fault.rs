@@ -13,7 +13,7 @@ impl World {
         }
         self.after(50_000, 700_000, Step::Fault);
         let node = self.random.below(NODES as u64) as usize;
-        match self.random.below(12) {
+        match self.random.below(13) {
             0..2 => self.kill(node),
             2..4 => self.lose(node),
             4 => self.drain(node),
@@ -21,6 +21,11 @@ impl World {
             8 => {
                 let sub = self.random.below(SUBSCRIPTIONS.len() as u64) as usize;
                 self.sink_down[sub] = !self.sink_down[sub];
+            }
+            // A receiver that refuses everything for a while, like after a bad deploy.
+            12 => {
+                let sub = self.random.below(SUBSCRIPTIONS.len() as u64) as usize;
+                self.refuses_until[sub] = self.now + self.random.between(50_000, 600_000);
             }
             9 => self.wall_offset += [-3_600_000, 3_600_000, -500, 500][self.random.below(4) as usize],
             _ if self.random.chance(30) => self.power_loss(),
@@ -111,7 +116,7 @@ impl World {
         let sub = self.random.below(SUBSCRIPTIONS.len() as u64) as usize;
         let subscription = SUBSCRIPTIONS[sub].to_owned();
         let change = match self.random.below(if sub == JOBS { 9 } else { 6 }) {
-            0 => Change::Pause(subscription),
+            0 => Change::pause(subscription),
             1 => Change::Resume(subscription),
             2 | 3 => Change::Requeue { subscription, which: Selection::All, limit: self.random.between(1, 5) as usize },
             4 => {

@@ -1,7 +1,7 @@
 use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input, Recovery, RecoveryProfile};
-use pillarbox::{ErrorKind, Hello, InstanceId, LaneRef, Now, Result, Take, TakeCause};
+use pillarbox::{BreakerReport, Change, ErrorKind, Hello, InstanceId, LaneRef, Now, PausedBy, Result, Take, TakeCause};
 
-use super::{BrokenShell, Node, Request, Step, Ticket, World};
+use super::{BrokenShell, Node, Request, SUBSCRIPTIONS, Step, Ticket, World};
 use crate::PollSteps;
 
 /// How long an answer takes at most.
@@ -155,7 +155,12 @@ impl World {
         self.note(&format!("{} {action:?}", ticket.node));
         let instance = self.nodes[ticket.node].instance.expect("a node that runs has joined");
         let request = match action {
-            Action::Observe(report) => Request::Observe(report),
+            Action::Observe(report) => {
+                let refuses_all = |breaker: &BreakerReport| breaker.error.contains("different keys");
+                let mut breakers = report.subscriptions.values().filter_map(|one| one.breaker.as_ref());
+                self.run.unwell += usize::from(breakers.any(refuses_all));
+                Request::Observe(report)
+            }
             Action::Take(lanes) => Request::Take(lanes),
             Action::Load(lanes) => Request::Load(lanes),
             Action::Fetch(positions) => Request::Fetch(positions),
@@ -168,6 +173,7 @@ impl World {
                 return self.after(0, 2_000, Step::Poll(ticket, Box::new(steps)));
             }
             Action::Deliver { batch, events } => return self.deliver(ticket, batch, events),
+            Action::Pause { subscription, reason } => return self.pause(ticket, subscription, reason),
             Action::Abort => return self.abort(ticket),
             Action::Leave => {
                 self.nodes[ticket.node].engine = None;
@@ -175,6 +181,18 @@ impl World {
             }
         };
         self.after(0, 4_000, Step::Execute(ticket, instance, Box::new(request)));
+    }
+
+    /// A receiver wants nothing more. Nobody is told whether the call went through.
+    fn pause(&mut self, ticket: Ticket, sub: usize, reason: String) {
+        let cut_off = self.nodes[ticket.node].ended || self.now < self.nodes[ticket.node].cut_until;
+        if cut_off || self.random.chance(10) {
+            return;
+        }
+        let (subscription, by) = (SUBSCRIPTIONS[sub].to_owned(), PausedBy::Receiver);
+        let paused = self.log.change(&Change::Pause { subscription, by, reason: Some(reason) }, false);
+        self.run.paused += paused.map_or(0, |changed| changed.count as usize);
+        self.ring();
     }
 
     /// What was sent before its sender died or lost its connection may still happen. Calls may fail before they happen or

@@ -133,7 +133,12 @@ impl World {
 
     fn outcome(&mut self, sub: usize, event: &Event) -> Outcome {
         if self.sink_down[sub] {
-            return Outcome::Failed(Failure::sink("down"));
+            // Now and then it wants nothing more, until an operator resumes the subscription.
+            let gone = self.random.chance(5);
+            return Outcome::Failed(if gone { Failure::gone("gone") } else { Failure::sink("down") });
+        }
+        if self.now < self.refuses_until[sub] {
+            return Outcome::Failed(Failure::event("refuses all"));
         }
         let tries = self.attempts.entry((sub, event.id)).or_default();
         *tries += 1;

@@ -2,10 +2,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::{
-    AttemptError, Change, Cursor, Delivery, ERRORS_KEPT_MAX, Epoch, ErrorKind, Event, Filter, Fleet, Hello, InstanceId,
-    Joined, KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, NewEvent, Operator, Page, PollRequest, Position,
-    PrunePolicy, RangeSet, Report, Scan, ScanRequest, Selection, Settlement, Start, State, Store, Subscription, Take,
-    TakeCause, Timestamp, Wake, Writer, lane_of,
+    AttemptError, Change, Cursor, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, ErrorKind, Event, Filter, Fleet,
+    Hello, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, NewEvent, Operator, Page,
+    PausedBy, PollRequest, Position, PrunePolicy, RangeSet, Report, Scan, ScanRequest, Selection, Settlement, Start,
+    State, Store, Subscription, Take, TakeCause, Timestamp, Wake, Writer, lane_of,
 };
 use uuid::Uuid;
 
@@ -75,6 +75,7 @@ cases! {
         requeue_and_skip_raise_the_revision,
         an_attempt_in_flight_does_not_overwrite_a_requeue,
         a_pause_is_seen,
+        a_pause_says_who_and_why_until_it_is_resumed,
         a_rewind_raises_epochs_and_forgets_what_lies_above,
         another_join_keeps_the_lanes_and_takes_the_newest_filter,
         joining_again_is_a_new_instance_and_the_end_of_the_old_one,
@@ -768,16 +769,46 @@ async fn an_attempt_in_flight_does_not_overwrite_a_requeue<F: Fixture>(fixture: 
 async fn a_pause_is_seen<F: Fixture>(fixture: &F) -> Outcome {
     let member = join(fixture).await?;
     let operator = fixture.operator().await?;
-    for (change, paused) in [(Change::Pause("s".into()), true), (Change::Resume("s".into()), false)] {
+    for (change, paused) in [(Change::pause("s"), true), (Change::Resume("s".into()), false)] {
         operator.change(&change, false).await?;
         let seen = member.fleet().await?.subscriptions.iter().find(|view| view.name == "s").map(|view| view.paused);
         ensure!(seen == Some(paused), "after {change:?} paused is {seen:?}");
     }
-    operator.change(&Change::Pause("s".into()), false).await?;
+    operator.change(&Change::pause("s"), false).await?;
     let again = join(fixture).await?;
     ensure!(again.joined.subscriptions[0].paused, "a new instance does not learn of the pause");
-    let unknown = operator.change(&Change::Pause("unknown".into()), false).await.err().map(|error| error.kind());
+    let unknown = operator.change(&Change::pause("unknown"), false).await.err().map(|error| error.kind());
     ensure!(unknown == Some(ErrorKind::NotFound), "pausing what is not there: {unknown:?}");
+    Ok(())
+}
+
+async fn a_pause_says_who_and_why_until_it_is_resumed<F: Fixture>(fixture: &F) -> Outcome {
+    use PausedBy::{Operator, Receiver};
+    join(fixture).await?;
+    let operator = fixture.operator().await?;
+    let pause = |by, reason: Option<&str>| Change::Pause {
+        subscription: "s".into(),
+        by,
+        reason: reason.map(ToOwned::to_owned),
+    };
+    let long = "é".repeat(ERROR_BYTES_MAX);
+    let steps = [
+        (pause(Receiver, Some("410\0 Gone")), Some(Receiver), Some("410\u{fffd} Gone"), 1),
+        (pause(Receiver, Some("said again")), Some(Receiver), Some("410\u{fffd} Gone"), 0),
+        (pause(Operator, None), Some(Operator), Some("410\u{fffd} Gone"), 0),
+        (pause(Operator, Some("moving")), Some(Operator), Some("moving"), 0),
+        (pause(Receiver, Some("gone")), Some(Operator), Some("moving"), 0),
+        (Change::Resume("s".into()), None, None, 1),
+        (pause(Operator, None), Some(Operator), None, 1),
+        (pause(Operator, Some(&long)), Some(Operator), Some(&long[..ERROR_BYTES_MAX]), 0),
+    ];
+    for (change, by, reason, count) in steps {
+        let changed = operator.change(&change, false).await?.count;
+        let status = operator.status().await?.subscriptions.remove(0);
+        let seen = (status.paused, status.paused_by, status.paused_reason.as_deref(), changed);
+        let expected = (by.is_some(), by, reason, count);
+        ensure!(seen == expected, "after {change:?} {seen:?}, and not {expected:?}");
+    }
     Ok(())
 }
 

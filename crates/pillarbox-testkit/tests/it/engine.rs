@@ -3,9 +3,9 @@ use std::time::Duration;
 
 use pillarbox::engine::{Action, Engine, EngineConfig, Input};
 use pillarbox::{
-    Cursor, Event, Filter, Fleet, Headers, InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Now,
-    Page, PollRequest, Position, Scan, SinkFeatures, StoreFeatures, Subscription, SubscriptionId, SubscriptionView,
-    Timestamp, Writer,
+    BREAKER_BASE, BREAKER_KEYS_MAX, BatchId, Cursor, Event, Failure, Filter, Fleet, Headers, InstanceId, InstanceView,
+    Joined, LaneRef, LaneState, LaneView, Lock, Now, Outcome, Page, PollRequest, Position, Scan, SinkFeatures,
+    StoreFeatures, Subscription, SubscriptionId, SubscriptionView, Timestamp, Writer,
 };
 use uuid::Uuid;
 
@@ -16,6 +16,8 @@ const ID: SubscriptionId = SubscriptionId(1);
 struct Bench {
     engine: Engine,
     now: Duration,
+    /// What [`Bench::go_on`] has sent.
+    at_sink: Vec<((usize, BatchId), Vec<Position>)>,
 }
 
 fn view() -> SubscriptionView {
@@ -31,15 +33,59 @@ fn fleet(view: SubscriptionView, owner: Option<InstanceId>, epoch: i64) -> Fleet
 
 impl Bench {
     fn new(subscription: Subscription, view: SubscriptionView) -> Self {
-        let joined = Joined { instance: ME, log_id: Uuid::nil(), subscriptions: vec![view] };
+        Bench::with(subscription, view, SinkFeatures::default())
+    }
+
+    fn with(subscription: Subscription, view: SubscriptionView, sink: SinkFeatures) -> Self {
+        let joined = Joined { instance: ME, log_id: Uuid::nil(), incarnation: 1, subscriptions: vec![view] };
         let features = StoreFeatures { lock_proves_life: true, settle_interval: Duration::ZERO };
-        let subscriptions = vec![(subscription, SinkFeatures::default())];
-        Bench { engine: Engine::new(EngineConfig::default(), &joined, features, subscriptions), now: Duration::ZERO }
+        let subscriptions = vec![(subscription, sink)];
+        let engine = Engine::new(EngineConfig::default(), &joined, features, subscriptions);
+        Bench { engine, now: Duration::ZERO, at_sink: Vec::new() }
     }
 
     fn step(&mut self, input: Input) -> Vec<Action> {
         self.now += Duration::from_millis(100);
-        self.engine.step(Now { mono: self.now, wall: Timestamp(1_000_000) }, input)
+        let wall = Timestamp(1_000_000 + self.now.as_millis() as i64);
+        self.engine.step(Now { mono: self.now, wall }, input)
+    }
+
+    /// Lets time pass until something is sent.
+    fn until_sent(&mut self) -> (Duration, (usize, BatchId), Vec<Position>) {
+        let began = self.now;
+        while self.at_sink.is_empty() && self.now - began < Duration::from_secs(600) {
+            self.go_on(Input::Tick);
+        }
+        assert_eq!(self.at_sink.len(), 1, "batches at the sink of one worker");
+        let (batch, positions) = self.at_sink.remove(0);
+        (self.now - began, batch, positions)
+    }
+
+    /// One step, and those that follow when deliveries are fetched and settlements written; what else is to be done. Batches are noted.
+    fn go_on(&mut self, input: Input) -> Vec<Action> {
+        let (mut inputs, mut others) = (vec![input], Vec::new());
+        while let Some(input) = inputs.pop() {
+            for action in self.step(input) {
+                match action {
+                    Action::Fetch(positions) => inputs.push(Input::Fetched(events(&positions))),
+                    Action::Settle(settlement) => inputs.push(Input::Settled(vec![true; settlement.lanes.len()])),
+                    Action::Deliver { batch, events } => {
+                        self.at_sink.push((batch, events.iter().map(|attempt| attempt.event.position).collect()));
+                    }
+                    other => others.push(other),
+                }
+            }
+        }
+        others
+    }
+
+    /// The sink's answer to a batch of so many events.
+    fn answer(&mut self, batch: (usize, BatchId), failure: &Failure, count: usize) -> Vec<Action> {
+        self.go_on(Input::Delivered { batch, outcomes: vec![Outcome::Failed(failure.clone()); count] })
+    }
+
+    fn breaker(&self) -> Option<String> {
+        self.engine.report().subscriptions["s"].breaker.as_ref().map(|breaker| breaker.error.clone())
     }
 
     /// Takes the lane and loads this cursor; the poll that follows.
@@ -70,7 +116,23 @@ fn sent(actions: &[Action]) -> Vec<Position> {
     events.collect()
 }
 
-fn scan(after: Position, covered_to: Position, visible: &[Position]) -> Scan {
+fn batch(actions: &[Action]) -> Option<(usize, BatchId)> {
+    actions.iter().find_map(|action| if let Action::Deliver { batch, .. } = action { Some(*batch) } else { None })
+}
+
+/// Why pausing is asked for, each time.
+fn pauses(actions: &[Action]) -> Vec<&str> {
+    let mut reasons = Vec::new();
+    for action in actions {
+        if let Action::Pause { reason, .. } = action {
+            reasons.push(reason.as_str());
+        }
+    }
+    reasons
+}
+
+/// Events without a key: each counts as a key of its own.
+fn events(positions: &[Position]) -> Vec<Arc<Event>> {
     let event = |&position: &Position| {
         Arc::new(Event {
             position,
@@ -86,8 +148,12 @@ fn scan(after: Position, covered_to: Position, visible: &[Position]) -> Scan {
             created_at: Timestamp(0),
         })
     };
+    positions.iter().map(event).collect()
+}
+
+fn scan(after: Position, covered_to: Position, visible: &[Position]) -> Scan {
     let shown = visible.iter().map(|&position| position..=position).collect();
-    Scan { after, covered_to, visible: shown, events: visible.iter().map(event).collect() }
+    Scan { after, covered_to, visible: shown, events: events(visible) }
 }
 
 /// Somebody writes, so that nothing is dead.
@@ -138,4 +204,97 @@ fn a_configuration_that_is_not_the_one_in_force_is_told_once() {
     assert_eq!(look("newer", 1).len(), 1);
     assert_eq!(look("own", 4), Vec::<String>::new(), "its own again");
     assert_eq!(look("new", 2).len(), 2);
+}
+
+/// Events 1 to `last` are there; the first batch is at the sink.
+fn sending(last: Position, batch_size: usize, sink: SinkFeatures) -> (Bench, (usize, BatchId)) {
+    let spec = Subscription { lanes: 1, workers: 1, batch_size, ..Subscription::new("s") };
+    let mut bench = Bench::with(spec, view(), sink);
+    bench.own(Cursor::default());
+    let all: Vec<Position> = (1..=last).collect();
+    let actions = bench.step(Input::Polled(page(1, last, vec![scan(0, last, &all)])));
+    assert_eq!(sent(&actions).len(), batch_size);
+    (bench, batch(&actions).unwrap())
+}
+
+#[test]
+fn a_receiver_that_wants_nothing_more_pauses_the_subscription_and_costs_no_attempt() {
+    let gone = Failure::gone("410 Gone");
+    let (mut bench, first) = sending(3, 3, SinkFeatures::default());
+    let actions = bench.answer(first, &gone, 3);
+    assert_eq!(pauses(&actions), ["410 Gone"], "asked for once a batch");
+    assert_eq!(bench.breaker().as_deref(), Some("410 Gone"));
+    let (waited, again, positions) = bench.until_sent();
+    assert!(waited >= BREAKER_BASE - Duration::from_millis(100), "probed after {waited:?}");
+    assert_eq!(positions, [1], "one event, if pausing failed");
+    let actions = bench.answer(again, &gone, 1);
+    assert_eq!(pauses(&actions), ["410 Gone"], "and asked for again");
+
+    let paused = SubscriptionView { paused: true, ..view() };
+    bench.step(Input::Observed(fleet(paused, Some(ME), 1)));
+    for _ in 0..100 {
+        let actions = bench.step(Input::Tick);
+        assert_eq!((sent(&actions), pauses(&actions)), (vec![], vec![]), "it is paused");
+        let settled = actions.iter().any(|action| matches!(action, Action::Settle(_)));
+        assert!(!settled, "nothing is to be written down: {actions:?}");
+    }
+    let actions = bench.step(Input::Observed(fleet(view(), Some(ME), 1)));
+    assert!(actions.iter().any(|action| matches!(action, Action::Load(_))), "resumed: {actions:?}");
+    bench.step(Input::Loaded(vec![Some(LaneState::default())]));
+    bench.go_on(Input::Polled(page(1, 3, vec![scan(0, 3, &[1, 2, 3])])));
+    let (_, probe, positions) = bench.until_sent();
+    assert_eq!(positions, [1]);
+    bench.go_on(Input::Delivered { batch: probe, outcomes: vec![Outcome::Delivered] });
+    assert_eq!(bench.until_sent().2, [2, 3]);
+}
+
+#[test]
+fn a_receiver_that_refuses_several_keys_in_a_row_is_left_alone_and_tried_with_another() {
+    let refused = Failure::permanent("422");
+    let one_receiver = SinkFeatures { one_receiver: true, ..SinkFeatures::default() };
+    let (mut bench, first) = sending(20, BREAKER_KEYS_MAX, one_receiver);
+    bench.answer(first, &refused, BREAKER_KEYS_MAX);
+    assert!(bench.at_sink.is_empty());
+    assert_eq!(bench.breaker().as_deref(), Some("5 different keys failed in a row; the last: 422"));
+    assert_eq!(bench.engine.take_figures().dead["s"], 5, "what it refused is its word about those events");
+    let (first_wait, probe, positions) = bench.until_sent();
+    assert_eq!(positions, [6]);
+    bench.answer(probe, &refused, 1);
+    let (second_wait, probe, positions) = bench.until_sent();
+    assert_eq!(positions, [7]);
+    assert!(second_wait > first_wait, "{first_wait:?}, then {second_wait:?}");
+    bench.go_on(Input::Delivered { batch: probe, outcomes: vec![Outcome::Delivered] });
+    assert_eq!((bench.until_sent().2, bench.breaker()), (vec![8, 9, 10, 11, 12], None), "all is well again");
+
+    let (mut bench, first) = sending(20, BREAKER_KEYS_MAX, SinkFeatures::default());
+    bench.answer(first, &refused, BREAKER_KEYS_MAX);
+    assert_eq!((bench.at_sink.len(), bench.breaker()), (1, None), "several receivers");
+}
+
+#[test]
+fn where_only_poison_is_left_it_is_retried_one_by_one_and_nobody_is_said_to_be_down() {
+    let refused = Failure::event("422");
+    let one_receiver = SinkFeatures { one_receiver: true, ..SinkFeatures::default() };
+    let (mut bench, first) = sending(5, BREAKER_KEYS_MAX, one_receiver);
+    bench.answer(first, &refused, BREAKER_KEYS_MAX);
+    let mut retried: Vec<Position> = Vec::new();
+    for round in 0..10 {
+        let (_, probe, positions) = bench.until_sent();
+        assert_eq!(positions.len(), 1, "round {round}: {positions:?}");
+        retried.extend(positions);
+        // New events are there before the last answer.
+        if round == 9 {
+            bench.go_on(Input::Rang);
+            bench.go_on(Input::Polled(page(1, 7, vec![scan(5, 7, &[6, 7])])));
+        }
+        bench.answer(probe, &refused, 1);
+        assert_eq!(bench.breaker(), None, "round {round}: it answers");
+    }
+    retried.sort_unstable();
+    retried.dedup();
+    assert_eq!(retried, [1, 2, 3, 4, 5], "each has its turn");
+    let (_, probe, positions) = bench.until_sent();
+    assert_eq!(positions, [6], "what it has not seen yet goes before retries, alone");
+    bench.answer(probe, &refused, 1);
+    assert_eq!(bench.breaker().as_deref(), Some("5 different keys failed in a row; the last: 422"));
 }

@@ -1,4 +1,5 @@
-//! The store suite on the log in memory, and on every broken variant of it; the PostgreSQL servers and the proxy.
+//! The store suite on the log in memory, and on every broken variant of it; the sink suites on a receiver in
+//! memory, and on every broken variant of its sink; the PostgreSQL servers and the proxy.
 #![allow(clippy::unwrap_used, reason = "a test may panic, in its helpers too")]
 mod engine;
 mod memory;
@@ -7,4 +8,5 @@ mod proxy;
 mod queue_engine;
 mod relay;
 mod simulation;
+mod sinks;
 mod suite;

@@ -14,7 +14,8 @@ use uuid::Uuid;
 const ME: InstanceId = InstanceId(7);
 const OTHER: InstanceId = InstanceId(8);
 const ID: SubscriptionId = SubscriptionId(1);
-const HANDLER: SinkFeatures = SinkFeatures { ordered_batch: true, one_by_one: true, settles: false };
+const HANDLER: SinkFeatures =
+    SinkFeatures { ordered_batch: true, one_by_one: true, settles: false, one_receiver: false };
 
 /// An engine with one queue of one lane. Every call is answered by hand.
 struct Bench {
@@ -56,7 +57,8 @@ fn subscription_view() -> SubscriptionView {
 
 impl Bench {
     fn new(sink: SinkFeatures, workers: usize) -> Self {
-        let joined = Joined { instance: ME, log_id: Uuid::nil(), subscriptions: vec![subscription_view()] };
+        let joined =
+            Joined { instance: ME, log_id: Uuid::nil(), incarnation: 1, subscriptions: vec![subscription_view()] };
         let features = StoreFeatures { lock_proves_life: true, settle_interval: Duration::ZERO };
         let queue = Subscription { mode: Mode::Queue, lanes: 1, workers, ..Subscription::new("q") };
         let engine = Engine::new(EngineConfig::default(), &joined, features, vec![(queue, sink)]);
@@ -372,7 +374,7 @@ fn a_drain_gives_back_what_is_not_at_work_and_waits_for_the_rest() {
 
 #[test]
 fn a_handler_that_settles_by_itself_sees_rows_only_and_its_claims_are_not_ended() {
-    let mut bench = Bench::empty(SinkFeatures { ordered_batch: false, one_by_one: true, settles: true }, 1);
+    let mut bench = Bench::empty(SinkFeatures { one_by_one: true, settles: true, ..SinkFeatures::default() }, 1);
     bench.read(&[event(1, "a")]);
     assert_eq!(bench.sent(), None);
     assert_eq!(rows(&bench.settle().unwrap().0), [(1, State::Pending, false)]);

@@ -3,7 +3,10 @@ use std::time::Duration;
 
 use pillarbox::engine::EngineConfig;
 use pillarbox::testing::Capture;
-use pillarbox::{Batch, BoxFuture, ErrorKind, NewEvent, Outcome, Relay, RelayConfig, Sink, SinkFeatures, Subscription};
+use pillarbox::{
+    Batch, BoxFuture, Change, ErrorKind, Failure, NewEvent, Outcome, PausedBy, Relay, RelayConfig, Sink, SinkFeatures,
+    Subscription,
+};
 use pillarbox_testkit::{MemoryLog, MemoryOptions, MemoryStore};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -209,4 +212,52 @@ async fn where_a_lock_proves_life_a_call_may_take_as_long_as_it_likes() {
     log.thaw(relay.instance());
     relay.until_idle().await.unwrap();
     assert_eq!(*gate.calls.borrow(), (1, 0));
+}
+
+/// A sink that wants nothing more until it is mended.
+#[derive(Clone)]
+struct Gone {
+    capture: Capture,
+    mended: Arc<watch::Sender<bool>>,
+}
+
+impl Sink for Gone {
+    fn features(&self) -> SinkFeatures {
+        SinkFeatures { ordered_batch: true, one_receiver: true, ..SinkFeatures::default() }
+    }
+
+    fn deliver(&self, batch: Batch) -> BoxFuture<'_, Vec<Outcome>> {
+        Box::pin(async move {
+            if *self.mended.borrow() {
+                return self.capture.deliver(batch).await;
+            }
+            batch.events.iter().map(|_| Outcome::Failed(Failure::gone("410 Gone"))).collect()
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_receiver_that_wants_nothing_more_pauses_the_subscription_until_somebody_resumes_it() {
+    let (log, mended) = (log(), Arc::new(watch::channel(false).0));
+    let sink = Gone { capture: Capture::new(), mended: mended.clone() };
+    let relay = start(&log, sink.clone()).await;
+    publish(&log, 0..3);
+    relay.until_idle().await.unwrap();
+    let status = log.status().subscriptions.remove(0);
+    let paused = (status.paused, status.paused_by, status.paused_reason.as_deref());
+    assert_eq!(paused, (true, Some(PausedBy::Receiver), Some("410 Gone")));
+    assert_eq!((status.pending, status.retrying, status.dead), (3, 0, 0), "no attempt is counted");
+
+    mended.send_replace(true);
+    publish(&log, 3..4);
+    for _ in 0..100 {
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    assert!(sink.capture.events().is_empty(), "it does not go on by itself");
+    log.change(&Change::Resume("s".into()), false).unwrap();
+    sink.capture.wait_for(4).await;
+    relay.until_idle().await.unwrap();
+    assert_eq!(positions(&sink.capture), [1, 2, 3, 4]);
+    let status = log.status().subscriptions.remove(0);
+    assert_eq!((status.paused, status.paused_by, status.paused_reason), (false, None, None));
 }

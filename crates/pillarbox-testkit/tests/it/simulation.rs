@@ -45,6 +45,9 @@ fn the_simulation_does_what_it_says() {
     assert!(sum(|run| run.claims) > 5_000, "rows of the queue are claimed");
     assert!(sum(|run| run.recovered) > 200, "some are taken from their owner");
     assert!(sum(|run| run.refused) > 100, "and end too late");
+    assert!(sum(|run| run.paused) > 10, "receivers want nothing more");
+    let unwell = sum(|run| run.unwell);
+    assert!(unwell > 20, "or refuse several keys in a row: {unwell}");
     assert!(runs.iter().step_by(10).all(|run| run.duplicates == 0), "nothing comes twice in calm runs");
 }
 

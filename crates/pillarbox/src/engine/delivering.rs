@@ -155,17 +155,30 @@ impl Engine {
         let sub = &mut self.subscribers[index];
         let position = item.event.position;
         *self.figures.failed.entry((sub.name.clone(), failure.kind)).or_default() += 1;
+        if failure.pause {
+            sub.breaker.failure(now, &failure.message, failure.retry_after);
+            self.pause(index, &failure.message);
+            return Charge::Sink;
+        }
         let charge = match failure.fault {
             Fault::Event => {
-                sub.breaker.answered();
+                sub.breaker.refused(now, item.key_id(), item.attempts == 0, &failure.message);
                 Charge::Event
             }
             Fault::Sink | Fault::Unclear => sub.breaker.suspect(now, position, failure),
         };
         if charge == Charge::Event {
-            sub.flood_guard.note(item.key.map_or(position as u64, |key| key.0), true);
+            sub.flood_guard.note(item.key_id(), true);
         }
         charge
+    }
+
+    /// The receiver wants nothing more. If pausing fails, the next probe asks for it again.
+    fn pause(&mut self, index: usize, reason: &str) {
+        let asked = |action: &Action| matches!(action, Action::Pause { subscription, .. } if *subscription == index);
+        if !self.actions.iter().any(asked) {
+            self.actions.push(Action::Pause { subscription: index, reason: reason.to_owned() });
+        }
     }
 
     /// What the failure of an event's `attempts`-th attempt makes of it.
@@ -236,7 +249,9 @@ impl Engine {
                 Permit::Nothing => return,
                 Permit::All => sub.dispatcher.cut(|position| breaker.suspects(position)),
                 Permit::Probe => {
-                    let batch = sub.dispatcher.cut_probe(|position| breaker.suspects(position));
+                    let unfitness =
+                        |item: &Item| breaker.unfitness(item.event.position, item.key_id(), item.attempts == 0);
+                    let batch = sub.dispatcher.cut_probe(unfitness);
                     if batch.is_some() {
                         sub.breaker.probing();
                     }
@@ -249,6 +264,7 @@ impl Engine {
             let attempt = |item: &Item| Attempt {
                 event: item.event.clone(),
                 number: item.attempts + 1,
+                lane: item.claim.is_none().then_some(item.lane),
                 epoch: item.epoch,
                 claim: item.claim,
             };

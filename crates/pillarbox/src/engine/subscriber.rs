@@ -53,7 +53,7 @@ impl Subscriber {
             paused: view.paused,
             lanes: (0..view.lanes).map(|_| None).collect(),
             dispatcher: Dispatcher::new(spec.workers, spec.batch_size, sink.ordered_batch, sink.one_by_one),
-            breaker: Breaker::default(),
+            breaker: Breaker::new(sink.one_receiver),
             flood_guard: FloodGuard::default(),
             window: 0,
             bytes: 0,
@@ -193,7 +193,7 @@ impl Subscriber {
 
     pub(super) fn succeed(&mut self, item: &Item) {
         self.breaker.success(item.event.position);
-        self.flood_guard.note(item.key.map_or(item.event.position as u64, |key| key.0), false);
+        self.flood_guard.note(item.key_id(), false);
         let Some(lane) = self.lane_at(item.lane, item.epoch) else { return };
         if item.parked {
             lane.done_unwritten += 1;

@@ -11,8 +11,8 @@ use super::{Command, End, Face, Target};
 use crate::engine::{Action, Call, Engine, EngineConfig, Figures, Input};
 use crate::handler::Patience;
 use crate::{
-    Advice, Attempt, Batch, BatchId, ClaimPlace, Error, Failpoint, Hello, Joined, Mode, Now, Operator, PrunePolicy,
-    Result, Store, Subscription, SubscriptionId, Timestamp, metric,
+    Advice, Attempt, Batch, BatchId, Change, ClaimPlace, Error, Failpoint, Hello, Joined, Mode, Now, Operator, Origin,
+    PausedBy, PrunePolicy, Result, Store, Subscription, SubscriptionView, Timestamp, metric,
 };
 
 /// How long a stop waits for the database to be told.
@@ -40,7 +40,8 @@ pub(super) struct Shell<S> {
 /// One life as an instance. Nothing of it reaches the next one: not the engine, no call, no answer.
 struct Life {
     engine: Engine,
-    subscriptions: Vec<SubscriptionId>,
+    /// Of the subscriptions.
+    origins: Vec<Origin>,
     began: Instant,
     inputs: mpsc::UnboundedReceiver<Answer>,
     answers: mpsc::UnboundedSender<Answer>,
@@ -74,7 +75,7 @@ impl Life {
         let (answers, inputs) = mpsc::unbounded_channel();
         Life {
             engine: Engine::new(config.clone(), joined, store.features(), features),
-            subscriptions: joined.subscriptions.iter().map(|view| view.id).collect(),
+            origins: origins(joined),
             began: Instant::now(),
             inputs,
             answers,
@@ -91,6 +92,12 @@ impl Life {
         self.deliveries.shutdown().await;
         self.calls.shutdown().await;
     }
+}
+
+fn origins(joined: &Joined) -> Vec<Origin> {
+    let Joined { log_id, incarnation, .. } = *joined;
+    let origin = |view: &SubscriptionView| Origin { log_id, incarnation, subscription: view.id };
+    joined.subscriptions.iter().map(origin).collect()
 }
 
 impl<S: Store + Operator> Shell<S> {
@@ -311,6 +318,10 @@ impl<S: Store + Operator> Shell<S> {
                 Ok(Input::Recovered(recovered))
             }),
             Action::Deliver { batch, events } => self.deliver(batch, events),
+            Action::Pause { subscription, reason } => {
+                let pause = pause(store, self.names[subscription].clone(), reason, self.life.answers.clone());
+                self.life.calls.spawn(pause);
+            }
             // Each answers for itself once it is over.
             Action::Abort => self.life.deliveries.abort_all(),
             Action::Leave => {
@@ -341,14 +352,16 @@ impl<S: Store + Operator> Shell<S> {
             (Mode::Queue, Some(pulse)) => Patience::Pulse(pulse),
             (Mode::Queue, None) => Patience::Endless,
         };
-        let place =
-            ClaimPlace { subscription: self.life.subscriptions[batch.0], instance: self.life.engine.instance() };
+        let origin = self.life.origins[batch.0];
+        let place = ClaimPlace { subscription: origin.subscription, instance: self.life.engine.instance() };
         let lease = Lease { started: self.started, good_until: self.life.good_until.clone() };
         let running = Running::new(batch, self.life.answers.clone());
         self.life.deliveries.spawn(async move {
             Failpoint::Deliver.hit();
             let outcomes = match target {
-                Target::Sink(sink) => deliver_to_sink(&*sink, Batch { subscription: name, events }, timeout).await,
+                Target::Sink(sink) => {
+                    deliver_to_sink(&*sink, Batch { subscription: name, origin, events }, timeout).await
+                }
                 Target::Handler(handler) => handle_one_by_one(&*handler, events, patience, &lease, &running).await,
                 Target::Transact(handler) => handler.transact(place, events, timeout).await,
             };
@@ -410,6 +423,31 @@ impl<S: Store + Operator> Shell<S> {
     async fn leave(&self) {
         let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.store.leave()).await;
     }
+}
+
+/// Pauses a subscription whose receiver wants nothing more.
+async fn pause<S: Operator>(
+    store: Arc<S>,
+    subscription: Arc<str>,
+    reason: String,
+    answers: mpsc::UnboundedSender<Answer>,
+) {
+    let by = PausedBy::Receiver;
+    let change = Change::Pause { subscription: subscription.to_string(), by, reason: Some(reason.clone()) };
+    match store.change(&change, false).await {
+        Ok(changed) if changed.count > 0 => {
+            tracing::warn!(%subscription, reason, "the receiver wants nothing more; paused until somebody resumes it");
+        }
+        // Somebody was faster.
+        Ok(_) => {}
+        Err(error) => {
+            let source = cause(&error);
+            tracing::warn!(%subscription, reason, %error, source, "the receiver wants nothing more, and pausing failed; trying on");
+            return;
+        }
+    }
+    // The shell may have ended meanwhile.
+    let _ = answers.send(Answer::Input(Input::Rang));
 }
 
 /// What an error that no call can be repeated after is the end of: of the instance (an error), or of the relay.

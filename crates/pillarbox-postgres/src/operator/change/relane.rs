@@ -44,7 +44,7 @@ pub(super) async fn relane(tx: &Transaction<'_>, world: &World, row: &Subscripti
 
 fn refuse_unquiet(world: &World, row: &SubscriptionRow) -> Db<()> {
     let refuse = |why: &str| Err(invalid(format!("the lanes of '{}' cannot be changed now: {why}", row.name)));
-    if !row.paused {
+    if row.pause.is_none() {
         return refuse("it is running; pause it first");
     }
     if row.lanes.iter().any(|lane| lane.cursor.floor != row.floor() || !lane.cursor.settled.is_empty()) {
