@@ -3,10 +3,13 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use pillarbox::{Attempt, Batch, Event, Headers, Outcome, Payload, Sink, Timestamp};
+use pillarbox::{Attempt, Batch, Event, Headers, Origin, Outcome, Payload, Sink, SubscriptionId, Timestamp};
 use pillarbox_sinks::{FileSink, Stdout};
+use uuid::Uuid;
 
 const SOURCE: &str = "urn:pillarbox:example";
+
+const ORIGIN: Origin = Origin { log_id: Uuid::nil(), incarnation: 1, subscription: SubscriptionId(1) };
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -17,7 +20,7 @@ async fn main() -> ExitCode {
     };
     for first in (1..=count).step_by(100) {
         let batch = (first..=count.min(first + 99)).map(attempt).collect();
-        let outcomes = sink.deliver(Batch { subscription: "example".into(), events: batch }).await;
+        let outcomes = sink.deliver(Batch { subscription: "example".into(), origin: ORIGIN, events: batch }).await;
         let failure = outcomes.iter().find_map(|outcome| match outcome {
             Outcome::Failed(failure) => Some(failure),
             _ => None,
@@ -48,5 +51,5 @@ fn attempt(position: i64) -> Attempt {
         deliver_at: None,
         created_at: Timestamp(0),
     };
-    Attempt { event: Arc::new(event), number: 1, epoch: 1, claim: None }
+    Attempt { event: Arc::new(event), number: 1, lane: Some(0), epoch: 1, claim: None }
 }

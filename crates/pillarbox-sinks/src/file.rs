@@ -60,6 +60,16 @@ impl Sink for FileSink {
             deliver_whole(&batch, move |cancelled| target.append(&lines, cancelled)).await
         })
     }
+
+    /// Looks without making the file.
+    fn check(&self) -> BoxFuture<'_, Result<(), Failure>> {
+        let target = self.target.clone();
+        Box::pin(async move {
+            // A directory on a network may take long to answer.
+            let looked = tokio::task::spawn_blocking(move || target.check()).await;
+            looked.unwrap_or_else(|error| Err(Failure::sink(format!("could not look at the file: {error}"))))
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -101,7 +111,30 @@ impl Target {
     }
 
     fn open(&self) -> Result<File, Failure> {
-        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let is_there = self.is_there()?;
+        let file = OpenOptions::new().read(true).append(true).create(true).open(&self.path);
+        let file = file.map_err(|error| self.failure("open", &error))?;
+        if !is_there && self.fsync {
+            sync_directory(self.parent()).map_err(|error| self.failure("create", &error))?;
+        }
+        Ok(file)
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        if self.is_there()? {
+            let file = OpenOptions::new().read(true).append(true).open(&self.path);
+            file.map_err(|error| self.failure("open", &error))?;
+        }
+        Ok(())
+    }
+
+    fn parent(&self) -> &Path {
+        self.path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    }
+
+    /// Whether the file is there; fails where none can be.
+    fn is_there(&self) -> Result<bool, Failure> {
+        let parent = self.parent();
         if !parent.is_dir() {
             let message = format!(
                 "'{}' cannot be written: the directory '{}' does not exist; create it, or change the sink's path",
@@ -115,12 +148,7 @@ impl Target {
             let message = format!("'{}' is not a regular file; use kind = \"stdout\" for a pipe", self.path.display());
             return Err(Failure { kind: "file", ..Failure::sink(message) });
         }
-        let file = OpenOptions::new().read(true).append(true).create(true).open(&self.path);
-        let file = file.map_err(|error| self.failure("open", &error))?;
-        if found.is_err() && self.fsync {
-            sync_directory(parent).map_err(|error| self.failure("create", &error))?;
-        }
-        Ok(file)
+        Ok(found.is_ok())
     }
 
     /// Waits for the lock, but not for ever: a frozen process may hold it.

@@ -3,6 +3,7 @@
 //! code with the engine.
 mod auditor;
 mod broken;
+pub mod http_receiver;
 mod loopback;
 mod memory_fixture;
 mod memory_lane;
@@ -10,12 +11,15 @@ mod memory_log;
 mod memory_operator;
 mod memory_poll;
 mod memory_queue;
+mod memory_receiver;
 mod memory_store;
 pub mod order;
 pub mod postgres;
 /// A TCP proxy that fails on demand.
 pub mod proxy;
+pub mod redis;
 mod simulation;
+pub mod sink_chaos;
 /// The conformance suite of the [`Sink`](pillarbox::Sink) seam.
 pub mod sink_suite;
 /// The conformance suite of the [`Store`](pillarbox::Store) seam.
@@ -23,8 +27,10 @@ pub mod store_suite;
 
 pub use auditor::{Committed, UnreadableLine, Verdict};
 pub use broken::Broken;
+pub use http_receiver::{HttpAnswer, HttpReceiver, HttpRequest};
 pub use memory_fixture::MemoryFixture;
 pub use memory_log::{MemoryLog, MemoryOptions, Tx};
 pub use memory_poll::PollSteps;
+pub use memory_receiver::{BrokenSink, MemoryReceiver};
 pub use memory_store::MemoryStore;
 pub use simulation::{BrokenShell, Plan, Run, simulate};

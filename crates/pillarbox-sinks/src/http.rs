@@ -1,0 +1,439 @@
+mod address;
+mod answer;
+mod course;
+mod header;
+mod message;
+mod signature;
+mod target;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{self, StreamExt};
+use pillarbox::{
+    Attempt, Batch, BoxFuture, CloudEvents, Error, ErrorKind, Failure, Fault, Outcome, Result, Sink, SinkFeatures,
+};
+use reqwest::{Certificate, Client, Method, Response, StatusCode, Url, redirect, retry};
+
+use crate::{Secret, Template};
+use address::PublicOnly;
+use answer::{judge, no_answer};
+use course::Course;
+use message::{Message, Writer};
+use signature::Signer;
+use target::{Target, shown};
+
+/// The most requests that one batch may have under way.
+const CONCURRENCY_MAX: usize = 1024;
+
+/// How long the rest of an answer is waited for. What the answer means is known by then; only the connection is at stake.
+const DRAIN_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// How long an idle connection is kept: less than the 5 s after which common servers close theirs.
+const IDLE_MAX: Duration = Duration::from_secs(4);
+
+/// How [`HttpSink`] sends.
+#[derive(Clone)]
+pub struct HttpConfig {
+    /// Where to. Places are allowed after the host only, and what fills them is escaped.
+    pub url: Template,
+    /// Secrets of Standard Webhooks (`whsec_…`); each makes one signature, so that a receiver can change from one to the next.
+    /// None: nothing is signed.
+    pub secrets: Vec<Secret>,
+    /// Headers of every request, for example `Authorization`. Their values are never shown.
+    pub headers: Vec<(String, Secret)>,
+    /// How an event is written. Default: structured.
+    pub mode: HttpMode,
+    /// How long one request may take, with its answer. Default: 30 s.
+    pub timeout: Duration,
+    /// How long connecting may take. Default: 10 s.
+    pub connect_timeout: Duration,
+    /// Requests under way at once for one batch, 1 to 1,024; a batched sink has one. Default: 16.
+    pub concurrency: usize,
+    /// What of an answer is read, at most, in bytes; only so that its connection can be used again. Default: 64 KiB.
+    pub response_bytes_max: usize,
+    /// Refuses to connect to addresses that are not public, for URLs that users of an application enter. Default: off.
+    pub block_private_addresses: bool,
+    /// A file of certificates (PEM) that are trusted beside the system's.
+    pub ca_file: Option<PathBuf>,
+}
+
+/// How an event is written into a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HttpMode {
+    /// One request an event, with all of it as JSON in the body: a signature covers everything.
+    #[default]
+    Structured,
+    /// One request an event, with the payload as the body and the attributes as `ce-` headers.
+    Binary,
+    /// One request a batch, with a JSON array of events.
+    Batched,
+}
+
+impl HttpConfig {
+    /// Unsigned structured events to this URL.
+    pub fn new(url: Template) -> Self {
+        HttpConfig {
+            url,
+            secrets: Vec::new(),
+            headers: Vec::new(),
+            mode: HttpMode::default(),
+            timeout: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(10),
+            concurrency: 16,
+            response_bytes_max: 64 * 1024,
+            block_private_addresses: false,
+            ca_file: None,
+        }
+    }
+
+    fn validate(&self) -> Result<()> {
+        let invalid = |message: String| Err(Error::new(ErrorKind::Invalid, message));
+        if !(1..=CONCURRENCY_MAX).contains(&self.concurrency) {
+            let concurrency = self.concurrency;
+            return invalid(format!("concurrency = {concurrency} of an http sink is outside 1 to {CONCURRENCY_MAX}"));
+        }
+        if self.timeout.is_zero() || self.connect_timeout.is_zero() {
+            return invalid("timeout and connect_timeout of an http sink are more than 0".into());
+        }
+        if self.mode == HttpMode::Batched && !self.url.is_constant() {
+            return invalid(
+                "mode = \"batched\" of an http sink needs a url without places: one request has many events".into(),
+            );
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for HttpConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpConfig")
+            .field("url", &shown(&self.url))
+            .field("secrets", &self.secrets)
+            .field("headers", &self.headers)
+            .field("mode", &self.mode)
+            .field("timeout", &self.timeout)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("concurrency", &self.concurrency)
+            .field("response_bytes_max", &self.response_bytes_max)
+            .field("block_private_addresses", &self.block_private_addresses)
+            .field("ca_file", &self.ca_file)
+            .finish()
+    }
+}
+
+/// Posts CloudEvents to an HTTP endpoint, signed as Standard Webhooks.
+///
+/// `Delivered` means that the receiver answered with a status from 200 to 299. The events of a key are sent one after the
+/// other, different keys at once. Redirects are not followed and proxies of the environment are not used. A receiver that
+/// answered and whose answer was lost gets the event again, with the same `webhook-id`.
+pub struct HttpSink {
+    client: Client,
+    target: Target,
+    writer: Writer,
+    mode: HttpMode,
+    timeout: Duration,
+    concurrency: usize,
+    response_bytes_max: usize,
+}
+
+impl HttpSink {
+    /// A sink whose events are of this `source`, a URI like `urn:pillarbox:<log_id>`. Nothing is connected to yet.
+    pub fn new(config: HttpConfig, source: impl Into<String>) -> Result<Self> {
+        config.validate()?;
+        let writer = Writer {
+            format: CloudEvents::new(source),
+            configured: header::configured(&config.headers)?,
+            signer: Signer::new(&config.secrets)?,
+        };
+        Ok(HttpSink {
+            client: client(&config)?,
+            target: Target::new(config.url, config.block_private_addresses)?,
+            writer,
+            mode: config.mode,
+            timeout: config.timeout,
+            concurrency: config.concurrency,
+            response_bytes_max: config.response_bytes_max,
+        })
+    }
+
+    /// Each event in a request of its own: keys at once, the events of a key in order until one fails.
+    async fn deliver_singly(&self, batch: &Batch) -> Vec<Outcome> {
+        let course = &Course::new(Instant::now());
+        let keys = stream::iter(by_key(&batch.events));
+        let mut tried = keys.map(|key| self.deliver_key(batch, key, course)).buffer_unordered(self.concurrency);
+        let mut outcomes = vec![Outcome::NotTried; batch.events.len()];
+        while let Some(key) = tried.next().await {
+            key.into_iter().for_each(|(index, outcome)| outcomes[index] = outcome);
+        }
+        outcomes
+    }
+
+    async fn deliver_key(&self, batch: &Batch, key: Vec<usize>, course: &Course) -> Vec<(usize, Outcome)> {
+        let mut outcomes = Vec::with_capacity(key.len());
+        for index in key {
+            if !course.goes_on(Instant::now()) {
+                break;
+            }
+            let result = self.deliver_one(&batch.subscription, &batch.events[index]).await;
+            course.learn(&result);
+            match result {
+                Ok(()) => outcomes.push((index, Outcome::Delivered)),
+                Err(failure) => {
+                    outcomes.push((index, Outcome::Failed(failure)));
+                    break;
+                }
+            }
+        }
+        outcomes
+    }
+
+    async fn deliver_one(&self, subscription: &str, attempt: &Attempt) -> std::result::Result<(), Failure> {
+        let url = self.target.url(&attempt.event)?;
+        let message = match self.mode {
+            HttpMode::Binary => self.writer.binary(subscription, attempt)?,
+            _ => self.writer.structured(subscription, attempt),
+        };
+        self.post(url, message).await
+    }
+
+    /// Many events in one request. When it is refused for what is in it, its halves go one after the other, until the event
+    /// is found that the receiver does not want.
+    async fn deliver_batched(&self, batch: &Batch) -> Vec<Outcome> {
+        let course = Course::new(Instant::now());
+        let mut outcomes = vec![Outcome::NotTried; batch.events.len()];
+        let mut stopped: HashSet<&str> = HashSet::new();
+        let mut parts = VecDeque::from([(0..batch.events.len()).collect::<Vec<usize>>()]);
+        while let Some(mut part) = parts.pop_front().filter(|_| course.goes_on(Instant::now())) {
+            part.retain(|index| key_of(batch, *index).is_none_or(|key| !stopped.contains(key)));
+            if part.is_empty() {
+                continue;
+            }
+            let events: Vec<&Attempt> = part.iter().map(|index| &batch.events[*index]).collect();
+            let (message, count) = self.writer.batched(&batch.subscription, &events);
+            if count < part.len() {
+                parts.push_front(part.split_off(count));
+            }
+            let result = self.post(self.target.base().clone(), message).await;
+            course.learn(&result);
+            match result {
+                Ok(()) => part.iter().for_each(|index| outcomes[*index] = Outcome::Delivered),
+                Err(failure) if failure.fault == Fault::Event && part.len() > 1 => {
+                    parts.push_front(part.split_off(part.len() / 2));
+                    parts.push_front(part);
+                }
+                Err(failure) => fail_first_of_keys(batch, &part, &failure, &mut stopped, &mut outcomes),
+            }
+        }
+        outcomes
+    }
+
+    async fn post(&self, url: Url, message: Message) -> std::result::Result<(), Failure> {
+        let Message { headers, body } = message;
+        let request = self.client.post(url.clone()).headers(headers).body(body);
+        let response = request.send().await.map_err(|error| self.no_answer(error))?;
+        let judged = judge(&url, response.status(), response.headers());
+        self.drain(response).await;
+        judged
+    }
+
+    /// Reads what is left of an answer, so that the connection can be used again; one that is too long or too slow is cut.
+    async fn drain(&self, mut response: Response) {
+        if response.content_length().is_some_and(|length| length > self.response_bytes_max as u64) {
+            return;
+        }
+        let mut left = self.response_bytes_max;
+        let all = async {
+            while let Ok(Some(chunk)) = response.chunk().await {
+                match left.checked_sub(chunk.len()) {
+                    Some(less) => left = less,
+                    None => return,
+                }
+            }
+        };
+        // Whether it came to its end does not matter: the receiver has said what it had to say.
+        let _ = tokio::time::timeout(DRAIN_WAIT_MAX, all).await;
+    }
+
+    fn no_answer(&self, error: reqwest::Error) -> Failure {
+        no_answer(self.target.origin(), self.timeout, error)
+    }
+}
+
+impl Sink for HttpSink {
+    fn features(&self) -> SinkFeatures {
+        SinkFeatures { ordered_batch: true, one_receiver: true, ..SinkFeatures::default() }
+    }
+
+    fn deliver(&self, batch: Batch) -> BoxFuture<'_, Vec<Outcome>> {
+        Box::pin(async move {
+            match self.mode {
+                HttpMode::Structured | HttpMode::Binary => self.deliver_singly(&batch).await,
+                HttpMode::Batched => self.deliver_batched(&batch).await,
+            }
+        })
+    }
+
+    /// Asks with `OPTIONS`, which delivers nothing. A receiver that does not know it is fine; without a fixed path, so is one
+    /// that has nothing there.
+    fn check(&self) -> BoxFuture<'_, std::result::Result<(), Failure>> {
+        Box::pin(async move {
+            let url = self.target.base();
+            let request = self.client.request(Method::OPTIONS, url.clone()).headers(self.writer.configured.clone());
+            let response = request.send().await.map_err(|error| self.no_answer(error))?;
+            let (status, judged) = (response.status(), judge(url, response.status(), response.headers()));
+            self.drain(response).await;
+            let fine = match status {
+                StatusCode::NOT_IMPLEMENTED => true,
+                StatusCode::NOT_FOUND => !self.target.is_constant(),
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::GONE => false,
+                status => !status.is_server_error(),
+            };
+            if fine { Ok(()) } else { judged }
+        })
+    }
+}
+
+impl fmt::Debug for HttpSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpSink")
+            .field("origin", &self.target.origin())
+            .field("mode", &self.mode)
+            .finish_non_exhaustive()
+    }
+}
+
+fn client(config: &HttpConfig) -> Result<Client> {
+    let mut builder = Client::builder()
+        .user_agent(concat!("pillarbox/", env!("CARGO_PKG_VERSION")))
+        .timeout(config.timeout)
+        .connect_timeout(config.connect_timeout.min(config.timeout))
+        .pool_idle_timeout(IDLE_MAX)
+        .redirect(redirect::Policy::none())
+        .retry(retry::never())
+        .no_proxy()
+        .http1_only();
+    if config.block_private_addresses {
+        builder = builder.dns_resolver(PublicOnly::new());
+    }
+    let extra = config.ca_file.as_deref().map(certificates).transpose()?.unwrap_or_default();
+    builder = if is_https(config) {
+        builder.tls_certs_merge(extra)
+    } else {
+        // The system's certificates are not needed, and may be missing.
+        builder.tls_certs_only(extra)
+    };
+    builder.build().map_err(|error| {
+        let message =
+            "an http sink cannot be set up; are certificates installed? (`apt-get install -y ca-certificates`)";
+        Error::with_source(ErrorKind::Invalid, message, error)
+    })
+}
+
+fn is_https(config: &HttpConfig) -> bool {
+    Url::parse(config.url.literal_start()).is_ok_and(|url| url.scheme() == "https")
+}
+
+fn certificates(path: &Path) -> Result<Vec<Certificate>> {
+    let invalid = |why: &str| format!("ca_file '{}' of an http sink {why}", path.display());
+    let text = std::fs::read(path)
+        .map_err(|error| Error::with_source(ErrorKind::Invalid, invalid("cannot be read"), error))?;
+    let certificates = Certificate::from_pem_bundle(&text).map_err(|error| {
+        Error::with_source(ErrorKind::Invalid, invalid("is not a file of certificates (PEM)"), error)
+    })?;
+    if certificates.is_empty() {
+        return Err(Error::new(ErrorKind::Invalid, invalid("holds no certificate (PEM)")));
+    }
+    Ok(certificates)
+}
+
+fn key_of(batch: &Batch, index: usize) -> Option<&str> {
+    batch.events[index].event.key.as_deref()
+}
+
+/// The places of the events of each key in the batch, in order; an event without a key stands alone.
+fn by_key(events: &[Attempt]) -> Vec<Vec<usize>> {
+    let mut places: HashMap<&str, usize> = HashMap::new();
+    let mut keys: Vec<Vec<usize>> = Vec::new();
+    for (index, attempt) in events.iter().enumerate() {
+        let new = keys.len();
+        let place = attempt.event.key.as_deref().map_or(new, |key| *places.entry(key).or_insert(new));
+        if place == new {
+            keys.push(Vec::new());
+        }
+        keys[place].push(index);
+    }
+    keys
+}
+
+/// The first event of each key failed; those behind it were not tried.
+fn fail_first_of_keys<'a>(
+    batch: &'a Batch,
+    part: &[usize],
+    failure: &Failure,
+    stopped: &mut HashSet<&'a str>,
+    outcomes: &mut [Outcome],
+) {
+    for index in part {
+        if key_of(batch, *index).is_none_or(|key| stopped.insert(key)) {
+            outcomes[*index] = Outcome::Failed(failure.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pillarbox::Payload;
+    use pillarbox_testkit::sink_suite::{batch_of, sink_event};
+
+    use super::*;
+
+    fn config(url: &str) -> HttpConfig {
+        HttpConfig::new(url.parse().unwrap())
+    }
+
+    fn check_invalid(config: HttpConfig, why: &str) {
+        let error = HttpSink::new(config, "urn:x").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains(why), "{error}");
+    }
+
+    #[test]
+    fn events_are_grouped_by_key_in_order() {
+        let event = |(index, key): (usize, &Option<&str>)| sink_event(index as i64, *key, Payload::None);
+        let keys = [Some("a"), None, Some("b"), Some("a"), None, Some("b")];
+        let batch = batch_of(keys.iter().enumerate().map(event));
+        assert_eq!(by_key(&batch.events), [vec![0, 3], vec![1], vec![2, 5], vec![4]]);
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_before_connecting() {
+        let fine = || config("http://h/");
+        assert!(HttpSink::new(fine(), "urn:x").is_ok());
+        assert!(HttpSink::new(HttpConfig { concurrency: CONCURRENCY_MAX, ..fine() }, "urn:x").is_ok());
+        check_invalid(HttpConfig { concurrency: 0, ..fine() }, "concurrency = 0");
+        check_invalid(HttpConfig { concurrency: CONCURRENCY_MAX + 1, ..fine() }, "outside 1 to");
+        check_invalid(HttpConfig { timeout: Duration::ZERO, ..fine() }, "more than 0");
+        check_invalid(HttpConfig { mode: HttpMode::Batched, ..config("http://h/{key}") }, "without places");
+        check_invalid(HttpConfig { secrets: vec!["x".into()], ..fine() }, "secret 1 of 1");
+        check_invalid(HttpConfig { headers: vec![("a b".into(), "x".into())], ..fine() }, "not a name");
+        check_invalid(HttpConfig { ca_file: Some("/does/not/exist".into()), ..fine() }, "'/does/not/exist'");
+        check_invalid(HttpConfig { ca_file: Some("/dev/null".into()), ..fine() }, "holds no certificate");
+        check_invalid(HttpConfig { block_private_addresses: true, ..config("http://10.0.0.1/") }, "not public");
+        check_invalid(config("amqp://h/"), "http://");
+    }
+
+    #[test]
+    fn neither_debug_nor_the_path_shows_a_secret() {
+        let config = HttpConfig {
+            secrets: vec!["whsec_Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5".into()],
+            headers: vec![("Authorization".into(), "Bearer canary".into())],
+            ..config("https://h/canary/{key}?token=canary")
+        };
+        let shown = format!("{config:?} {:?}", HttpSink::new(config.clone(), "urn:x").unwrap());
+        assert!(shown.contains("https://h"), "{shown}");
+        assert!(!shown.contains("canary") && !shown.contains("Y2FuYXJ5"), "{shown}");
+    }
+}

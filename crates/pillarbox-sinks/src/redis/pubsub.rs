@@ -1,0 +1,80 @@
+use pillarbox::{Batch, BoxFuture, CloudEvents, Event, Failure, Outcome, Result, Sink, SinkFeatures};
+use redis::{Cmd, Value};
+
+use super::RedisConfig;
+use super::exchange::{Command, deliver};
+use super::refusal::{refusal, strange};
+use super::server::Server;
+use crate::Template;
+
+/// What a message takes beside its payload, roughly; only to reserve room.
+const MESSAGE_BYTES: usize = 400;
+
+/// Publishes to Redis channels: one message an event, a CloudEvents JSON object.
+///
+/// Redis passes a message on to who is subscribed at that moment and forgets it. `Delivered` means that Redis has done so; a subscriber
+/// that is away gets nothing, and nobody tells. See [`require_receivers`](RedisPubSub::require_receivers) for the least of it, and
+/// [`RedisStream`](crate::RedisStream) for a receiver that may be away.
+#[derive(Debug)]
+pub struct RedisPubSub {
+    server: Server,
+    channel: Template,
+    require_receivers: bool,
+    format: CloudEvents,
+}
+
+impl RedisPubSub {
+    /// A sink whose events are of this `source`, a URI like `urn:pillarbox:<log_id>`. Checks the configuration and connects to nothing.
+    pub fn new(config: RedisConfig, channel: Template, source: impl Into<String>) -> Result<Self> {
+        let format = CloudEvents::new(source);
+        Ok(RedisPubSub { server: Server::new(&config)?, channel, require_receivers: false, format })
+    }
+
+    /// Waits while a channel has no subscriber: the event is not delivered, and no attempt is counted. The whole subscription waits with
+    /// it, so this is for a channel that should always have one. Default: off.
+    pub fn require_receivers(mut self, require: bool) -> Self {
+        self.require_receivers = require;
+        self
+    }
+
+    fn publish(&self, event: &Event) -> std::result::Result<Command, Failure> {
+        let channel = self.channel.render(event)?;
+        let mut message = Vec::with_capacity(event.payload.len() + MESSAGE_BYTES);
+        self.format.write(event, &mut message);
+        let mut command = Cmd::with_capacity(3, channel.len() + message.len() + 8);
+        command.arg("PUBLISH").arg(&*channel).arg(&message);
+        Ok(Command { command, longest: message.len() })
+    }
+
+    fn judge(&self, reply: Value) -> Outcome {
+        match reply {
+            Value::Int(0) if self.require_receivers => {
+                let message = format!("nobody is subscribed to '{}'; start a subscriber", self.channel.as_str());
+                Outcome::Failed(Failure { kind: "no_receivers", ..Failure::sink(message) })
+            }
+            Value::Int(_) => Outcome::Delivered,
+            Value::ServerError(error) => Outcome::Failed(refusal(&error, &self.channel)),
+            _ => strange(&self.channel),
+        }
+    }
+}
+
+impl Sink for RedisPubSub {
+    fn features(&self) -> SinkFeatures {
+        SinkFeatures { one_receiver: true, ..SinkFeatures::default() }
+    }
+
+    fn deliver(&self, batch: Batch) -> BoxFuture<'_, Vec<Outcome>> {
+        Box::pin(
+            async move { deliver(&self.server, &batch, |event| self.publish(event), |reply| self.judge(reply)).await },
+        )
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async { self.server.close() })
+    }
+
+    fn check(&self) -> BoxFuture<'_, std::result::Result<(), Failure>> {
+        Box::pin(async { self.server.ping().await })
+    }
+}
