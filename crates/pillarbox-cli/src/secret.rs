@@ -25,6 +25,69 @@ pub(crate) fn masked(text: &str) -> String {
     format!("{scheme}://{user}{address}{query}")
 }
 
+/// The passwords and tokens within a URL, as they are written and as they are meant.
+pub(crate) fn secrets_in(url: &str) -> Vec<String> {
+    let Some((scheme, rest)) = url.split_once("://") else { return Vec::new() };
+    let (user, rest) = rest.rsplit_once('@').map_or(("", rest), |(user, rest)| (user, rest));
+    let login = match user.split_once(':') {
+        Some((_, password)) => password,
+        None if scheme.starts_with("postgres") => "",
+        None => user,
+    };
+    let query = rest.split_once('?').map_or("", |(_, query)| query);
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let parameters = pairs.filter(|(name, _)| is_secret(name)).map(|(_, value)| value);
+    let written = std::iter::once(login).chain(parameters).filter(|secret| !secret.is_empty());
+    written.flat_map(|secret| [secret.to_owned(), percent_decoded(secret)]).collect()
+}
+
+/// What is not to be seen in what others say, and what is shown instead of it.
+#[derive(Clone, Default)]
+pub(crate) struct Redactions(Vec<(String, String)>);
+
+/// What is shorter is no secret, and would be masked within words and numbers that have nothing to do with it.
+const REDACTED_BYTES_MIN: usize = 4;
+
+impl Redactions {
+    pub(crate) fn new(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
+        let matters = |(secret, shown): &(String, String)| secret.len() >= REDACTED_BYTES_MIN && secret != shown;
+        let mut pairs: Vec<(String, String)> = pairs.into_iter().filter(matters).collect();
+        // A secret that contains another one goes first, or its rest would stay.
+        pairs.sort_by_key(|(secret, _)| std::cmp::Reverse(secret.len()));
+        Redactions(pairs)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The text without the secrets.
+    pub(crate) fn apply(&self, text: &str) -> String {
+        self.0.iter().fold(text.to_owned(), |text, (secret, shown)| text.replace(secret, shown))
+    }
+}
+
+/// `%41` as `A`; what is no such thing as it is.
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let digits =
+            (*first == b'%').then(|| tail.get(..2)).flatten().and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &tail[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 /// A database's URL for people. One that no version of Pillarbox can read may be anything, so nothing but its scheme is shown.
 pub(crate) fn masked_database(url: &str) -> String {
     let known = ["sqlite:", "postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme));
@@ -126,6 +189,29 @@ mod tests {
         ] {
             assert_eq!(masked(text), shown);
         }
+    }
+
+    #[test]
+    fn secrets_in_urls_are_found_as_written_and_as_meant() {
+        for (url, secrets) in [
+            ("redis://u:ca%6Eary@h/0", &["ca%6Eary", "canary"][..]),
+            ("redis://:can@ary@h/0", &["can@ary", "can@ary"]),
+            ("nats://canary@h", &["canary", "canary"]),
+            ("postgres://user@h/d?sslmode=require&password=canary", &["canary", "canary"]),
+            ("https://h/x?a=b", &[]),
+            ("host=h", &[]),
+        ] {
+            assert_eq!(secrets_in(url), secrets, "{url}");
+        }
+        assert_eq!(percent_decoded("100%-%4-%41%"), "100%-%4-A%");
+    }
+
+    #[test]
+    fn a_secret_within_a_longer_one_leaves_no_rest() {
+        let pair = |secret: &str| (secret.to_owned(), MASK.to_owned());
+        let redactions = Redactions::new([pair("canary"), pair("canary-long"), pair("abc")]);
+        assert_eq!(redactions.apply("canary-long and canary, abc"), "*** and ***, abc");
+        assert!(Redactions::new([pair("abc")]).is_empty());
     }
 
     #[test]

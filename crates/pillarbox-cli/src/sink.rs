@@ -1,52 +1,97 @@
+mod discreet;
+#[cfg(feature = "http")]
+mod http;
+#[cfg(feature = "kafka")]
+mod kafka;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
+mod stdout;
+
+use std::fmt;
 use std::sync::Arc;
 
-use anyhow::Result;
-use pillarbox::{Batch, BoxFuture, Outcome, Sink, SinkFeatures};
-use pillarbox_sinks::{FileSink, Stdout};
+use pillarbox::{Error, Sink};
+use pillarbox_sinks::{Chain, FileSink};
 use tokio::sync::Notify;
 
 use crate::config::SinkSettings;
-use crate::exit::{Exit, Stop};
+use crate::exit::chain;
+use discreet::Discreet;
 
-/// The kind of failure that the standard output sink gives when nobody reads it any more.
-const BROKEN_PIPE: &str = "broken_pipe";
+/// A sink, or why there can be none.
+pub(crate) type Built = Result<Arc<dyn Sink>, Refusal>;
 
-/// Builds the sink that the user described. `closed` is told when standard output has no reader any more.
-pub(crate) fn build(settings: &SinkSettings, source: &str, closed: &Arc<Notify>) -> Result<Arc<dyn Sink>> {
-    let source = settings.text("source").unwrap_or(source).to_owned();
-    match (settings.kind, settings.text("path")) {
-        ("stdout", _) => Ok(Arc::new(WatchedStdout { inner: Stdout::new(source), closed: closed.clone() })),
-        ("file", Some(path)) => {
-            let sink = FileSink::new(path, source);
+/// Builds the sink that the user described; nothing is connected to. `closed` is told when standard output has no reader any
+/// more.
+///
+/// What the sink says of a failure is shown and stored: whatever a receiver or a library has put into it, no secret is in it.
+pub(crate) fn build(settings: &SinkSettings, source: &str, closed: &Arc<Notify>) -> Built {
+    let (sink, redactions) = (build_bare(settings, source, closed)?, settings.redactions());
+    Ok(if redactions.is_empty() { sink } else { Arc::new(Discreet::new(sink, redactions)) })
+}
+
+fn build_bare(settings: &SinkSettings, source: &str, closed: &Arc<Notify>) -> Built {
+    let source = || settings.text("source").unwrap_or(source).to_owned();
+    match settings.kind.name {
+        "stdout" => Ok(Arc::new(stdout::WatchedStdout::new(source(), closed))),
+        "file" => {
+            let sink = FileSink::new(required(settings, "path")?, source());
             Ok(Arc::new(sink.fsync(settings.flag("fsync").unwrap_or(true))))
         }
-        (kind, _) => Err(Stop::with(Exit::Failed, format!("sink kind '{kind}' is not in this build"))),
+        #[cfg(feature = "http")]
+        "http" => http::build(settings, source()),
+        #[cfg(feature = "kafka")]
+        "kafka" => kafka::build(settings, source()),
+        #[cfg(feature = "redis")]
+        "redis_pubsub" => redis::build_pubsub(settings, source()),
+        #[cfg(feature = "redis")]
+        "redis_stream" => redis::build_stream(settings, source()),
+        #[cfg(feature = "postgres")]
+        "postgres" => postgres::build(settings, source()),
+        "chain" => build_chain(settings, &source(), closed),
+        _ => Err(Refusal(settings.kind.absence())),
     }
 }
 
-/// Standard output, watched for the end of its reader: `pillarbox run | head` is done, not failed.
-struct WatchedStdout {
-    inner: Stdout,
-    closed: Arc<Notify>,
+/// Whether the sink could be built, for those who will not use it.
+pub(crate) fn try_to_build(settings: &SinkSettings) -> Result<(), Refusal> {
+    build(settings, ANY_SOURCE, &Arc::new(Notify::new())).map(drop)
 }
 
-impl Sink for WatchedStdout {
-    fn features(&self) -> SinkFeatures {
-        self.inner.features()
-    }
+/// The source of sinks that never deliver.
+pub(crate) const ANY_SOURCE: &str = "urn:pillarbox:none";
 
-    fn deliver(&self, batch: Batch) -> BoxFuture<'_, Vec<Outcome>> {
-        Box::pin(async move {
-            let outcomes = self.inner.deliver(batch).await;
-            let gone = |outcome: &Outcome| matches!(outcome, Outcome::Failed(failure) if failure.kind == BROKEN_PIPE);
-            if outcomes.iter().any(gone) {
-                self.closed.notify_one();
-            }
-            outcomes
-        })
-    }
+fn build_chain(settings: &SinkSettings, source: &str, closed: &Arc<Notify>) -> Built {
+    let step = |step: &SinkSettings| build_bare(step, source, closed).map(|sink| (step.kind.name.to_owned(), sink));
+    let steps = settings.chain().iter().map(step).collect::<Result<Vec<_>, Refusal>>()?;
+    Ok(Arc::new(Chain::new(steps)?))
+}
 
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
+/// Why a sink cannot be built, and what to do.
+#[derive(Debug)]
+pub(crate) struct Refusal(String);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
+}
+
+impl std::error::Error for Refusal {}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Refusal(chain(&error.into()))
+    }
+}
+
+fn required<'a>(settings: &'a SinkSettings, key: &'static str) -> Result<&'a str, Refusal> {
+    settings.text(key).ok_or_else(|| Refusal(format!("`{key}` is missing")))
+}
+
+#[cfg(any(feature = "http", feature = "kafka", feature = "redis"))]
+fn template(settings: &SinkSettings, key: &'static str) -> Result<pillarbox_sinks::Template, Refusal> {
+    Ok(required(settings, key)?.parse::<pillarbox_sinks::Template>()?)
 }

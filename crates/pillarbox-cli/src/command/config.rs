@@ -36,7 +36,7 @@ fn check(scope: &Scope) -> Result<Exit> {
 fn print(scope: &Scope) -> Result<Exit> {
     let mut config = scope.config()?;
     if let Ok(database) = scope.database() {
-        config.database = Some(database.url());
+        config.database = Some(database.url().into());
     }
     if scope.output.json {
         scope.output.json(&config)?;

@@ -33,6 +33,7 @@ pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
         config.http.listen = listen.0;
         config.http.check().map_err(Stop::usage)?;
     }
+    say_destinations(&config);
     let mut signals = Signals::new()?;
     let closed = Arc::new(Notify::new());
     let patience = || Patience::new(if args.until_idle { Duration::ZERO } else { START_PATIENCE });
@@ -55,6 +56,14 @@ pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
         warn!(error = chain(&error), "cannot say what a new subscription will get");
     }
     work(relay, signals, &closed, &health, args.until_idle).await
+}
+
+/// One line a subscription, so that a log shows what this relay was told to do.
+fn say_destinations(config: &Config) {
+    for subscription in &config.subscriptions {
+        let (kind, destination) = (subscription.sink.kind.name, subscription.sink.destination());
+        info!(subscription = subscription.name, sink = kind, destination, "subscription");
+    }
 }
 
 /// What a relay delivers, and to where.

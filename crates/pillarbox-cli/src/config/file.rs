@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use pillarbox::engine::RecoveryProfile;
 use pillarbox::{LANES_MAX, Mode, OnDead, RetryPolicy, Start};
+use pillarbox_sinks::Secret;
 use serde::{Serialize, Serializer};
 
 use super::duration;
@@ -28,7 +29,7 @@ const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(100);
 pub(crate) struct Config {
     /// Where the log is.
     #[serde(serialize_with = "masked_url", skip_serializing_if = "Option::is_none")]
-    pub(crate) database: Option<String>,
+    pub(crate) database: Option<Secret>,
     pub(crate) relay: Relay,
     pub(crate) recovery: Recovery,
     pub(crate) http: Http,
@@ -86,7 +87,7 @@ pub(crate) struct Http {
     pub(crate) listen: Option<SocketAddr>,
     /// Who may use more than the health checks.
     #[serde(serialize_with = "hidden")]
-    pub(crate) tokens: Vec<String>,
+    pub(crate) tokens: Vec<Secret>,
 }
 
 /// What is kept.
@@ -152,7 +153,7 @@ pub(crate) struct SubscriptionSettings {
 impl Config {
     /// Reads the whole file; what is wrong with it goes to the section's problems.
     pub(crate) fn read(mut root: Section<'_>) -> Self {
-        let database = root.text("database").map(|text| text.value);
+        let database = root.text("database").map(|text| Secret::new(text.value));
         let relay = Relay::read(root.section("relay"));
         let recovery = Recovery::read(root.section("recovery"));
         let http = Http::read(root.section("http"));
@@ -219,9 +220,9 @@ impl Http {
 
     fn read(mut section: Section<'_>) -> Self {
         let listen = section.parsed("listen", parse_listen).unwrap_or(Some(Http::LISTEN));
-        let tokens: Vec<String> =
-            section.texts("tokens").unwrap_or_default().into_iter().map(|token| token.value).collect();
-        if tokens.iter().any(String::is_empty) {
+        let tokens: Vec<Secret> =
+            section.texts("tokens").unwrap_or_default().into_iter().map(|token| Secret::new(token.value)).collect();
+        if tokens.iter().any(|token| token.expose().is_empty()) {
             section.problem("an empty token lets everybody in; give it a value");
         }
         let http = Http { listen, tokens };
@@ -416,12 +417,12 @@ fn or_off<S: Serializer>(value: &Option<SocketAddr>, serializer: S) -> Result<S:
     serializer.serialize_str(&value.map_or_else(|| "off".to_owned(), |address| address.to_string()))
 }
 
-fn hidden<S: Serializer>(value: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+fn hidden<S: Serializer>(value: &[Secret], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(value.iter().map(|_| MASK))
 }
 
-fn masked_url<S: Serializer>(value: &Option<String>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&masked_database(value.as_deref().unwrap_or_default()))
+fn masked_url<S: Serializer>(value: &Option<Secret>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&masked_database(value.as_ref().map_or("", Secret::expose)))
 }
 
 fn start_in_words<S: Serializer>(value: &Start, serializer: S) -> Result<S::Ok, S::Error> {

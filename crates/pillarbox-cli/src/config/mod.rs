@@ -6,6 +6,7 @@ mod file;
 mod problem;
 mod section;
 mod sink;
+mod sink_kind;
 mod tree;
 
 use std::fs;

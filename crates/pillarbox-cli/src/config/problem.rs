@@ -47,6 +47,10 @@ impl Problems {
         self.0.borrow_mut().push(problem);
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.0.borrow().len()
+    }
+
     pub(crate) fn into_vec(self) -> Vec<Problem> {
         self.0.into_inner()
     }

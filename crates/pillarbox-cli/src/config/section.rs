@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -13,15 +14,23 @@ pub(crate) struct Section<'p> {
     path: String,
     origin: Origin,
     entries: BTreeMap<String, Node>,
-    asked: Vec<&'static str>,
+    /// The keys that were asked for, and where the file has them.
+    asked: Vec<(&'static str, Option<Origin>)>,
     problems: &'p Problems,
 }
 
 /// A string and whether it came out of a file of secrets.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Text {
     pub(crate) value: String,
     pub(crate) from_file: bool,
+}
+
+/// Any string of a config may be a secret.
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(MASK)
+    }
 }
 
 impl<'p> Section<'p> {
@@ -79,6 +88,38 @@ impl<'p> Section<'p> {
             (value, origin) => {
                 self.wrong(key, &Node { value, origin }, "a list of strings");
                 None
+            }
+        }
+    }
+
+    /// A table of strings with names of the user's choice. A number or a switch is read as it is written, and `a.b = "…"` is the
+    /// same as `"a.b" = "…"`, whichever of them TOML makes a table of.
+    pub(crate) fn map(&mut self, key: &'static str) -> Option<BTreeMap<String, Text>> {
+        let node = self.take(key)?;
+        let Value::Table(entries) = node.value else {
+            self.wrong(key, &node, "a table of strings");
+            return None;
+        };
+        let mut map = BTreeMap::new();
+        self.flatten(key, "", entries, &mut map);
+        Some(map)
+    }
+
+    fn flatten(&self, key: &str, prefix: &str, entries: BTreeMap<String, Node>, map: &mut BTreeMap<String, Text>) {
+        for (name, node) in entries {
+            let name = format!("{prefix}{name}");
+            let plain = |value: String| Some(Text { value, from_file: false });
+            let text = match node.value {
+                Value::Integer(number) => plain(number.to_string()),
+                Value::Bool(value) => plain(value.to_string()),
+                Value::Table(inner) if !is_reference(&inner) && !inner.is_empty() => {
+                    self.flatten(key, &format!("{name}."), inner, map);
+                    continue;
+                }
+                _ => self.resolve(&format!("{key}.{name}"), node),
+            };
+            if let Some(text) = text {
+                map.insert(name, text);
             }
         }
     }
@@ -173,6 +214,17 @@ impl<'p> Section<'p> {
         self.problems.add(Problem::new(&self.path, self.origin.clone(), message));
     }
 
+    /// Something is wrong with what stands at `key`.
+    pub(crate) fn problem_of(&self, key: &str, message: impl Into<String>) {
+        let written = self.asked.iter().find(|(asked, _)| *asked == key).and_then(|(_, origin)| origin.clone());
+        self.problem_at(key, written.unwrap_or_else(|| self.origin.clone()), message);
+    }
+
+    /// How much is wrong so far, anywhere.
+    pub(crate) fn problem_count(&self) -> usize {
+        self.problems.count()
+    }
+
     /// Calls the table by what people know it by.
     pub(crate) fn rename(&mut self, path: String) {
         self.path = path;
@@ -181,17 +233,19 @@ impl<'p> Section<'p> {
     /// Reports what was never asked for.
     pub(crate) fn finish(self) {
         for (key, node) in &self.entries {
-            let hint = match nearest(key, self.asked.iter().copied()) {
+            let asked: Vec<&str> = self.asked.iter().map(|(asked, _)| *asked).collect();
+            let hint = match nearest(key, asked.iter().copied()) {
                 Some(near) => format!("did you mean `{near}`?"),
-                None => format!("known here: {}", self.asked.join(", ")),
+                None => format!("known here: {}", asked.join(", ")),
             };
             self.problem_at(key, node.origin.clone(), format!("unknown key `{key}`; {hint}"));
         }
     }
 
     fn take(&mut self, key: &'static str) -> Option<Node> {
-        self.asked.push(key);
-        self.entries.remove(key)
+        let node = self.entries.remove(key);
+        self.asked.push((key, node.as_ref().map(|node| node.origin.clone())));
+        node
     }
 
     fn path_of(&self, key: &str) -> String {
@@ -226,4 +280,10 @@ impl<'p> Section<'p> {
         };
         resolved.map_err(|message| self.problem_at(key, origin, message)).ok()
     }
+}
+
+/// Whether a table is `{ env = "NAME" }` or `{ file = "PATH" }`.
+fn is_reference(entries: &BTreeMap<String, Node>) -> bool {
+    let mut names = entries.iter();
+    matches!((names.next(), names.next()), (Some((name, Node { value: Value::Text(_), .. })), None) if name == "env" || name == "file")
 }

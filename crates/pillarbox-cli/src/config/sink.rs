@@ -1,11 +1,14 @@
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use super::problem::nearest;
+use super::duration;
 use super::section::{Section, Text};
-use crate::secret::{MASK, masked};
+use super::sink_kind::{Key, Shape, SinkKind};
+use crate::secret::{MASK, Redactions, masked, secrets_in};
+use crate::sink;
 
 /// How deep a chain may contain chains.
 const CHAIN_DEPTH_MAX: usize = 4;
@@ -14,47 +17,27 @@ const CHAIN_DEPTH_MAX: usize = 4;
 #[derive(Debug, Clone)]
 pub(crate) struct SinkSettings {
     /// The kind.
-    pub(crate) kind: &'static str,
-    /// Its strings.
-    texts: BTreeMap<&'static str, Text>,
-    /// Its switches.
-    flags: BTreeMap<&'static str, bool>,
-    /// The sinks of a chain, in order.
-    chain: Vec<SinkSettings>,
+    pub(crate) kind: &'static SinkKind,
+    settings: BTreeMap<&'static str, Setting>,
 }
 
-struct Kind {
-    name: &'static str,
-    required: &'static [&'static str],
-    optional: &'static [&'static str],
-    flags: &'static [&'static str],
-    built_in: bool,
+/// What stands at one of its keys.
+#[derive(Debug, Clone)]
+enum Setting {
+    Text(Text),
+    Texts(Vec<Text>),
+    Word(&'static str),
+    Count(i64),
+    Duration(Duration),
+    Flag(bool),
+    Map(BTreeMap<String, Text>),
+    Sinks(Vec<SinkSettings>),
 }
-
-const fn kind(name: &'static str, required: &'static [&'static str], optional: &'static [&'static str]) -> Kind {
-    Kind { name, required, optional, flags: &[], built_in: false }
-}
-
-/// All kinds. `source` is the CloudEvents source; none given: `urn:pillarbox:<log_id>`.
-const KINDS: [Kind; 12] = [
-    Kind { built_in: true, ..kind("stdout", &[], &["source"]) },
-    Kind { built_in: true, flags: &["fsync"], ..kind("file", &["path"], &["source"]) },
-    kind("http", &["url"], &["secret", "source"]),
-    kind("kafka", &["brokers", "topic"], &["source"]),
-    kind("redis_pubsub", &["url", "channel"], &["source"]),
-    kind("redis_stream", &["url", "stream"], &["source"]),
-    kind("nats", &["url", "subject"], &["source"]),
-    kind("rabbitmq", &["url", "exchange", "routing_key"], &["source"]),
-    kind("sqs", &["queue_url"], &["source"]),
-    kind("websocket", &["room"], &["source"]),
-    kind("postgres", &["url", "table"], &["source"]),
-    kind("chain", &[], &[]),
-];
 
 impl SinkSettings {
     /// The sink of a relay without a config.
     pub(crate) fn stdout() -> Self {
-        SinkSettings { kind: "stdout", texts: BTreeMap::new(), flags: BTreeMap::new(), chain: Vec::new() }
+        SinkSettings { kind: SinkKind::stdout(), settings: BTreeMap::new() }
     }
 
     /// None: what is wrong was said.
@@ -63,58 +46,235 @@ impl SinkSettings {
     }
 
     fn read_nested(mut section: Section<'_>, depth: usize) -> Option<Self> {
-        let names = KINDS.iter().map(|kind| kind.name);
         if !section.has("kind") {
-            let all: Vec<&str> = names.collect();
-            section.problem(format!("a sink needs a kind: one of {}", all.join(", ")));
+            section.problem(format!("a sink needs a kind: one of {}", SinkKind::names()));
             return None;
         }
-        let kind = section.parsed("kind", |text| {
-            KINDS.iter().find(|kind| kind.name == text).ok_or_else(|| {
-                let hint = nearest(text, names).map(|name| format!("; did you mean \"{name}\"?")).unwrap_or_default();
-                format!("there is no sink kind '{text}'{hint}")
-            })
-        })?;
-        if !kind.built_in {
-            section.problem(format!(
-                "sink kind '{}' is not in this build; built in: {}. A later version of pillarbox will have it",
-                kind.name,
-                built_in().join(", ")
-            ));
+        let kind = section.parsed("kind", SinkKind::named)?;
+        let problems_before = section.problem_count();
+        if !kind.is_built() {
+            section.problem(kind.absence());
         }
-        let mut texts = BTreeMap::new();
-        for key in kind.required.iter().chain(kind.optional) {
-            let written = section.has(key);
-            match section.text(key) {
-                Some(text) if text.value.is_empty() => section.problem(format!("`{key}` is empty")),
-                Some(text) => drop(texts.insert(*key, text)),
-                None if !written && kind.required.contains(key) => {
-                    section.problem(format!("sink kind '{}' needs `{key}`", kind.name));
-                }
-                None => {}
+        let mut settings = BTreeMap::new();
+        for key in kind.keys {
+            if let (Some(example), false) = (key.example, section.has(key.name)) {
+                section.problem(needed(kind, key, example));
+            }
+            if let Some(setting) = read_key(&mut section, key, depth) {
+                settings.insert(key.name, setting);
             }
         }
-        let flags = kind.flags.iter().filter_map(|key| section.flag(key).map(|value| (*key, value))).collect();
-        let chain = if kind.name == "chain" { read_chain(&mut section, depth) } else { Vec::new() };
+        let sink = SinkSettings { kind, settings };
+        // What is known to be wrong would only be found a second time.
+        if section.problem_count() == problems_before {
+            sink.try_to_build(&section);
+        }
         section.finish();
-        Some(SinkSettings { kind: kind.name, texts, flags, chain })
+        Some(sink)
     }
 
-    /// One of its strings.
+    /// Finds what only the sink itself knows to be wrong; nothing is connected to.
+    fn try_to_build(&self, section: &Section<'_>) {
+        let Err(refusal) = sink::try_to_build(self) else { return };
+        let (faults, redactions) = (self.faults(), self.redactions());
+        if faults.is_empty() {
+            section.problem(redactions.apply(&refusal.to_string()));
+        }
+        for (key, message) in faults {
+            section.problem_of(key, redactions.apply(&message));
+        }
+    }
+
+    /// The keys that are wrong: those that a sink which can be built does not bear.
+    fn faults(&self) -> Vec<(&'static str, String)> {
+        let mut sound = self.like_its_examples();
+        if sink::try_to_build(&sound).is_err() {
+            return Vec::new();
+        }
+        let mut suspects: Vec<&'static str> = self.settings.keys().copied().collect();
+        // A key may need another one, so that those which are refused are tried again beside those which are not.
+        loop {
+            let mut faults = Vec::new();
+            for key in &suspects {
+                let mut with = sound.clone();
+                with.settings.insert(key, self.settings[key].clone());
+                match sink::try_to_build(&with) {
+                    Ok(()) => sound = with,
+                    Err(refusal) => faults.push((*key, refusal.to_string())),
+                }
+            }
+            if faults.len() == suspects.len() {
+                return faults;
+            }
+            suspects = faults.into_iter().map(|(key, _)| key).collect();
+        }
+    }
+
+    /// A sink of the same kind with nothing but what has to be there.
+    fn like_its_examples(&self) -> Self {
+        let example = |key: &Key| match (key.shape, key.example) {
+            (Shape::Text, Some(example)) => {
+                Some((key.name, Setting::Text(Text { value: example.to_owned(), from_file: false })))
+            }
+            (_, Some(_)) => self.settings.get(key.name).map(|setting| (key.name, setting.clone())),
+            (_, None) => None,
+        };
+        SinkSettings { kind: self.kind, settings: self.kind.keys.iter().filter_map(example).collect() }
+    }
+}
+
+/// What stands at its keys, for those who build the sink.
+#[cfg_attr(
+    not(all(feature = "http", feature = "redis")),
+    allow(dead_code, reason = "the sinks that ask are not in this build")
+)]
+impl SinkSettings {
+    /// One of its strings, or words.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
-        self.texts.get(key).map(|text| text.value.as_str())
+        match self.settings.get(key) {
+            Some(Setting::Text(text)) => Some(&text.value),
+            Some(Setting::Word(word)) => Some(word),
+            _ => None,
+        }
+    }
+
+    /// One of its lists.
+    pub(crate) fn texts(&self, key: &str) -> impl Iterator<Item = &str> {
+        let texts = match self.settings.get(key) {
+            Some(Setting::Texts(texts)) => texts.as_slice(),
+            _ => &[],
+        };
+        texts.iter().map(|text| text.value.as_str())
+    }
+
+    /// One of its tables.
+    pub(crate) fn map(&self, key: &str) -> impl Iterator<Item = (&str, &str)> {
+        let map = match self.settings.get(key) {
+            Some(Setting::Map(map)) => Some(map),
+            _ => None,
+        };
+        map.into_iter().flatten().map(|(name, text)| (name.as_str(), text.value.as_str()))
+    }
+
+    /// One of its numbers.
+    pub(crate) fn count(&self, key: &str) -> Option<u64> {
+        match self.settings.get(key) {
+            Some(Setting::Count(count)) => u64::try_from(*count).ok(),
+            _ => None,
+        }
+    }
+
+    /// One of its times.
+    pub(crate) fn duration(&self, key: &str) -> Option<Duration> {
+        match self.settings.get(key) {
+            Some(Setting::Duration(duration)) => Some(*duration),
+            _ => None,
+        }
     }
 
     /// One of its switches.
     pub(crate) fn flag(&self, key: &str) -> Option<bool> {
-        self.flags.get(key).copied()
+        match self.settings.get(key) {
+            Some(Setting::Flag(flag)) => Some(*flag),
+            _ => None,
+        }
+    }
+
+    /// The sinks of a chain, in order.
+    pub(crate) fn chain(&self) -> &[SinkSettings] {
+        match self.settings.get("sinks") {
+            Some(Setting::Sinks(sinks)) => sinks,
+            _ => &[],
+        }
     }
 }
 
-fn read_chain(section: &mut Section<'_>, depth: usize) -> Vec<SinkSettings> {
-    let sections = section.sections("sinks");
-    if sections.is_empty() {
-        section.problem("a chain needs its sinks, in order: sinks = [{ kind = \"…\" }, …]");
+/// What of it people may see.
+impl SinkSettings {
+    /// Where it delivers to, for people: no secret.
+    pub(crate) fn destination(&self) -> String {
+        if !self.chain().is_empty() {
+            let steps = self.chain().iter().map(|step| format!("{} {}", step.kind.name, step.destination()));
+            return steps.map(|step| step.trim_end().to_owned()).collect::<Vec<_>>().join(", then ");
+        }
+        let required = self.kind.keys.iter().filter(|key| key.example.is_some());
+        let shown = required.filter_map(|key| match self.settings.get(key.name) {
+            // Tokens in the paths of webhooks are common.
+            Some(Setting::Text(text)) if key.name == "url" && !text.from_file => {
+                Some(without_http_path(&masked(&text.value)))
+            }
+            Some(Setting::Text(text)) => Some(shown(text, false)),
+            _ => None,
+        });
+        shown.collect::<Vec<_>>().join(" ")
+    }
+
+    /// What is not to be seen in a message about this sink, whoever made it.
+    pub(crate) fn redactions(&self) -> Redactions {
+        let of_text = |(text, hidden): (&Text, bool)| {
+            let within = secrets_in(&text.value).into_iter().map(|secret| (secret, MASK.to_owned()));
+            std::iter::once((text.value.clone(), shown(text, hidden))).chain(within).collect::<Vec<_>>()
+        };
+        Redactions::new(self.texts_with_secrecy().into_iter().flat_map(of_text))
+    }
+
+    /// Every string, those of a chain's sinks too, and whether it is a secret.
+    fn texts_with_secrecy(&self) -> Vec<(&Text, bool)> {
+        let of_key = |key: &'static Key| match self.settings.get(key.name) {
+            Some(Setting::Text(text)) => vec![(text, key.is_hidden())],
+            Some(Setting::Texts(texts)) => texts.iter().map(|text| (text, key.is_hidden())).collect(),
+            Some(Setting::Map(map)) => map.iter().map(|(name, text)| (text, key.hides(name))).collect(),
+            Some(Setting::Sinks(sinks)) => sinks.iter().flat_map(SinkSettings::texts_with_secrecy).collect(),
+            _ => Vec::new(),
+        };
+        self.kind.keys.iter().flat_map(of_key).collect()
+    }
+}
+
+fn needed(kind: &SinkKind, key: &Key, example: &str) -> String {
+    let (kind, key, quote) = (kind.name, key.name, if matches!(key.shape, Shape::Text) { "\"" } else { "" });
+    format!("sink kind '{kind}' needs `{key}`, for example {key} = {quote}{example}{quote}")
+}
+
+/// None: there is nothing, or what is wrong was said.
+fn read_key(section: &mut Section<'_>, key: &Key, depth: usize) -> Option<Setting> {
+    let name = key.name;
+    Some(match key.shape {
+        Shape::Text => Setting::Text(section.text(name).filter(|text| is_filled(section, name, text))?),
+        Shape::Texts => {
+            let texts = section.texts(name)?;
+            Setting::Texts(texts.into_iter().filter(|text| is_filled(section, name, text)).collect())
+        }
+        Shape::Word(words) => {
+            let words: Vec<(&str, &'static str)> = words.iter().map(|word| (*word, *word)).collect();
+            Setting::Word(section.one_of(name, &words)?)
+        }
+        Shape::Count(most) => Setting::Count(section.count(name, 1..=most)?),
+        Shape::Duration => {
+            let duration = section.duration(name)?;
+            if duration.is_zero() {
+                section.problem_of(name, "must be longer than 0: no receiver could answer in time");
+            }
+            Setting::Duration(duration)
+        }
+        Shape::Flag => Setting::Flag(section.flag(name)?),
+        Shape::Map => Setting::Map(section.map(name)?),
+        Shape::Sinks => Setting::Sinks(read_chain(section, name, depth)),
+    })
+}
+
+fn is_filled(section: &Section<'_>, key: &str, text: &Text) -> bool {
+    if text.value.is_empty() {
+        section.problem_of(key, "is empty; give it a value or leave it out");
+    }
+    !text.value.is_empty()
+}
+
+fn read_chain(section: &mut Section<'_>, key: &'static str, depth: usize) -> Vec<SinkSettings> {
+    let written = section.has(key);
+    let sections = section.sections(key);
+    if written && sections.is_empty() {
+        section.problem_of(key, "a chain needs at least one sink");
     }
     if depth >= CHAIN_DEPTH_MAX {
         section.problem(format!("chains may be nested at most chain_depth_max = {CHAIN_DEPTH_MAX} deep"));
@@ -123,28 +283,45 @@ fn read_chain(section: &mut Section<'_>, depth: usize) -> Vec<SinkSettings> {
     sections.into_iter().filter_map(|sink| SinkSettings::read_nested(sink, depth + 1)).collect()
 }
 
-/// The kinds that this build has.
-pub(crate) fn built_in() -> Vec<&'static str> {
-    KINDS.iter().filter(|kind| kind.built_in).map(|kind| kind.name).collect()
+/// A string for people: secrets, what came out of a file, and passwords in URLs are masked.
+fn shown(text: &Text, hidden: bool) -> String {
+    if hidden || text.from_file { MASK.to_owned() } else { masked(&text.value) }
 }
 
-/// Secrets, what came out of a file, and passwords in URLs are masked.
+/// `https://host/…` of a URL of a webhook; other URLs as they are.
+fn without_http_path(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| scheme.starts_with("http")) else {
+        return url.to_owned();
+    };
+    match rest.find(['/', '?', '#', '{']) {
+        Some(end) => format!("{scheme}://{}/…", &rest[..end]),
+        None => url.to_owned(),
+    }
+}
+
 impl Serialize for SinkSettings {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("kind", self.kind)?;
-        for (key, text) in &self.texts {
-            if text.from_file || key.contains("secret") || key.contains("password") || key.contains("token") {
-                map.serialize_entry(key, MASK)?;
-            } else {
-                map.serialize_entry(key, &masked(&text.value))?;
+        map.serialize_entry("kind", self.kind.name)?;
+        for key in self.kind.keys {
+            let hidden = key.is_hidden();
+            match self.settings.get(key.name) {
+                None => {}
+                Some(Setting::Text(text)) => map.serialize_entry(key.name, &shown(text, hidden))?,
+                Some(Setting::Texts(texts)) => {
+                    let texts: Vec<String> = texts.iter().map(|text| shown(text, hidden)).collect();
+                    map.serialize_entry(key.name, &texts)?;
+                }
+                Some(Setting::Word(word)) => map.serialize_entry(key.name, word)?,
+                Some(Setting::Count(count)) => map.serialize_entry(key.name, count)?,
+                Some(Setting::Duration(time)) => map.serialize_entry(key.name, &duration::format(*time))?,
+                Some(Setting::Flag(flag)) => map.serialize_entry(key.name, flag)?,
+                Some(Setting::Map(values)) => {
+                    let shown = values.iter().map(|(name, text)| (name, shown(text, key.hides(name))));
+                    map.serialize_entry(key.name, &shown.collect::<BTreeMap<_, _>>())?;
+                }
+                Some(Setting::Sinks(sinks)) => map.serialize_entry(key.name, sinks)?,
             }
-        }
-        for (key, value) in &self.flags {
-            map.serialize_entry(key, value)?;
-        }
-        if !self.chain.is_empty() {
-            map.serialize_entry("sinks", &self.chain)?;
         }
         map.end()
     }

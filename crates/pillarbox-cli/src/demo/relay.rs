@@ -136,7 +136,7 @@ impl Sink for Receiver {
         Box::pin(async move {
             let refused: Vec<bool> = batch.events.iter().map(|attempt| self.refuses(attempt)).collect();
             let good = batch.events.into_iter().filter(|attempt| !self.refuses(attempt)).collect();
-            let batch = Batch { subscription: batch.subscription, events: good };
+            let batch = Batch { events: good, ..batch };
             let mut outcomes =
                 if batch.events.is_empty() { Vec::new() } else { self.inner.deliver(batch).await }.into_iter();
             // The key stops at its first failure; what comes after it was not tried.

@@ -1,3 +1,5 @@
+use serde_json::{Value, json};
+
 use crate::place::{On, Place, on_each};
 
 /// Every delivery has failed for good.
@@ -17,6 +19,38 @@ fn pause_holds_and_resume_lets_go(on: On) {
     place.ok(&["resume", "out"]);
     place.ok(&["run", "--until-idle"]);
     assert!(place.read("out.ndjson").contains(&id));
+}
+
+fn a_pause_says_who_and_why(on: On) {
+    let place = Place::with_file_sink(on);
+    place.ok(&["run", "--until-idle"]);
+    let shown = || {
+        let status = place.json(&["status"])["subscriptions"][0].clone();
+        [status["paused"].clone(), status["paused_by"].clone(), status["paused_reason"].clone()]
+    };
+    assert_eq!(shown(), [json!(false), Value::Null, Value::Null]);
+    place.ok(&["pause", "out", "--reason", "moving house"]);
+    assert_eq!(shown(), [json!(true), json!("operator"), json!("moving house")]);
+    assert!(place.ok(&["status", "--check"]).contains("it is paused: moving house"), "said, and healthy");
+    let id = place.publish(&[]);
+    assert!(place.ok(&["why", &id]).contains("an operator paused the subscription: moving house"));
+    assert!(place.ok(&["subscription", "list"]).contains("out: paused by the operator: moving house"));
+    place.ok(&["resume", "out"]);
+    assert_eq!(shown(), [json!(false), Value::Null, Value::Null]);
+}
+
+fn paused_by_the_receiver_is_an_alarm_until_an_operator_knows(on: On) {
+    let place = Place::with_file_sink(on);
+    place.ok(&["run", "--until-idle"]);
+    place.ok(&["pause", "out", "--reason", "410 Gone"]);
+    place.sql().execute("update pillarbox_subscription set paused_by = 'receiver'");
+    let text = place.fails(4, &["status", "--check"]);
+    assert!(text.contains("paused by its receiver: 410 Gone") && text.contains("pillarbox resume out"), "{text}");
+    let id = place.publish(&[]);
+    assert!(place.ok(&["why", &id]).contains("paused by the receiver: 410 Gone"));
+    assert!(place.ok(&["subscription", "list"]).contains("out: paused by the receiver: 410 Gone"));
+    place.ok(&["pause", "out"]);
+    assert!(place.ok(&["status", "--check"]).contains("it is paused: 410 Gone"), "somebody knows");
 }
 
 fn rewind_asks_shows_and_replays(on: On) {
@@ -168,6 +202,8 @@ fn retention_of_the_config_holds_for_those_without_it() {
 
 on_each!(
     pause_holds_and_resume_lets_go,
+    a_pause_says_who_and_why,
+    paused_by_the_receiver_is_an_alarm_until_an_operator_knows,
     rewind_asks_shows_and_replays,
     dead_events_are_listed_requeued_and_skipped,
     subscriptions_are_listed_renamed_and_deleted,

@@ -1,0 +1,269 @@
+use super::*;
+
+/// A subscription `a` with this sink, written on one line.
+fn with_sink(sink: &str) -> (Config, Vec<String>) {
+    check(&format!("[[subscription]]\nname = \"a\"\nsink = {{ {sink} }}\n"))
+}
+
+/// The one problem of this sink, which must have all of these parts.
+fn refused(sink: &str, parts: &[&str]) {
+    let (_, problems) = with_sink(sink);
+    let problem = only(&problems);
+    assert!(parts.iter().all(|part| problem.contains(part)), "{parts:?}: {problem}");
+}
+
+/// The sink is read without a problem, and what is printed of it is this.
+fn printed(sink: &str, shown: serde_json::Value) {
+    let (config, problems) = with_sink(sink);
+    assert_eq!(problems, Vec::<String>::new());
+    let sink = &config.subscriptions[0].sink;
+    assert_eq!(serde_json::to_value(sink).unwrap(), shown);
+    let again = toml::to_string(&config).unwrap();
+    assert_eq!(again.parse::<toml::Table>().unwrap()["subscription"][0]["sink"]["kind"].as_str(), Some(sink.kind.name));
+}
+
+/// A secret of Standard Webhooks; 24 bytes.
+const WHSEC: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+#[test]
+fn kinds_of_later_versions_are_read_and_refused_with_what_there_is() {
+    for sink in [
+        r#"kind = "nats", url = "nats://u:canary@h", subject = "s""#,
+        r#"kind = "rabbitmq", url = "amqp://u:canary@h", exchange = "e", routing_key = "r""#,
+        r#"kind = "sqs", queue_url = "https://q?token=canary""#,
+        r#"kind = "websocket", room = "r""#,
+    ] {
+        refused(
+            sink,
+            &["line 3: subscription 'a'.sink: sink kind '", "a later one will have it. This build has stdout, file"],
+        );
+        let shown = serde_json::to_string(&with_sink(sink).0).unwrap();
+        assert!(!shown.contains("canary"), "{shown}");
+    }
+}
+
+#[test]
+fn a_kind_needs_its_keys_and_refuses_others() {
+    for (sink, part) in [
+        (r#"path = "x""#, "a sink needs a kind: one of stdout, file, http, kafka"),
+        (r#"kind = "fil""#, "there is no sink kind 'fil'; did you mean \"file\"?"),
+        (r#"kind = "file""#, "sink kind 'file' needs `path`, for example path = \"out.ndjson\""),
+        (r#"kind = "file", path = """#, "sink.path: is empty"),
+        (r#"kind = "file", path = "x", fsyncs = true"#, "did you mean `fsync`?"),
+        (r#"kind = "file", path = "x", fsync = "no""#, "sink.fsync: must be true or false"),
+        (r#"kind = "chain""#, "sink kind 'chain' needs `sinks`, for example sinks = [{ kind"),
+        (r#"kind = "chain", sinks = []"#, "sink.sinks: a chain needs at least one sink"),
+    ] {
+        refused(sink, &[part]);
+    }
+    let (_, problems) = with_sink(r#"kind = "chain", sinks = [{ kind = "stdout" }, { kind = "file", pth = "x" }]"#);
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    assert!(problems.iter().all(|problem| problem.contains("subscription 'a'.sink.sinks[1]")), "{problems:?}");
+}
+
+#[test]
+fn chains_are_nested_only_so_deep() {
+    let nested = |depth: usize| {
+        (0..depth)
+            .fold(r#"kind = "stdout""#.to_owned(), |inner, _| format!("kind = \"chain\", sinks = [{{ {inner} }}]"))
+    };
+    assert_eq!(with_sink(&nested(4)).1, Vec::<String>::new());
+    let (_, problems) = with_sink(&nested(5));
+    assert!(only(&problems).contains("chain_depth_max = 4"), "{problems:?}");
+}
+
+#[test]
+fn a_chain_tells_its_destinations_in_order() {
+    let (config, problems) =
+        with_sink(r#"kind = "chain", sinks = [{ kind = "file", path = "x" }, { kind = "stdout" }]"#);
+    assert_eq!(problems, Vec::<String>::new());
+    assert_eq!(config.subscriptions[0].sink.destination(), "file x, then stdout");
+}
+
+#[cfg(not(feature = "http"))]
+#[test]
+fn a_kind_without_its_feature_says_how_to_get_it() {
+    refused(r#"kind = "http", url = "https://h/x""#, &["cargo build --release --features http"]);
+}
+
+#[cfg(feature = "http")]
+#[test]
+fn http_is_read_whole_and_printed_without_secrets() {
+    printed(
+        &format!(
+            r#"kind = "http", url = "https://h/x?token=canary", secret = "{WHSEC}", secrets = ["{WHSEC}"],
+               headers = {{ Authorization = "Bearer canary", X-Tenant = 5 }}, mode = "binary", timeout = "5s", connect_timeout = "1s",
+               concurrency = 4, response_bytes_max = 1024, block_private_addresses = true, source = "urn:x""#
+        )
+        .replace('\n', ""),
+        serde_json::json!({
+            "kind": "http", "url": "https://h/x?token=***", "secret": "***", "secrets": ["***"],
+            "headers": { "Authorization": "***", "X-Tenant": "***" }, "mode": "binary", "timeout": "5s", "connect_timeout": "1s",
+            "concurrency": 4, "response_bytes_max": 1024, "block_private_addresses": true, "source": "urn:x",
+        }),
+    );
+}
+
+#[cfg(feature = "http")]
+#[test]
+fn http_is_checked_without_connecting() {
+    for (more, parts) in [
+        (r#"url = "no url""#, ["subscription 'a'.sink.url", "url"]),
+        (r#"url = "ftp://h/x""#, ["subscription 'a'.sink.url", "http"]),
+        (r#"url = "https://u:canary@h/x""#, ["subscription 'a'.sink.url", "Authorization"]),
+        (r#"url = "https://u:canary@h/{tpoic}""#, ["subscription 'a'.sink.url", "no {tpoic}"]),
+        (r#"url = "https://h", secret = "whsec_canary!""#, ["subscription 'a'.sink.secret", "whsec_"]),
+        (r#"url = "https://h", headers = { "a b" = "canary" }"#, ["subscription 'a'.sink.headers", "a b"]),
+        (r#"url = "https://h", headers = { a = "canary\n" }"#, ["subscription 'a'.sink.headers", "a"]),
+        (r#"url = "https://h", ca_file = "/no/such/ca.pem""#, ["subscription 'a'.sink.ca_file", "/no/such/ca.pem"]),
+        (r#"url = "https://h", mode = "batch""#, ["sink.mode", "did you mean \"batched\"?"]),
+        (r#"url = "https://h", timeout = "0s""#, ["sink.timeout", "longer than 0"]),
+        (r#"url = "https://h", timeout = 5"#, ["sink.timeout", "5s or 5ms"]),
+        (r#"url = "https://h", concurrency = 0"#, ["sink.concurrency", "outside 1 to 1024"]),
+        (r#"url = "https://h", headers = "x""#, ["sink.headers", "a table of strings"]),
+        (r#"url = "https://h", headers = { a = { env = "PILLARBOX_NO_SUCH" } }"#, ["sink.headers.a", "not set"]),
+        (r#"url = "https://h", secrets = "x""#, ["sink.secrets", "a list of strings"]),
+        (r#"url = "https://h", timeouts = "1s""#, ["unknown key", "did you mean `timeout`?"]),
+    ] {
+        let sink = format!("kind = \"http\", {more}");
+        refused(&sink, &parts);
+        assert!(!with_sink(&sink).1[0].contains("canary"), "{:?}", with_sink(&sink).1);
+    }
+}
+
+#[cfg(feature = "http")]
+#[test]
+fn every_wrong_key_is_found_not_just_the_first() {
+    let (_, problems) = with_sink(
+        r#"kind = "http", url = "ftp://h", secrets = ["x"], headers = { "a b" = "c" }, ca_file = "/no/ca.pem", timeout = "1s""#,
+    );
+    assert_eq!(problems.len(), 4, "{problems:?}");
+    for key in ["url", "secrets", "headers", "ca_file"] {
+        let path = format!("line 3: subscription 'a'.sink.{key}: ");
+        assert!(problems.iter().any(|problem| problem.starts_with(&path)), "{path}: {problems:?}");
+    }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn redis_is_read_whole_and_printed_without_secrets() {
+    let server = r#"url = "redis://u:canary@h/0", sentinels = ["a:1", "b:2"], master = "m", sentinel_password = "canary", timeout = "5s""#;
+    printed(
+        &format!(r#"kind = "redis_pubsub", {server}, channel = "c.{{topic}}", require_receivers = true"#),
+        serde_json::json!({
+            "kind": "redis_pubsub", "url": "redis://u:***@h/0", "channel": "c.{topic}", "require_receivers": true,
+            "sentinels": ["a:1", "b:2"], "master": "m", "sentinel_password": "***", "timeout": "5s",
+        }),
+    );
+    printed(
+        &format!(r#"kind = "redis_stream", {server}, stream = "s", maxlen = 1000"#),
+        serde_json::json!({
+            "kind": "redis_stream", "url": "redis://u:***@h/0", "stream": "s", "maxlen": 1000,
+            "sentinels": ["a:1", "b:2"], "master": "m", "sentinel_password": "***", "timeout": "5s",
+        }),
+    );
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn redis_is_checked_without_connecting() {
+    for (more, parts) in [
+        (r#"url = "http://u:canary@h", stream = "s""#, ["subscription 'a'.sink.url", "redis://"]),
+        (r#"url = "redis://u:canary@h", stream = "{kye}""#, ["subscription 'a'.sink.stream", "no {kye}"]),
+        (r#"url = "redis://h", stream = "s", maxlen = 0"#, ["sink.maxlen", "outside 1 to"]),
+        (r#"url = "redis://h", stream = "s", sentinels = ["h:1"]"#, ["subscription 'a'.sink.sentinels", "master"]),
+        (
+            r#"url = "rediss://h", stream = "s", ca_file = "/no/ca.pem""#,
+            ["subscription 'a'.sink.ca_file", "/no/ca.pem"],
+        ),
+        (r#"url = "redis://h""#, ["subscription 'a'.sink", "needs `stream`"]),
+        (r#"url = "redis://h", stream = "s", max_len = 5"#, ["unknown key", "did you mean `maxlen`?"]),
+    ] {
+        let sink = format!("kind = \"redis_stream\", {more}");
+        refused(&sink, &parts);
+        assert!(!with_sink(&sink).1[0].contains("canary"), "{:?}", with_sink(&sink).1);
+    }
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn postgres_is_read_whole_and_checked_without_connecting() {
+    printed(
+        r#"kind = "postgres", url = "postgres://u:canary@h/d", table = "s.t", create = false, timeout = "5s""#,
+        serde_json::json!({
+            "kind": "postgres", "url": "postgres://u:***@h/d", "table": "s.t", "create": false, "timeout": "5s",
+        }),
+    );
+    for (more, part) in [
+        (r#"url = "mysql://u:canary@h/d", table = "t""#, "sink.url: "),
+        (r#"url = "postgres://u:canary@h/d?sslmode=none", table = "t""#, "sink.url: "),
+        (r#"url = "postgres://u:canary@h/d", table = "a.b.c""#, "sink.table: "),
+    ] {
+        let sink = format!("kind = \"postgres\", {more}");
+        refused(&sink, &["subscription 'a'.", part]);
+        assert!(!with_sink(&sink).1[0].contains("canary"), "{:?}", with_sink(&sink).1);
+    }
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn kafka_is_read_whole_and_shows_only_harmless_properties() {
+    let properties = r#"{ "sasl.password" = "canary", "security.protocol" = "sasl_plaintext", "sasl.mechanism" = "PLAIN",
+        sasl.username = "canary", linger.ms = 5 }"#;
+    printed(
+        &format!(
+            r#"kind = "kafka", brokers = "a:1,b:2", topic = "{{topic}}", timeout = "5s", properties = {properties}"#
+        )
+        .replace('\n', ""),
+        serde_json::json!({
+            "kind": "kafka", "brokers": "a:1,b:2", "topic": "{topic}", "timeout": "5s",
+            "properties": {
+                "sasl.password": "***", "security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN", "sasl.username": "***",
+                "linger.ms": "5",
+            },
+        }),
+    );
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn kafka_is_checked_without_connecting() {
+    for (more, parts) in [
+        (r#"topic = "{tpoic}""#, ["subscription 'a'.sink.topic", "no {tpoic}"]),
+        (r#"topic = "t", properties = { "no.such" = "canary" }"#, ["subscription 'a'.sink.properties", "no.such"]),
+        (r#"topic = "t", properties = { "linger.ms" = "canary" }"#, ["subscription 'a'.sink.properties", "linger.ms"]),
+        (r#"topic = "t", properties = { "acks" = "0" }"#, ["subscription 'a'.sink.properties", "acks"]),
+    ] {
+        let sink = format!("kind = \"kafka\", brokers = \"h:9092\", {more}");
+        refused(&sink, &parts);
+        assert!(!with_sink(&sink).1[0].contains("canary"), "{:?}", with_sink(&sink).1);
+    }
+}
+
+/// What a panic or a careless log line would print.
+#[test]
+fn debug_shows_no_string_of_the_config() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("secret");
+    std::fs::write(&file, "canary").unwrap();
+    let (config, _) = check(&format!(
+        "database = \"postgres://u:canary@h/d\"\n[http]\ntokens = [\"canary\"]\n[[subscription]]\nname = \"a\"\n\
+         sink = {{ kind = \"chain\", sinks = [{{ kind = \"file\", path = {{ file = '{}' }} }}, {{ kind = \"http\", \
+         url = \"https://u:canary@h\", secret = \"canary\", headers = {{ a = \"canary\" }} }}] }}\n",
+        file.display()
+    ));
+    assert_eq!(config.subscriptions.len(), 1);
+    for text in [format!("{config:?}"), format!("{config:#?}"), serde_json::to_string(&config).unwrap()] {
+        assert!(!text.contains("canary"), "{text}");
+    }
+}
+
+#[test]
+fn what_a_sink_says_is_shown_without_its_secrets() {
+    let (config, _) = with_sink(
+        r#"kind = "chain", sinks = [{ kind = "http", url = "https://u:canary@h", secrets = ["canary-1"], headers = { a = "abc" } }]"#,
+    );
+    let redactions = config.subscriptions[0].sink.redactions();
+    let said = "https://u:canary@h: canary-1 is not an abc, nor is canary";
+    assert_eq!(redactions.apply(said), "https://u:***@h: *** is not an abc, nor is ***");
+}
