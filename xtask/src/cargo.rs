@@ -47,7 +47,12 @@ pub(crate) fn output(mut command: Command) -> Result<String> {
 
 /// A command that runs an example of the testkit.
 pub(crate) fn example(name: &str, options: &[&str], arguments: &[&str]) -> Command {
-    let before = ["run", "--quiet", "--package", "pillarbox-testkit", "--example", name];
+    example_of("pillarbox-testkit", name, options, arguments)
+}
+
+/// A command that runs an example of a package.
+pub(crate) fn example_of(package: &str, name: &str, options: &[&str], arguments: &[&str]) -> Command {
+    let before = ["run", "--quiet", "--package", package, "--example", name];
     cargo(&[&before, options, &["--"], arguments].concat())
 }
 

@@ -15,11 +15,12 @@ use anyhow::{Result, bail};
 
 const USAGE: &str = "usage: cargo xtask COMMAND
   test [--fast | --full]   the whole check; --fast: format, lints and unit tests only; --full: with PostgreSQL 14, 17
-                           and 18 too, which are downloaded, and with applications of other clients
+                           and 18 too, which are downloaded, with applications of other clients, and with 100,000
+                           events to every sink while its server is killed
   tools [--full]           install what `test` needs, without testing
-  bench [--postgres | --queue] [--quick] [--json] [--only NAME]
-                           Pillarbox against raw SQLite, against raw PostgreSQL, or its queues against others, which are
-                           installed in target/peers
+  bench [--postgres | --queue | --sinks] [--quick] [--json] [--only NAME]
+                           Pillarbox against raw SQLite, against raw PostgreSQL, its queues against others, which are
+                           installed in target/peers, or its sinks against bare clients
   schema                   write the dumped schema anew, after a migration was added
   simulate [FROM COUNT]    run seeds of the simulation; one seed is printed step by step";
 

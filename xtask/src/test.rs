@@ -7,8 +7,12 @@ use crate::part::{Outcome, Parts};
 use crate::postgres::{self, Version};
 use crate::{lock_file, metrics, tool};
 
-/// The tests kill processes at failpoints, so all parts build with them and share what is built.
-const WORKSPACE: [&str; 3] = ["--workspace", "--features", "pillarbox-cli/failpoints"];
+/// The tests kill processes at failpoints and deliver to every sink, so all parts build with them and share what is built.
+const WORKSPACE: [&str; 3] =
+    ["--workspace", "--features", "pillarbox-cli/failpoints,pillarbox-cli/full,pillarbox-sinks/full"];
+
+/// The features of `pillarbox-sinks`, each of which builds alone.
+const SINKS: [&str; 6] = ["stdout", "file", "http", "kafka", "redis", "postgres"];
 
 /// The test of every store that compares the committed schema with what the migrations make.
 const SCHEMA_TEST: &str = "schema::the_committed_schema_is_what_the_migrations_make";
@@ -18,6 +22,12 @@ const NO_CARGO_DENY: &str = "not run: cargo install --locked cargo-deny";
 
 /// The tests that build applications with other clients of PostgreSQL: too long for every day.
 const CLIENT_TESTS: &str = "clients::";
+
+/// The tests that kill the servers of sinks while events are delivered to them.
+const CHAOS_TESTS: &str = "chaos::";
+
+/// How many events each of them delivers, and how many where there is time.
+const CHAOS_EVENTS: (&str, &str) = ("PILLARBOX_CHAOS_EVENTS", "100000");
 
 /// The whole check; with more versions of PostgreSQL than the one that is installed, if asked for.
 pub(crate) fn whole(versions: &[Version]) -> Result<()> {
@@ -35,11 +45,14 @@ pub(crate) fn whole(versions: &[Version]) -> Result<()> {
             parts.skip(part, "the build failed");
         }
     }
+    parts.run("default features", || run(cargo(&["check", "--package", "pillarbox-cli", "--bins"])));
     for version in versions {
         parts.run(version.part, || postgres::test(version));
     }
     if !versions.is_empty() {
         parts.run("other clients", other_clients);
+        parts.run("chaos", chaos);
+        parts.run("each sink alone", each_sink_alone);
     }
     parts.run("docs", docs);
     parts.run("metrics documented", metrics::check);
@@ -79,7 +92,7 @@ fn lints() -> Result<()> {
 }
 
 fn docs() -> Result<()> {
-    let mut command = cargo(&["doc", "--workspace", "--no-deps"]);
+    let mut command = on_workspace(&["doc", "--no-deps"], &[]);
     command.env("RUSTDOCFLAGS", "-D warnings");
     run(command)
 }
@@ -100,6 +113,27 @@ fn other_clients() -> Result<()> {
         bail!("no ignored test begins with {CLIENT_TESTS}; was it renamed?\n{printed}");
     }
     Ok(())
+}
+
+/// Delivers far more events to every sink than every day, while its server is killed.
+fn chaos() -> Result<()> {
+    let mut command = on_workspace(&["test", "--test", "it"], &["--", CHAOS_TESTS, "--show-output"]);
+    command.env(CHAOS_EVENTS.0, CHAOS_EVENTS.1);
+    let printed = output(command)?;
+    let verdicts: Vec<&str> = printed.lines().filter(|line| line.contains(": committed ")).collect();
+    let expected = format!(": committed {}, ", CHAOS_EVENTS.1);
+    if verdicts.is_empty() || !verdicts.iter().all(|verdict| verdict.contains(&expected)) {
+        bail!("the tests {CHAOS_TESTS} do not deliver {} events; were they renamed?\n{printed}", CHAOS_EVENTS.1);
+    }
+    verdicts.iter().for_each(|verdict| println!("{verdict}"));
+    Ok(())
+}
+
+fn each_sink_alone() -> Result<()> {
+    let without = ["clippy", "--package", "pillarbox-sinks", "--all-targets", "--no-default-features"];
+    let lint = |features: &[&str]| run(cargo(&[&without[..], features, &["--", "-D", "warnings"]].concat()));
+    lint(&[])?;
+    SINKS.iter().try_for_each(|sink| lint(&["--features", sink]))
 }
 
 /// A filter that finds no test passes too; that would be a check that checks nothing.

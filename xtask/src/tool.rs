@@ -21,6 +21,9 @@ pub(crate) fn provide() -> Result<()> {
     let bouncer = || answers(command("pgbouncer", &["--version"])) || Path::new("/usr/sbin/pgbouncer").exists();
     provide_package("PgBouncer", &["pgbouncer"], bouncer)?;
     provide_package("OpenSSL", &["openssl"], || answers(command("openssl", &["version"])))?;
+    // Debian's package starts one too, which is not used.
+    provide_package("Redis", &["redis-server"], || answers(command("redis-server", &["--version"])))?;
+    provide_for_kafka()?;
     provide_python()?;
     provide_node()?;
     provide_python_packages()?;
@@ -50,6 +53,18 @@ pub(crate) fn provide_postgres() -> Result<()> {
         return Ok(());
     }
     provide_package("PostgreSQL's server", &["postgresql"], has_initdb)
+}
+
+/// Installs what the sink for Kafka is built with: librdkafka is compiled with the system's OpenSSL and zlib, and does not compile
+/// without the headers of libcurl, even though it is not linked.
+fn provide_for_kafka() -> Result<()> {
+    let packages = ["g++", "make", "pkg-config", "libcurl4-openssl-dev", "libssl-dev", "zlib1g-dev"];
+    let is_there = || {
+        let tools = [("g++", "--version"), ("make", "--version")];
+        tools.iter().all(|(tool, argument)| answers(command(tool, &[argument])))
+            && answers(command("pkg-config", &["--exists", "libcurl", "openssl", "zlib"]))
+    };
+    provide_package("What librdkafka is built with", &packages, is_there)
 }
 
 /// Whether a command can be run and says that it is well.
