@@ -4,14 +4,22 @@ use std::ops::Range;
 pub(crate) const MASK: &str = "***";
 
 /// A parameter whose name contains one of these is a secret, in whatever case it is written.
-const SECRET_WORDS: [&str; 6] = ["password", "passwd", "pwd", "token", "secret", "key"];
+const SECRET_WORDS: [&str; 5] = ["pass", "pwd", "token", "secret", "key"];
+
+/// What ends the host of a URL.
+const HOST_ENDS: [char; 3] = ['/', '?', '#'];
 
 /// A URL or a list of `key=value` without its secrets.
 ///
 /// Where a text can be read in two ways, the one that hides more is taken: a password may contain `/`, `?` and `@`
-/// although it should not.
+/// although it should not, and so may a path contain `@`.
 pub(crate) fn masked(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return masked_pairs(text) };
+    if let Some(authority) = doubtful_authority(rest) {
+        // The name of a user or of a host, either way; of what follows, nothing is sure to be no secret.
+        let name = authority.split_once(':').map(|(name, _)| name).filter(|name| !name.contains('@'));
+        return name.map_or_else(|| format!("{scheme}://{MASK}"), |name| format!("{scheme}://{name}:{MASK}"));
+    }
     let (user, rest) = match rest.rsplit_once('@') {
         Some((user, rest)) => (masked_user(scheme, user), rest),
         None => (String::new(), rest),
@@ -25,20 +33,44 @@ pub(crate) fn masked(text: &str) -> String {
     format!("{scheme}://{user}{address}{query}")
 }
 
-/// The passwords and tokens within a URL, as they are written and as they are meant.
+/// The passwords and tokens within a URL, as they are written and as they are meant; of one that can be read in two ways,
+/// those of both.
 pub(crate) fn secrets_in(url: &str) -> Vec<String> {
     let Some((scheme, rest)) = url.split_once("://") else { return Vec::new() };
-    let (user, rest) = rest.rsplit_once('@').map_or(("", rest), |(user, rest)| (user, rest));
-    let login = match user.split_once(':') {
+    let (user, address) = rest.rsplit_once('@').unwrap_or(("", rest));
+    let mut written = vec![login(scheme, user)];
+    written.extend(secret_parameters(address));
+    if let Some(authority) = doubtful_authority(rest) {
+        let user = authority.rsplit_once('@').map_or("", |(user, _)| user);
+        let word = address.split(['/', '?', '#', '&']).next().unwrap_or_default();
+        written.extend([login(scheme, user), address, word]);
+        written.extend(secret_parameters(rest));
+    }
+    let written = written.into_iter().filter(|secret| !secret.is_empty());
+    written.flat_map(|secret| [secret.to_owned(), percent_decoded(secret)]).collect()
+}
+
+/// The authority of a URL, given what follows its scheme, if there is an `@` behind it: that may as well be the end of a
+/// password that should have been escaped.
+fn doubtful_authority(rest: &str) -> Option<&str> {
+    let (authority, behind) = rest.split_at(rest.find(HOST_ENDS)?);
+    behind.contains('@').then_some(authority)
+}
+
+/// What the user of a URL has to keep secret. A user alone is a token for everybody but databases.
+fn login<'a>(scheme: &str, user: &'a str) -> &'a str {
+    match user.split_once(':') {
         Some((_, password)) => password,
         None if scheme.starts_with("postgres") => "",
         None => user,
-    };
-    let query = rest.split_once('?').map_or("", |(_, query)| query);
+    }
+}
+
+/// The values of the parameters that are secrets.
+fn secret_parameters(address: &str) -> impl Iterator<Item = &str> {
+    let query = address.split_once('?').map_or("", |(_, query)| query);
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    let parameters = pairs.filter(|(name, _)| is_secret(name)).map(|(_, value)| value);
-    let written = std::iter::once(login).chain(parameters).filter(|secret| !secret.is_empty());
-    written.flat_map(|secret| [secret.to_owned(), percent_decoded(secret)]).collect()
+    pairs.filter(|(name, _)| is_secret(name)).map(|(_, value)| value)
 }
 
 /// What is not to be seen in what others say, and what is shown instead of it.
@@ -171,7 +203,8 @@ mod tests {
     fn passwords_are_masked() {
         for (text, shown) in [
             ("postgres://u:canary@h/d?x=1", "postgres://u:***@h/d?x=1"),
-            ("postgres://u:can@ary/can?ary#canary@h/d", "postgres://u:***@h/d"),
+            ("unix:///run/redis.sock?user=u&pass=canary", "unix:///run/redis.sock?user=u&pass=***"),
+            ("host=h passphrase=canary", "host=h passphrase=***"),
             (
                 "postgres://h/d?user=u&password=canary&sslmode=require",
                 "postgres://h/d?user=u&password=***&sslmode=require",
@@ -191,6 +224,23 @@ mod tests {
         }
     }
 
+    /// An `@` behind the host: the end of a password that should have been escaped, or a part of the path.
+    #[test]
+    fn of_a_url_that_can_be_read_in_two_ways_no_reading_shows_a_secret() {
+        for (url, shown) in [
+            ("postgres://u:can@ary/can?ary#canary@h/d", "postgres://u:***"),
+            ("postgres://u:canary@h/d?options=a@b", "postgres://u:***"),
+            ("https://h/x?to=a@b.c&token=canary", "https://***"),
+            ("https://h/hooks/@canary", "https://***"),
+            ("https://h:8080/hooks/@canary", "https://h:***"),
+            ("https://canary@h:8080/hooks/@canary", "https://***"),
+            ("nats://cana/ry@h", "nats://***"),
+        ] {
+            assert_eq!(masked(url), shown);
+            assert_eq!(masked(shown), shown, "what is masked stays so");
+        }
+    }
+
     #[test]
     fn secrets_in_urls_are_found_as_written_and_as_meant() {
         for (url, secrets) in [
@@ -198,12 +248,28 @@ mod tests {
             ("redis://:can@ary@h/0", &["can@ary", "can@ary"]),
             ("nats://canary@h", &["canary", "canary"]),
             ("postgres://user@h/d?sslmode=require&password=canary", &["canary", "canary"]),
+            ("unix:///run/redis.sock?user=u&pass=canary", &["canary", "canary"]),
             ("https://h/x?a=b", &[]),
             ("host=h", &[]),
         ] {
             assert_eq!(secrets_in(url), secrets, "{url}");
         }
         assert_eq!(percent_decoded("100%-%4-%41%"), "100%-%4-A%");
+    }
+
+    #[test]
+    fn secrets_of_both_readings_of_a_url_are_found() {
+        for (url, secrets) in [
+            ("https://h/x?to=a@b.c&token=canary", &["canary"][..]),
+            ("https://h/x?token=canary&to=a@b.c", &["canary"]),
+            ("https://h/hooks/@canary?x=1", &["canary"]),
+            ("https://token@h/hooks/@canary", &["token", "canary"]),
+            ("https://u:word@h/hooks/@canary", &["word", "canary"]),
+            ("postgres://u:can/ary@h/d?password=canary", &["can/ary", "canary"]),
+        ] {
+            let found = secrets_in(url);
+            assert!(secrets.iter().all(|secret| found.iter().any(|one| one == secret)), "{url}: {found:?}");
+        }
     }
 
     #[test]

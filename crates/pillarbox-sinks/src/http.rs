@@ -178,7 +178,9 @@ impl HttpSink {
                 break;
             }
             let result = self.deliver_one(&batch.subscription, &batch.events[index]).await;
-            course.learn(&result);
+            if !matches!(&result, Err(failure) if failure.unsent) {
+                course.learn(&result);
+            }
             match result {
                 Ok(()) => outcomes.push((index, Outcome::Delivered)),
                 Err(failure) => {
@@ -236,7 +238,20 @@ impl HttpSink {
         let response = request.send().await.map_err(|error| self.no_answer(error))?;
         let judged = judge(&url, response.status(), response.headers());
         self.drain(response).await;
-        judged
+        judged.map_err(|failure| self.of_this_place(failure))
+    }
+
+    /// Where events choose their path, one that has gone says nothing of the others.
+    fn of_this_place(&self, failure: Failure) -> Failure {
+        match failure.kind {
+            _ if self.target.is_constant() => failure,
+            "gone" => Failure {
+                kind: "gone",
+                ..Failure::permanent(format!("{} answered 410 Gone where this event goes", self.target.origin()))
+            },
+            "not_found" => Failure { fault: Fault::Event, ..failure },
+            _ => failure,
+        }
     }
 
     /// Reads what is left of an answer, so that the connection can be used again; one that is too long or too slow is cut.
@@ -288,8 +303,9 @@ impl Sink for HttpSink {
             let fine = match status {
                 StatusCode::NOT_IMPLEMENTED => true,
                 StatusCode::NOT_FOUND => !self.target.is_constant(),
-                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::GONE => false,
-                status => !status.is_server_error(),
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED => false,
+                StatusCode::GONE => !self.target.is_constant(),
+                status => !status.is_server_error() && !status.is_redirection(),
             };
             if fine { Ok(()) } else { judged }
         })
@@ -423,6 +439,9 @@ mod tests {
         check_invalid(HttpConfig { ca_file: Some("/dev/null".into()), ..fine() }, "holds no certificate");
         check_invalid(HttpConfig { block_private_addresses: true, ..config("http://10.0.0.1/") }, "not public");
         check_invalid(config("amqp://h/"), "http://");
+        for url in ["http://h/a/../{key}", "http://h/./{key}", "http://h/{key|..}", "http://h/%2e%2E/x"] {
+            check_invalid(config(url), "'.' or '..'");
+        }
     }
 
     #[test]

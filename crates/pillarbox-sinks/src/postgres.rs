@@ -26,6 +26,9 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a statement that was in another's way waits before it is tried again; longer each time.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
+/// The longest time that connecting and one batch may be given.
+const POSTGRES_TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+
 /// What one statement may carry, roughly; larger batches are appended in parts.
 const STATEMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
 
@@ -81,6 +84,9 @@ impl PostgresSink {
         }
         if config.timeout.is_zero() {
             return Err(invalid("timeout = 0 leaves no time to deliver; write a duration like 30s"));
+        }
+        if config.timeout > POSTGRES_TIMEOUT_MAX {
+            return Err(invalid("timeout of a postgres sink is at most postgres_timeout_max = 1h"));
         }
         let source = source.into();
         if source.contains('\0') {
@@ -264,7 +270,7 @@ impl<'a> Answers<'a> {
         match found {
             Some((0, what)) => {
                 let message = format!("the {what} has a NUL character, which PostgreSQL cannot store");
-                self.fail(part[0], Failure { kind: "not_storable", ..Failure::permanent(message) });
+                self.fail(part[0], Failure::unsendable("not_storable", message));
                 parts.push(part.split_off(1));
                 None
             }

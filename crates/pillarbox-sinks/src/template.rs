@@ -11,7 +11,7 @@ pub const TEMPLATE_BYTES_MAX: usize = 4096;
 ///
 /// `{key|none}` is `none` for an event without a key. Without such a fallback the event is refused for good: it would go somewhere
 /// that nobody meant. `{{` and `}}` are braces.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Template {
     text: String,
     parts: Vec<Part>,
@@ -63,7 +63,7 @@ impl Template {
                 self.text,
                 name.len()
             );
-            return Err(Failure { kind: "destination", ..Failure::permanent(message) });
+            return Err(Failure::unsendable("destination", message));
         }
         Ok(Cow::Owned(name))
     }
@@ -81,6 +81,19 @@ impl Template {
         }
     }
 
+    /// What an event would make of it that fills every place with `x`, and one that fills those without a fallback alone.
+    pub fn samples(&self) -> [String; 2] {
+        let filled = |fall_back: bool| {
+            let part = |part: &Part| match part {
+                Part::Text(text) => text.clone(),
+                Part::Place { fallback: Some(fallback), .. } if fall_back => fallback.clone(),
+                Part::Place { .. } => "x".to_owned(),
+            };
+            self.parts.iter().map(part).collect()
+        };
+        [filled(false), filled(true)]
+    }
+
     /// Whether all events go to the same name.
     pub fn is_constant(&self) -> bool {
         matches!(self.parts.as_slice(), [Part::Text(_)])
@@ -91,7 +104,14 @@ impl Template {
             "the event has no {field}, which '{}' needs; publish it with one, or write a fallback like {{{field}|none}}",
             self.text
         );
-        Failure { kind: "destination", ..Failure::permanent(message) }
+        Failure::unsendable("destination", message)
+    }
+}
+
+impl fmt::Debug for Template {
+    /// Without the text, which may hold a token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Template").field("is_constant", &self.is_constant()).finish_non_exhaustive()
     }
 }
 
@@ -121,7 +141,8 @@ impl FromStr for Template {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let invalid = |why: String| Error::new(ErrorKind::Invalid, format!("'{text}' is not a template: {why}"));
+        // Not the text itself: that of a webhook may hold a token.
+        let invalid = |why: String| Error::new(ErrorKind::Invalid, format!("this is not a template: {why}"));
         let mut parts = Vec::new();
         let mut literal = String::new();
         let mut rest = text;
@@ -221,6 +242,13 @@ mod tests {
         assert!(template.render(&long).unwrap_err().message.contains("template_bytes_max"));
         let template: Template = "{topic}".parse().unwrap();
         assert_eq!(template.render(&long).unwrap().len(), TEMPLATE_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_token_in_a_template_is_not_shown() {
+        let template: Template = "https://h/canary/{key}".parse().unwrap();
+        assert!(!format!("{template:?}").contains("canary"));
+        assert!(!"https://h/canary/{".parse::<Template>().unwrap_err().to_string().contains("canary"));
     }
 
     #[test]

@@ -35,6 +35,9 @@ pub(crate) struct Breaker {
     /// The last probe was an event that had been refused before, and was again. That says nothing new: the receiver is not said to be
     /// down, but what it has not seen yet is sent one by one until it takes something.
     wary: bool,
+    /// The last probe was the first try of another key, and was refused too. The next is one that was refused before, if there is one: it
+    /// may be taken now.
+    retry_next: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
@@ -136,10 +139,12 @@ impl Breaker {
                 self.refused.push(key);
             }
             if self.refuses_all() {
+                self.retry_next = self.state == State::Probing;
                 let error = format!("{BREAKER_KEYS_MAX} different keys failed in a row; the last: {error}");
                 return self.failure(now, &error, None);
             }
         }
+        self.retry_next &= first_try;
         self.answered();
     }
 
@@ -147,11 +152,16 @@ impl Breaker {
         self.refused.len() >= BREAKER_KEYS_MAX
     }
 
-    /// How little an event is fit to be the probe: 0 is best. One under suspicion tells least. Where many keys were refused, only the
-    /// first try of another tells whether that goes on.
+    /// Whether an event that was refused before is to be the next probe.
+    pub(crate) fn wants_retry(&self) -> bool {
+        self.retry_next && self.refuses_all()
+    }
+
+    /// How little an event is fit to be the probe: 0 is best. One under suspicion tells least. Where many keys were refused, the first
+    /// try of another tells whether that goes on; then it is the turn of one that was refused before.
     pub(crate) fn unfitness(&self, position: Position, key: u64, first_try: bool) -> u8 {
         let refused_before = !first_try || self.refused.contains(&key);
-        if self.suspects(position) { 2 } else { u8::from(self.refuses_all() && refused_before) }
+        if self.suspects(position) { 2 } else { u8::from(self.refuses_all() && refused_before != self.retry_next) }
     }
 
     /// The sink is down.
@@ -382,6 +392,21 @@ mod tests {
         let unfitness = [(6, 6, true), (7, 5, true), (8, 6, false), (9, 9, true)]
             .map(|(position, key, first_try)| breaker.unfitness(position, key, first_try));
         assert_eq!(unfitness, [0, 1, 1, 2]);
+    }
+
+    #[test]
+    fn after_a_refused_first_try_it_is_the_turn_of_a_retry() {
+        let mut breaker = refusing(BREAKER_KEYS_MAX);
+        assert!(!breaker.wants_retry(), "another key tells more at first");
+        breaker.probing();
+        breaker.refused(at(1), 6, true, "422");
+        assert!(breaker.wants_retry());
+        assert_eq!((breaker.unfitness(1, 1, false), breaker.unfitness(7, 7, true)), (0, 1));
+        breaker.probing();
+        breaker.refused(at(2), 1, false, "422");
+        breaker.probe_over(at(2));
+        assert!(!breaker.wants_retry());
+        assert_eq!((breaker.unfitness(1, 1, false), breaker.unfitness(7, 7, true)), (1, 0));
     }
 
     #[test]

@@ -187,6 +187,11 @@ impl Dispatcher {
         waiting
     }
 
+    /// Whether an event that was refused before could be sent and is not.
+    pub(crate) fn has_ready_retry(&self) -> bool {
+        self.ready.iter().any(|item| item.attempts > 0)
+    }
+
     pub(crate) fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }

@@ -114,6 +114,8 @@ pub struct Failure {
     pub permanent: bool,
     /// Not before this wait, if the receiver asked for one.
     pub retry_after: Option<Duration>,
+    /// The event was refused before anything was sent: this says nothing of the receiver.
+    pub unsent: bool,
     /// The receiver wants nothing more: the subscription is paused, with this failure as the reason, until somebody resumes it.
     pub pause: bool,
     /// A short constant name for counters, like `timeout`.
@@ -140,6 +142,7 @@ impl Failure {
             fault: Fault::Event,
             permanent: false,
             retry_after: None,
+            unsent: false,
             pause: false,
             kind: "event",
             message: message.into(),
@@ -149,6 +152,11 @@ impl Failure {
     /// The event's fault, and no retry can help.
     pub fn permanent(message: impl Into<String>) -> Self {
         Failure { permanent: true, kind: "permanent", ..Failure::event(message) }
+    }
+
+    /// The event cannot be sent, whatever the receiver would say, and no retry can help.
+    pub fn unsendable(kind: &'static str, message: impl Into<String>) -> Self {
+        Failure { unsent: true, kind, ..Failure::permanent(message) }
     }
 
     /// The receiver is down or overloaded.

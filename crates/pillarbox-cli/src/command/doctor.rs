@@ -2,13 +2,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use pillarbox::{Check, Level, Operator};
+use pillarbox::{Check, Level, Operator, Sink};
 use tokio::sync::{Notify, Semaphore};
-use tokio::task::JoinSet;
+use tokio::task::JoinError;
 
 use super::Scope;
 use crate::config::{Config, Loaded, SinkSettings};
-use crate::exit::Exit;
+use crate::exit::{Exit, chain};
 use crate::output::{Output, Style};
 use crate::sink::{self, ANY_SOURCE};
 
@@ -22,14 +22,14 @@ const ASKED_AT_ONCE_MAX: usize = 16;
 pub(super) async fn run(scope: &Scope) -> Result<Exit> {
     let database = scope.database()?;
     let mut checks = database.open_unexamined().await?.doctor().await.map_err(|error| database.explain(error))?;
-    let Loaded { config, problems, .. } = scope.load_config()?;
-    checks.extend(problems.iter().map(|problem| Check {
-        name: "config".to_owned(),
-        level: Level::Failed,
-        finding: problem.to_string(),
-        fix: Some("change it; `pillarbox config check` says when all is well".to_owned()),
-    }));
-    checks.extend(ask_receivers(&scope.output, &config).await);
+    match scope.load_config() {
+        Ok(Loaded { config, problems, .. }) => {
+            checks.extend(problems.iter().map(|problem| wrong_config(problem.to_string())));
+            checks.extend(ask_receivers(&scope.output, &config).await);
+        }
+        // What was found until here is told all the same.
+        Err(error) => checks.push(wrong_config(chain(&error))),
+    }
     print(&scope.output, &checks)?;
     let mut failed = checks.iter().filter(|check| check.level == Level::Failed);
     Ok(match failed.next() {
@@ -38,6 +38,15 @@ pub(super) async fn run(scope: &Scope) -> Result<Exit> {
         Some(check) if ["schema", "home"].contains(&check.name.as_str()) => Exit::Schema,
         Some(_) => Exit::Failed,
     })
+}
+
+fn wrong_config(finding: String) -> Check {
+    Check {
+        name: "config".to_owned(),
+        level: Level::Failed,
+        finding,
+        fix: Some("change it; `pillarbox config check` says when all is well".to_owned()),
+    }
 }
 
 fn print(output: &Output, checks: &[Check]) -> Result<()> {
@@ -62,49 +71,102 @@ fn print(output: &Output, checks: &[Check]) -> Result<()> {
 async fn ask_receivers(output: &Output, config: &Config) -> Vec<Check> {
     let bar = output.progress(Some(config.subscriptions.len() as u64), "asking receivers");
     let turns = Arc::new(Semaphore::new(ASKED_AT_ONCE_MAX));
-    let mut asked = JoinSet::new();
-    for (index, subscription) in config.subscriptions.iter().enumerate() {
-        let (name, settings, turns) = (subscription.name.clone(), subscription.sink.clone(), turns.clone());
-        asked.spawn(async move {
+    let ask_in_turn = |settings: &SinkSettings| {
+        let (settings, turns) = (settings.clone(), turns.clone());
+        tokio::spawn(async move {
             let _turn = turns.acquire_owned().await;
-            ask(&settings).await.map(|check| (index, Check { name: format!("sink of '{name}'"), ..check }))
-        });
-    }
-    let mut answers = Vec::new();
-    while let Some(answer) = asked.join_next().await {
+            ask(&settings).await
+        })
+    };
+    let asked: Vec<_> = config.subscriptions.iter().map(|one| (one, ask_in_turn(&one.sink))).collect();
+    let mut checks = Vec::new();
+    for (subscription, answer) in asked {
+        let check = unless_panicked(&place_of(&subscription.sink), answer.await);
+        let name = format!("sink of '{}'", subscription.name);
+        checks.extend(check.map(|check| Check { name, ..check }));
         bar.inc(1);
-        answers.extend(answer.ok().flatten());
     }
     bar.finish_and_clear();
-    answers.sort_by_key(|(index, _)| *index);
-    answers.into_iter().map(|(_, check)| check).collect()
+    checks
 }
 
 /// None: the sink cannot be built, which is a problem of the config and said there.
 async fn ask(settings: &SinkSettings) -> Option<Check> {
     let sink = sink::build(settings, ANY_SOURCE, &Arc::new(Notify::new())).ok()?;
-    let answer = tokio::time::timeout(ANSWER_TIME_MAX, sink.check()).await;
-    let place = format!("{} {}", settings.kind.name, settings.destination());
-    let place = place.trim_end();
-    let failed = |message: &str, fix: &str| Check {
-        name: String::new(),
-        level: Level::Failed,
-        finding: format!("{place}: {message}"),
-        fix: Some(fix.to_owned()),
-    };
-    Some(match answer {
+    Some(ask_sink(sink.as_ref(), &place_of(settings)).await)
+}
+
+/// Where a sink delivers to, with its kind.
+fn place_of(settings: &SinkSettings) -> String {
+    format!("{} {}", settings.kind.name, settings.destination()).trim_end().to_owned()
+}
+
+async fn ask_sink(sink: &dyn Sink, place: &str) -> Check {
+    match tokio::time::timeout(ANSWER_TIME_MAX, sink.check()).await {
         Ok(Ok(())) => {
             Check { name: String::new(), level: Level::Ok, finding: format!("{place}: takes events"), fix: None }
         }
         Ok(Err(failure)) => failed(
+            place,
             &failure.message,
             "make it reachable or change the sink, then run `pillarbox doctor` again; until then its events wait, and no \
              attempt is counted",
         ),
         Err(_) => failed(
+            place,
             &format!("no answer within {} s", ANSWER_TIME_MAX.as_secs()),
             "see whether the address is right and whether a firewall drops the packets, then run `pillarbox doctor` again; \
              until then its events wait, and no attempt is counted",
         ),
+    }
+}
+
+/// A receiver that could not be asked is not one that is well. What a panic says may contain anything, and is not repeated.
+fn unless_panicked(place: &str, answer: Result<Option<Check>, JoinError>) -> Option<Check> {
+    answer.unwrap_or_else(|_| {
+        let fix = "this is a mistake in the sink; report it with what was said on standard error";
+        Some(failed(place, "the sink panicked when it was asked", fix))
     })
+}
+
+fn failed(place: &str, message: &str, fix: &str) -> Check {
+    Check {
+        name: String::new(),
+        level: Level::Failed,
+        finding: format!("{place}: {message}"),
+        fix: Some(fix.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pillarbox::{Batch, BoxFuture, Failure, Outcome, SinkFeatures};
+
+    use super::*;
+
+    /// Cannot be asked.
+    struct Broken;
+
+    impl Sink for Broken {
+        fn features(&self) -> SinkFeatures {
+            SinkFeatures::default()
+        }
+
+        fn deliver(&self, _: Batch) -> BoxFuture<'_, Vec<Outcome>> {
+            Box::pin(async { Vec::new() })
+        }
+
+        fn check(&self) -> BoxFuture<'_, Result<(), Failure>> {
+            Box::pin(async { panic!("canary") })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_sink_that_panics_is_a_finding() {
+        let answer = tokio::spawn(async { Some(ask_sink(&Broken, "http https://h/…").await) }).await;
+        let check = unless_panicked("http https://h/…", answer).unwrap();
+        assert_eq!(check.level, Level::Failed);
+        assert_eq!(check.finding, "http https://h/…: the sink panicked when it was asked");
+        assert!(unless_panicked("", Ok(None)).is_none());
+    }
 }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use pillarbox::{Operator, Relay, Report, Sink, Subscription};
+use pillarbox::{Operator, PausedBy, Relay, Report, Sink, Subscription, SubscriptionStatus};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -55,7 +55,13 @@ pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
     if let Err(error) = say_new(&relay, &operator).await {
         warn!(error = chain(&error), "cannot say what a new subscription will get");
     }
-    work(relay, signals, &closed, &health, args.until_idle).await
+    let names: Vec<&str> = plan.iter().map(|(subscription, _)| subscription.name.as_str()).collect();
+    let Some(report) = work(relay, signals, &closed, &health, args.until_idle).await? else { return Ok(Exit::Failed) };
+    if args.until_idle {
+        undelivered(&report)?;
+        paused_by_receiver(&operator.status().await?.subscriptions, &names)?;
+    }
+    Ok(Exit::Done)
 }
 
 /// One line a subscription, so that a log shows what this relay was told to do.
@@ -102,8 +108,14 @@ async fn store_limits(config: &Config, operator: &Log) -> Result<()> {
     Ok(operator.set_limits(limits).await?)
 }
 
-/// Lets the relay work until something ends it, then ends it cleanly.
-async fn work(relay: Relay, mut signals: Signals, closed: &Notify, health: &Health, until_idle: bool) -> Result<Exit> {
+/// Lets the relay work until something ends it, then ends it cleanly. None: it was stopped at once.
+async fn work(
+    relay: Relay,
+    mut signals: Signals,
+    closed: &Notify,
+    health: &Health,
+    until_idle: bool,
+) -> Result<Option<Report>> {
     tokio::select! {
         result = relay.until_idle(), if until_idle => result?,
         () = watch(&relay, health) => {}
@@ -117,11 +129,11 @@ async fn work(relay: Relay, mut signals: Signals, closed: &Notify, health: &Heal
         result = relay.drain() => result.context("could not drain")?,
         _ = signals.next() => {
             warn!("stopped at once; what was in flight comes again");
-            return Ok(Exit::Failed);
+            return Ok(None);
         }
     }
     info!("drained");
-    if until_idle { undelivered(&report) } else { Ok(Exit::Done) }
+    Ok(Some(report))
 }
 
 /// Tells the listener whether this relay takes part: it does not while it has lost the database.
@@ -133,7 +145,7 @@ async fn watch(relay: &Relay, health: &Health) {
 }
 
 /// A script that waits for everything to be delivered must learn that a sink did not take it.
-fn undelivered(report: &Report) -> Result<Exit> {
+fn undelivered(report: &Report) -> Result<()> {
     for (name, subscription) in &report.subscriptions {
         if let Some(breaker) = &subscription.breaker {
             let error = &breaker.error;
@@ -146,7 +158,29 @@ fn undelivered(report: &Report) -> Result<Exit> {
             return Err(Stop::with(Exit::Failed, format!("subscription '{name}' was stopped by a limit: {reason}")));
         }
     }
-    Ok(Exit::Done)
+    Ok(())
+}
+
+/// Nor did a receiver take what waits since it paused its subscription, in an earlier run perhaps. What an operator paused is
+/// meant to wait.
+fn paused_by_receiver(all: &[SubscriptionStatus], names: &[&str]) -> Result<()> {
+    for one in all.iter().filter(|one| names.contains(&one.name.as_str())) {
+        let waiting = one.pending + one.processing + one.retrying + one.blocked;
+        if one.paused_by != Some(PausedBy::Receiver) || waiting == 0 {
+            continue;
+        }
+        let name = &one.name;
+        let reason = one.paused_reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        let wait = if waiting == 1 { "1 event waits".to_owned() } else { format!("{waiting} events wait") };
+        return Err(Stop::with(
+            Exit::Failed,
+            format!(
+                "subscription '{name}' was paused by its receiver{reason}; {wait}; `pillarbox resume {name}` once the \
+                 receiver takes events again"
+            ),
+        ));
+    }
+    Ok(())
 }
 
 /// What this relay runs: the config's subscriptions, or everything to standard output.

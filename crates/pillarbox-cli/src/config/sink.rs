@@ -8,7 +8,7 @@ use super::duration;
 use super::section::{Section, Text};
 use super::sink_kind::{Key, Shape, SinkKind};
 use crate::secret::{MASK, Redactions, masked, secrets_in};
-use crate::sink;
+use crate::sink::{self, Refusal};
 
 /// How deep a chain may contain chains.
 const CHAIN_DEPTH_MAX: usize = 4;
@@ -76,7 +76,7 @@ impl SinkSettings {
     /// Finds what only the sink itself knows to be wrong; nothing is connected to.
     fn try_to_build(&self, section: &Section<'_>) {
         let Err(refusal) = sink::try_to_build(self) else { return };
-        let (faults, redactions) = (self.faults(), self.redactions());
+        let (faults, redactions) = (self.faults(&refusal), self.redactions());
         if faults.is_empty() {
             section.problem(redactions.apply(&refusal.to_string()));
         }
@@ -85,8 +85,12 @@ impl SinkSettings {
         }
     }
 
-    /// The keys that are wrong: those that a sink which can be built does not bear.
-    fn faults(&self) -> Vec<(&'static str, String)> {
+    /// The keys that are wrong: the one without which the sink can be built, else those that a sink which can be built does
+    /// not bear.
+    fn faults(&self, refusal: &Refusal) -> Vec<(&'static str, String)> {
+        if let Some(key) = self.only_fault() {
+            return vec![(key, refusal.to_string())];
+        }
         let mut sound = self.like_its_examples();
         if sink::try_to_build(&sound).is_err() {
             return Vec::new();
@@ -108,6 +112,19 @@ impl SinkSettings {
             }
             suspects = faults.into_iter().map(|(key, _)| key).collect();
         }
+    }
+
+    /// The one key that may be left out and without which all is well. Two keys that need each other are not put apart here.
+    fn only_fault(&self) -> Option<&'static str> {
+        let optional =
+            self.kind.keys.iter().filter(|key| key.example.is_none() && self.settings.contains_key(key.name));
+        let mut faults = optional.map(|key| key.name).filter(|key| {
+            let mut without = self.clone();
+            without.settings.remove(key);
+            sink::try_to_build(&without).is_ok()
+        });
+        // Where two keys do not go together, leaving out either one helps.
+        faults.next().filter(|_| faults.next().is_none())
     }
 
     /// A sink of the same kind with nothing but what has to be there.
@@ -200,9 +217,7 @@ impl SinkSettings {
         let required = self.kind.keys.iter().filter(|key| key.example.is_some());
         let shown = required.filter_map(|key| match self.settings.get(key.name) {
             // Tokens in the paths of webhooks are common.
-            Some(Setting::Text(text)) if key.name == "url" && !text.from_file => {
-                Some(without_http_path(&masked(&text.value)))
-            }
+            Some(Setting::Text(text)) if key.name == "url" && !text.from_file => Some(without_http_path(&text.value)),
             Some(Setting::Text(text)) => Some(shown(text, false)),
             _ => None,
         });
@@ -288,15 +303,16 @@ fn shown(text: &Text, hidden: bool) -> String {
     if hidden || text.from_file { MASK.to_owned() } else { masked(&text.value) }
 }
 
-/// `https://host/…` of a URL of a webhook; other URLs as they are.
+/// `https://host/…` of a URL of a webhook, other URLs whole; without secrets.
 fn without_http_path(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| scheme.starts_with("http")) else {
-        return url.to_owned();
+        return masked(url);
     };
-    match rest.find(['/', '?', '#', '{']) {
-        Some(end) => format!("{scheme}://{}/…", &rest[..end]),
-        None => url.to_owned(),
-    }
+    let Some(end) = rest.find(['/', '?', '#', '{']) else { return masked(url) };
+    let (host, path) = rest.split_at(end);
+    // With an `@` in the path, what looks like a port may be the beginning of a password that should have been escaped.
+    let host = if path.contains('@') { host.split(':').next().unwrap_or_default() } else { host };
+    format!("{}/…", masked(&format!("{scheme}://{host}")))
 }
 
 impl Serialize for SinkSettings {

@@ -58,6 +58,19 @@ fn a_named_config_that_is_not_there_is_wrong_usage() {
 }
 
 #[test]
+fn doctor_tells_what_it_found_although_the_config_cannot_be_read() {
+    let place = Place::new(On::Sqlite);
+    let output = place.command(&["doctor", "--config", "nowhere.toml"]).output().unwrap();
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}{}", stderr(&output));
+    assert!(text.contains("schema: "), "{text}");
+    assert!(text.contains("failed   config: cannot read the config file nowhere.toml"), "{text}");
+    let output = place.command(&["doctor", "--json", "--config", "nowhere.toml"]).output().unwrap();
+    let checks: Vec<serde_json::Value> = serde_json::from_str(&stdout(&output)).unwrap();
+    assert!(checks.len() > 1 && checks.iter().any(|check| check["name"] == "config"), "{checks:?}");
+}
+
+#[test]
 fn operators_are_not_kept_from_the_log_by_what_does_not_concern_them() {
     let place = Place::with_file_sink(On::Sqlite);
     place.ok(&["run", "--until-idle"]);

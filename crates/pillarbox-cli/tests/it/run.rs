@@ -105,6 +105,40 @@ fn until_idle_fails_when_a_sink_did_not_take_everything(on: On) {
     assert_eq!(place.lines("no/such/directory/out.ndjson").len(), 1);
 }
 
+/// Nobody but the receiver knows that its subscription stands still; an operator's pause is known to who made it.
+fn until_idle_fails_while_the_receiver_has_paused_what_waits(on: On) {
+    let place = Place::with_file_sink(on);
+    place.ok(&["run", "--until-idle"]);
+    place.ok(&["pause", "out", "--reason", "410 Gone"]);
+    place.sql().execute("update pillarbox_subscription set paused_by = 'receiver'");
+    place.ok(&["run", "--until-idle"]);
+    place.publish(&[]);
+    let text = place.fails(1, &["run", "--until-idle"]);
+    for part in ["'out'", "410 Gone", "1 event waits", "pillarbox resume out"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    place.ok(&["pause", "out"]);
+    place.ok(&["run", "--until-idle"]);
+    place.ok(&["resume", "out"]);
+    place.ok(&["run", "--until-idle"]);
+    assert_eq!(place.lines("out.ndjson").len(), 1);
+}
+
+/// Another relay's subscription is not this one's to deliver.
+fn until_idle_does_not_fail_for_a_subscription_of_another_config(on: On) {
+    let place = Place::with_file_sink(on);
+    place.ok(&["run", "--until-idle"]);
+    place.ok(&["pause", "out", "--reason", "410 Gone"]);
+    place.sql().execute("update pillarbox_subscription set paused_by = 'receiver'");
+    place.publish(&[]);
+    place.write(
+        "pillarbox.toml",
+        "[[subscription]]\nname = \"other\"\nsink = { kind = \"file\", path = \"other.ndjson\" }\n",
+    );
+    place.ok(&["run", "--until-idle"]);
+    assert_eq!(place.lines("other.ndjson").len(), 1);
+}
+
 on_each!(
     without_a_config_everything_goes_to_standard_output,
     sigterm_drains_and_nothing_comes_again,
@@ -114,4 +148,6 @@ on_each!(
     logs_can_be_json,
     a_second_signal_stops_at_once,
     until_idle_fails_when_a_sink_did_not_take_everything,
+    until_idle_fails_while_the_receiver_has_paused_what_waits,
+    until_idle_does_not_fail_for_a_subscription_of_another_config,
 );

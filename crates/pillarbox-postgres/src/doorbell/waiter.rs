@@ -18,6 +18,8 @@ const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 const SESSIONS_END_MAX: Duration = Duration::from_millis(100);
 const SESSIONS_LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
+const WAIT_FOR_LOCK: &str = "select wait_for_lock($1, $2, $3)";
+
 /// How many cancels may come too late for what they were meant for.
 const LATE_CANCELS_MAX: u32 = 2;
 
@@ -73,6 +75,12 @@ impl Waiter {
     /// Returns without an error when nobody gives orders any more.
     async fn serve(&mut self) -> Db<()> {
         let session = Session::connect(&self.config, &session_name(&self.config, self.id, Role::Waiter), None).await?;
+        // Prepared before anything is cancelled: a cancel that comes late must not hit this.
+        for sql in
+            [WAIT_FOR_LOCK, include_str!("../sql/bell_release.sql"), include_str!("../sql/instance_backends.sql")]
+        {
+            session.statement(sql).await?;
+        }
         let (mut held, mut asked, mut ended) = (false, false, None);
         while self.orders.has_changed().is_ok() {
             let orders = *self.orders.borrow_and_update();
@@ -112,7 +120,7 @@ impl Waiter {
         shared: bool,
         keep: impl Fn(&Orders) -> bool,
     ) -> Db<bool> {
-        let statement = session.statement("select wait_for_lock($1, $2, $3)").await?;
+        let statement = session.statement(WAIT_FOR_LOCK).await?;
         let class = self.config.lock_class();
         let values: [&(dyn ToSql + Sync); 3] = [&class, &number, &shared];
         let waiting = session.query_one(&statement, &values);

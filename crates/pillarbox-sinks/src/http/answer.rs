@@ -56,10 +56,7 @@ pub(super) fn no_answer(origin: &str, timeout: Duration, error: reqwest::Error) 
         return Failure::unclear("timeout", message);
     }
     if error.is_builder() {
-        return Failure {
-            kind: "destination",
-            ..Failure::permanent(format!("no request can be made of the event: {cause}"))
-        };
+        return Failure::unsendable("destination", format!("no request can be made of the event: {cause}"));
     }
     let message = format!(
         "the connection to {origin} was lost before it answered ({cause}); whether it has the event is not known"

@@ -127,7 +127,7 @@ fn no_header(name: &str) -> Failure {
         "the event cannot travel in binary mode: '{}' does not make a header of HTTP; use mode = \"structured\"",
         name.escape_debug()
     );
-    Failure { kind: "header", ..Failure::permanent(message) }
+    Failure::unsendable("header", message)
 }
 
 #[cfg(test)]

@@ -37,6 +37,9 @@ impl Target {
         if block_private_addresses && literal_address(&base).is_some_and(|address| !is_public(address)) {
             return Err(invalid("is an address that is not public, and block_private_addresses is on"));
         }
+        if template.samples().iter().any(|sample| has_dot_segment(sample)) {
+            return Err(invalid("has a part '.' or '..' in its path; write the path that is meant"));
+        }
         let origin = base.origin().ascii_serialization();
         Ok(Target { template, base, origin })
     }
@@ -55,7 +58,7 @@ impl Target {
                  publish it with another value, or take the place out of the url",
                 self.origin
             );
-            Failure { kind: "destination", ..Failure::permanent(message) }
+            Failure::unsendable("destination", message)
         })
     }
 

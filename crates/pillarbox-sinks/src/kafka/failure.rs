@@ -92,7 +92,7 @@ pub(super) fn no_report(place: &Place<'_>) -> Failure {
 /// An event whose topic cannot be one.
 pub(super) fn no_topic(template: &Template, why: &str) -> Failure {
     let message = format!("'{}' makes a name for this event that is no topic: {why}", template.as_str());
-    Failure { kind: "destination", ..Failure::permanent(message) }
+    Failure::unsendable("destination", message)
 }
 
 fn is_refusal(code: Code) -> bool {

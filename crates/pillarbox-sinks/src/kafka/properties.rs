@@ -28,10 +28,12 @@ const QUEUE_KIB_MAX: usize = 64 * 1024;
 /// What is set unless the user says otherwise.
 ///
 /// A batch is handed over at once and its last report awaited, so that waiting for company only makes it slower: not at all instead of
-/// librdkafka's 5 ms. What is handed over while a request is under way goes together with the next.
-const DEFAULTS: [(&str, &str); 4] = [
+/// librdkafka's 5 ms. What is handed over while a request is under way goes together with the next: one request at a time to a broker
+/// is enough then, and none can be taken before an earlier one that failed.
+const DEFAULTS: [(&str, &str); 5] = [
     ("client.id", "pillarbox"),
     ("queue.buffering.max.ms", "0"),
+    ("max.in.flight.requests.per.connection", "1"),
     ("partitioner", "murmur2_random"),
     ("reconnect.backoff.max.ms", "2000"),
 ];
@@ -66,7 +68,7 @@ const HARMLESS: [&str; 13] = [
 ];
 
 /// Properties that carry a promise of the sink.
-const GUARDED: [(&str, Allowed, &str); 11] = [
+const GUARDED: [(&str, Allowed, &str); 12] = [
     ("metadata.broker.list", Allowed::Never, "the brokers stand in `brokers`"),
     (
         "message.timeout.ms",
@@ -85,6 +87,11 @@ const GUARDED: [(&str, Allowed, &str); 11] = [
     ("max.in.flight.requests.per.connection", Allowed::To(5), "brokers keep the order of at most five"),
     ("delivery.report.only.error", Allowed::One(&["false"]), "nobody would ever learn that a record was delivered"),
     ("enable.gapless.guarantee", Allowed::One(&["false"]), "each record that is refused would stop the producer"),
+    (
+        "partitioner",
+        Allowed::One(&["consistent", "consistent_random", "murmur2", "murmur2_random", "fnv1a", "fnv1a_random"]),
+        "the events of a key must stay in one partition",
+    ),
     ("queuing.strategy", Allowed::One(&["fifo"]), "newer records would overtake older ones"),
 ];
 
@@ -137,7 +144,9 @@ impl Settings {
 }
 
 fn is_secret(name: &str, value: &str) -> bool {
-    !HARMLESS.contains(&name) && value.parse::<i64>().is_err() && value.parse::<bool>().is_err()
+    let named = ["password", "secret", "token", ".key", "pem", "jaas"].iter().any(|word| name.contains(word));
+    let plain = value.parse::<i64>().is_ok() || value.parse::<bool>().is_ok();
+    !HARMLESS.contains(&name) && (named || !plain)
 }
 
 /// The text without any of the secrets.
@@ -267,6 +276,7 @@ mod tests {
         refused("delivery.report.only.error", "true", "delivered");
         refused("enable.gapless.guarantee", "true", "refused");
         refused("queuing.strategy", "lifo", "overtake");
+        refused("partitioner", "random", "one partition");
         refused("test.mock.num.brokers", "1", "not there");
     }
 
@@ -312,11 +322,12 @@ mod tests {
         let config = config(&[
             ("sasl.password", "canary"),
             ("ssl.key.pem", "canary-key"),
+            ("ssl.key.password", "12345678"),
             ("ssl.ca.location", "/ca"),
             ("linger.ms", "5"),
             ("socket.keepalive.enable", "true"),
         ]);
         let settings = settings(&config).unwrap();
-        assert_eq!(redact(&settings.secrets, "/ca canary-key canary 5 true"), "/ca *** *** 5 true");
+        assert_eq!(redact(&settings.secrets, "/ca canary-key canary 12345678 5 true"), "/ca *** *** *** 5 true");
     }
 }

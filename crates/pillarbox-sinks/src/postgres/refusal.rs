@@ -40,9 +40,12 @@ impl Refusal {
     /// What a code means: about an event speaks what depends on its values, everything else is about the receiver.
     fn of_code(said: &DbError, table: &Table) -> Self {
         let code = said.code().code();
-        match (code, &code[..2]) {
+        match (code, code.get(..2).unwrap_or_default()) {
             ("40001" | "40P01" | "55P03", _) => Refusal::Again(sink("busy", said, BUSY)),
             // Of these the message may quote the payload, so the code has to do.
+            ("2200H", _) => {
+                Refusal::Sink(sink("full", said, "the table's sequence has no numbers left; make it a bigint"))
+            }
             (_, "22" | "54") => Refusal::Event(Failure {
                 kind: "not_storable",
                 ..Failure::permanent(format!(

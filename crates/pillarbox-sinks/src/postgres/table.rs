@@ -63,7 +63,7 @@ impl Table {
 
 fn is_name(name: &str) -> bool {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '$');
-    (1..=TABLE_NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(fits)
+    (1..=TABLE_NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(fits) && !name.contains("$$")
 }
 
 /// Safe because of what [`is_name`] lets through.
@@ -90,7 +90,9 @@ mod tests {
         let longest = "x".repeat(TABLE_NAME_BYTES_MAX);
         assert!(Table::parse(&longest).is_ok());
         let too_long = format!("{longest}x");
-        for text in ["", ".", "a.", ".a", "a.b.c", "a\"b", "\"a\"", "a b", "a;b", "@fence@", "a\0", "a'", &too_long] {
+        for text in
+            ["", ".", "a.", ".a", "a.b.c", "a\"b", "\"a\"", "a b", "a$$b", "a;b", "@fence@", "a\0", "a'", &too_long]
+        {
             let error = Table::parse(text).expect_err(text);
             assert!(error.to_string().contains("schema.name"), "{error}");
         }

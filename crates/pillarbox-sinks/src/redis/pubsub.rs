@@ -30,8 +30,8 @@ impl RedisPubSub {
         Ok(RedisPubSub { server: Server::new(&config)?, channel, require_receivers: false, format })
     }
 
-    /// Waits while a channel has no subscriber: the event is not delivered, and no attempt is counted. The whole subscription waits with
-    /// it, so this is for a channel that should always have one. Default: off.
+    /// Waits while the channel has no subscriber: the event is not delivered, and no attempt is counted. With places in the channel's
+    /// name, the event's key waits alone, and is tried again by the retry policy. Default: off.
     pub fn require_receivers(mut self, require: bool) -> Self {
         self.require_receivers = require;
         self
@@ -50,7 +50,9 @@ impl RedisPubSub {
         match reply {
             Value::Int(0) if self.require_receivers => {
                 let message = format!("nobody is subscribed to '{}'; start a subscriber", self.channel.as_str());
-                Outcome::Failed(Failure { kind: "no_receivers", ..Failure::sink(message) })
+                // Where events choose their channel, one without a subscriber says nothing of the others.
+                let failure = if self.channel.is_constant() { Failure::sink(message) } else { Failure::event(message) };
+                Outcome::Failed(Failure { kind: "no_receivers", ..failure })
             }
             Value::Int(_) => Outcome::Delivered,
             Value::ServerError(error) => Outcome::Failed(refusal(&error, &self.channel)),

@@ -237,7 +237,7 @@ async fn a_record_larger_than_the_producer_takes_is_refused_and_the_others_are_d
 async fn a_request_that_is_too_large_is_sent_anew_record_by_record_on_the_mock() {
     let cluster = Cluster::mock();
     let topic = cluster.create_topic(1);
-    let sink = open(&cluster, &topic);
+    let sink = with(config(&cluster, &topic), &[("linger.ms", "100")]).unwrap();
     delivered(&sink, events(1..=1)).await;
     // The request with all three, and then one of those with a single record.
     let too_large = RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE;
@@ -457,7 +457,8 @@ fn what_cannot_work_is_refused_when_the_sink_is_made() {
     };
     refused("no.such.property", "1", "No such configuration property");
     refused("linger.ms", "soon", "Invalid value");
-    refused("partitioner", "canary", ": ***");
+    refused("compression.codec", "canary", "\"***\"");
+    refused("partitioner", "random", "one partition");
     refused("enable.idempotence", "false", "must be true");
     refused("acks", "1", "must be all or -1");
     refused("compression.type", "zstd", "compression");

@@ -222,13 +222,14 @@ fn a_receiver_that_wants_nothing_more_pauses_the_subscription_and_costs_no_attem
     let gone = Failure::gone("410 Gone");
     let (mut bench, first) = sending(3, 3, SinkFeatures::default());
     let actions = bench.answer(first, &gone, 3);
-    assert_eq!(pauses(&actions), ["410 Gone"], "asked for once a batch");
+    let reason = format!("410 Gone (event {})", events(&[1])[0].id);
+    assert_eq!(pauses(&actions), [reason.as_str()], "asked for once a batch");
     assert_eq!(bench.breaker().as_deref(), Some("410 Gone"));
     let (waited, again, positions) = bench.until_sent();
     assert!(waited >= BREAKER_BASE - Duration::from_millis(100), "probed after {waited:?}");
     assert_eq!(positions, [1], "one event, if pausing failed");
     let actions = bench.answer(again, &gone, 1);
-    assert_eq!(pauses(&actions), ["410 Gone"], "and asked for again");
+    assert_eq!(pauses(&actions), [reason.as_str()], "and asked for again");
 
     let paused = SubscriptionView { paused: true, ..view() };
     bench.step(Input::Observed(fleet(paused, Some(ME), 1)));
@@ -269,6 +270,40 @@ fn a_receiver_that_refuses_several_keys_in_a_row_is_left_alone_and_tried_with_an
     let (mut bench, first) = sending(20, BREAKER_KEYS_MAX, SinkFeatures::default());
     bench.answer(first, &refused, BREAKER_KEYS_MAX);
     assert_eq!((bench.at_sink.len(), bench.breaker()), (1, None), "several receivers");
+}
+
+#[test]
+fn a_receiver_that_takes_retries_gets_them_though_it_refuses_every_first_try() {
+    let refused = Failure::event("409");
+    let one_receiver = SinkFeatures { one_receiver: true, ..SinkFeatures::default() };
+    let (mut bench, first) = sending(200, BREAKER_KEYS_MAX, one_receiver);
+    bench.answer(first, &refused, BREAKER_KEYS_MAX);
+    for _ in 0..20 {
+        let (_, probe, positions) = bench.until_sent();
+        if positions[0] <= BREAKER_KEYS_MAX as Position {
+            bench.go_on(Input::Delivered { batch: probe, outcomes: vec![Outcome::Delivered] });
+            assert_eq!(bench.breaker(), None, "all is well again");
+            return;
+        }
+        bench.answer(probe, &refused, 1);
+    }
+    panic!("no retry was sent");
+}
+
+#[test]
+fn what_cannot_be_sent_says_nothing_of_the_receiver() {
+    let unsendable = Failure::unsendable("destination", "no tenant");
+    let one_receiver = SinkFeatures { one_receiver: true, ..SinkFeatures::default() };
+    let (mut bench, first) = sending(20, BREAKER_KEYS_MAX, one_receiver);
+    bench.answer(first, &unsendable, BREAKER_KEYS_MAX);
+    assert_eq!((bench.at_sink.len(), bench.breaker()), (1, None), "the next batch goes at once");
+    assert_eq!(bench.engine.take_figures().dead["s"], 5);
+    let (_, batch, positions) = bench.until_sent();
+    bench.answer(batch, &Failure::sink("down"), positions.len());
+    let (_, probe, positions) = bench.until_sent();
+    bench.answer(probe, &unsendable, positions.len());
+    assert_eq!(bench.breaker().as_deref(), Some("down"), "a probe that was not sent does not close it");
+    assert_eq!(bench.until_sent().2.len(), 1, "and another goes");
 }
 
 #[test]

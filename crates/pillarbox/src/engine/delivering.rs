@@ -157,10 +157,11 @@ impl Engine {
         *self.figures.failed.entry((sub.name.clone(), failure.kind)).or_default() += 1;
         if failure.pause {
             sub.breaker.failure(now, &failure.message, failure.retry_after);
-            self.pause(index, &failure.message);
+            self.pause(index, format!("{} (event {})", failure.message, item.event.id));
             return Charge::Sink;
         }
         let charge = match failure.fault {
+            Fault::Event if failure.unsent => Charge::Event,
             Fault::Event => {
                 sub.breaker.refused(now, item.key_id(), item.attempts == 0, &failure.message);
                 Charge::Event
@@ -174,10 +175,10 @@ impl Engine {
     }
 
     /// The receiver wants nothing more. If pausing fails, the next probe asks for it again.
-    fn pause(&mut self, index: usize, reason: &str) {
+    fn pause(&mut self, index: usize, reason: String) {
         let asked = |action: &Action| matches!(action, Action::Pause { subscription, .. } if *subscription == index);
         if !self.actions.iter().any(asked) {
-            self.actions.push(Action::Pause { subscription: index, reason: reason.to_owned() });
+            self.actions.push(Action::Pause { subscription: index, reason });
         }
     }
 
@@ -289,13 +290,14 @@ impl Engine {
         }
         let mut claims = Vec::new();
         for (index, sub) in self.subscribers.iter_mut().enumerate() {
-            if sub.paused || sub.breaker.permit(now) == Permit::Nothing {
+            let asked_for = sub.breaker.wants_retry() && !sub.dispatcher.has_ready_retry();
+            if sub.paused || (sub.breaker.permit(now) == Permit::Nothing && !asked_for) {
                 continue;
             }
             // How large they are is not known before they are here.
             let bytes_left = self.config.in_flight_bytes_max.saturating_sub(sub.bytes);
             let limit = bytes_left.div_ceil(PAYLOAD_BYTES_MAX).min(sub.spec.batch_size * sub.spec.workers);
-            let mut limit = limit.min(sub.free(&self.config));
+            let mut limit = limit.min(sub.free(&self.config)).min(if asked_for { 1 } else { usize::MAX });
             // Every lane gets its turn at being the first.
             sub.first_lane = (sub.first_lane + 1) % sub.lanes.len().max(1);
             for number in (sub.first_lane..sub.lanes.len()).chain(0..sub.first_lane) {

@@ -104,6 +104,26 @@ fn http_is_read_whole_and_printed_without_secrets() {
     );
 }
 
+/// Tokens in the paths of webhooks are common, and an `@` there is no end of a password.
+#[test]
+fn the_destination_of_a_webhook_is_its_host_alone() {
+    for (url, shown) in [
+        ("https://h", "https://h"),
+        ("https://h:8080/hooks/canary", "https://h:8080/…"),
+        ("https://h/x?to=a@b.c&token=canary", "https://h/…"),
+        ("https://h/hooks/@canary", "https://h/…"),
+        ("https://h?token=canary", "https://h/…"),
+        ("https://u:canary@h/x", "https://u:***@h/…"),
+        ("https://u:canary/x@h", "https://u/…"),
+        ("https://canary@h/hooks/@canary", "https://***@h/…"),
+        ("https://{topic}.h/canary", "https:///…"),
+    ] {
+        let (config, _) = with_sink(&format!("kind = \"http\", url = \"{url}\""));
+        let sink = &config.subscriptions[0].sink;
+        assert_eq!(sink.destination(), shown, "{url}");
+    }
+}
+
 #[cfg(feature = "http")]
 #[test]
 fn http_is_checked_without_connecting() {
@@ -183,6 +203,28 @@ fn redis_is_checked_without_connecting() {
         refused(&sink, &parts);
         assert!(!with_sink(&sink).1[0].contains("canary"), "{:?}", with_sink(&sink).1);
     }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn keys_that_need_each_other_are_not_blamed_for_a_third() {
+    let (_, problems) = with_sink(
+        r#"kind = "redis_stream", url = "rediss://h", stream = "s", sentinels = ["a:1"], master = "m", ca_file = "/no/ca.pem""#,
+    );
+    let problem = only(&problems);
+    assert!(problem.contains("sink.ca_file: ") && problem.contains("/no/ca.pem"), "{problem}");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_password_in_the_query_of_a_socket_is_not_shown() {
+    let (config, problems) =
+        with_sink(r#"kind = "redis_stream", url = "unix:///run/redis.sock?user=u&pass=canary", stream = "s""#);
+    assert_eq!(problems, Vec::<String>::new());
+    let sink = &config.subscriptions[0].sink;
+    assert_eq!(sink.destination(), "unix:///run/redis.sock?user=u&pass=*** s");
+    assert!(!serde_json::to_string(&config).unwrap().contains("canary"));
+    assert_eq!(sink.redactions().apply("AUTH u canary: refused"), "AUTH u ***: refused");
 }
 
 #[cfg(feature = "postgres")]

@@ -62,6 +62,12 @@ async fn gone_pauses() {
     receiver.answer(|_| HttpAnswer::status(410));
     let failure = fail(&sink(config(&receiver))).await;
     assert!(failure.pause && failure.fault == Fault::Sink && failure.kind == "gone", "{failure:?}");
+    let anywhere = sink(HttpConfig::new(receiver.url("/{key}").parse().unwrap()));
+    let failure = fail(&anywhere).await;
+    assert!(!failure.pause && failure.permanent && failure.kind == "gone", "one path of several: {failure:?}");
+    receiver.answer(|_| HttpAnswer::status(404));
+    let failure = fail(&anywhere).await;
+    assert!(failure.fault == Fault::Event && !failure.permanent, "one path of several: {failure:?}");
 }
 
 #[tokio::test]

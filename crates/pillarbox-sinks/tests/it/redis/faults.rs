@@ -135,6 +135,8 @@ async fn without_a_receiver_pubsub_waits_if_it_is_told_to() {
     let messages = subscriber.received(server).await;
     assert_eq!(messages.len(), 1);
     assert!(messages[0].contains("\"sequence\":\"2\""), "{}", messages[0]);
+    let one_of_several = pubsub(&server.url(), &format!("{channel}-{{type}}")).require_receivers(true);
+    assert_eq!(refused(&one_of_several, event(3)).await.fault, Fault::Event);
 }
 
 #[tokio::test]
