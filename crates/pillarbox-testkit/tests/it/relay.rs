@@ -244,8 +244,9 @@ async fn a_receiver_that_wants_nothing_more_pauses_the_subscription_until_somebo
     publish(&log, 0..3);
     relay.until_idle().await.unwrap();
     let status = log.status().subscriptions.remove(0);
-    let paused = (status.paused, status.paused_by, status.paused_reason.as_deref());
-    assert_eq!(paused, (true, Some(PausedBy::Receiver), Some("410 Gone")));
+    assert_eq!((status.paused, status.paused_by), (true, Some(PausedBy::Receiver)));
+    let reason = status.paused_reason.unwrap();
+    assert!(reason.starts_with("410 Gone (event "), "it says which event: {reason}");
     assert_eq!((status.pending, status.retrying, status.dead), (3, 0, 0), "no attempt is counted");
 
     mended.send_replace(true);
