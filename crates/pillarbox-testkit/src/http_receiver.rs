@@ -1,6 +1,6 @@
 //! A real HTTP server that answers as a test tells it, or not at all.
-mod certificate;
 mod serve;
+mod tls;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::loopback::free_port;
 use crate::sink_suite::ServerControl;
-use certificate::Certificate;
+use tls::Tls;
 
 /// How long a test waits for requests before it fails.
 const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -23,7 +23,7 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 /// the same port, and ends with the value. What it has recorded survives that.
 pub struct HttpReceiver {
     port: u16,
-    certificate: Option<Certificate>,
+    tls: Option<Tls>,
     state: Arc<State>,
     running: Mutex<Option<Running>>,
 }
@@ -115,15 +115,15 @@ struct Running {
 impl HttpReceiver {
     /// A server that answers everything with 204.
     pub fn start() -> Result<Self> {
-        HttpReceiver::with_certificate(None)
+        HttpReceiver::with(None)
     }
 
     /// The same over TLS, for `localhost`, with a certificate that [`HttpReceiver::authority`] has signed.
     pub fn start_tls() -> Result<Self> {
-        HttpReceiver::with_certificate(Some(Certificate::make()?))
+        HttpReceiver::with(Some(Tls::make()?))
     }
 
-    fn with_certificate(certificate: Option<Certificate>) -> Result<Self> {
+    fn with(tls: Option<Tls>) -> Result<Self> {
         let state = State {
             requests: Mutex::default(),
             script: Mutex::new(Arc::new(|_| HttpAnswer::status(204))),
@@ -131,8 +131,7 @@ impl HttpReceiver {
             connections: AtomicUsize::new(0),
             close_unread: AtomicUsize::new(0),
         };
-        let receiver =
-            HttpReceiver { port: free_port()?, certificate, state: Arc::new(state), running: Mutex::default() };
+        let receiver = HttpReceiver { port: free_port()?, tls, state: Arc::new(state), running: Mutex::default() };
         receiver.restart()?;
         Ok(receiver)
     }
@@ -144,7 +143,7 @@ impl HttpReceiver {
 
     /// Its URL with this path, which begins with a slash.
     pub fn url(&self, path: &str) -> String {
-        let scheme = if self.certificate.is_some() { "https" } else { "http" };
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
         format!("{scheme}://localhost:{}{path}", self.port)
     }
 
@@ -153,7 +152,7 @@ impl HttpReceiver {
     /// # Panics
     /// Without TLS.
     pub fn authority(&self) -> &Path {
-        self.certificate.as_ref().expect("the server was started with TLS").authority()
+        self.tls.as_ref().expect("the server was started with TLS").authority()
     }
 
     /// How requests are answered from now on.
@@ -209,7 +208,7 @@ impl HttpReceiver {
         if running.is_some() {
             return Ok(());
         }
-        let acceptor = self.certificate.as_ref().map(Certificate::acceptor).transpose()?;
+        let acceptor = self.tls.as_ref().map(Tls::acceptor).transpose()?;
         let (stop, stopped) = oneshot::channel();
         let (state, port) = (self.state.clone(), self.port);
         let (listening, started) = std::sync::mpsc::sync_channel(1);

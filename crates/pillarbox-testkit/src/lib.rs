@@ -3,6 +3,8 @@
 //! code with the engine.
 mod auditor;
 mod broken;
+mod certificate;
+mod folder_guard;
 pub mod http_receiver;
 mod loopback;
 mod memory_fixture;
@@ -14,6 +16,7 @@ mod memory_queue;
 mod memory_receiver;
 mod memory_store;
 pub mod order;
+mod patience;
 pub mod postgres;
 /// A TCP proxy that fails on demand.
 pub mod proxy;
@@ -33,4 +36,5 @@ pub use memory_log::{MemoryLog, MemoryOptions, Tx};
 pub use memory_poll::PollSteps;
 pub use memory_receiver::{BrokenSink, MemoryReceiver};
 pub use memory_store::MemoryStore;
+pub use patience::eventually;
 pub use simulation::{BrokenShell, Plan, Run, simulate};

@@ -5,7 +5,6 @@
 mod backup;
 mod binaries;
 mod bouncer;
-mod certificate;
 mod client;
 mod database;
 mod dump;
@@ -19,6 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::certificate::{self, AUTHORITY, CERTIFICATE, KEY};
 use crate::loopback::free_port;
 use binaries::Binaries;
 use folder::Folder;
@@ -116,7 +116,7 @@ impl Builder {
         let folder = Folder::new()?;
         process::make_cluster(&binaries, &folder)?;
         if self.tls {
-            certificate::make(&folder)?;
+            certificate::make(&folder.data(), || folder.command(Path::new("openssl")))?;
         }
         folder.configure(&self.lines())?;
         Server::start_in(folder, binaries, self.tls)
@@ -134,7 +134,8 @@ impl Builder {
             lines.extend(["fsync", "full_page_writes"].map(|name| (name.to_owned(), "off".to_owned())));
         }
         if self.tls {
-            lines.extend(certificate::settings());
+            let tls = [("ssl", "on"), ("ssl_cert_file", CERTIFICATE), ("ssl_key_file", KEY)];
+            lines.extend(tls.map(|(name, value)| (name.into(), value.into())));
         }
         lines.extend(self.settings.iter().cloned());
         lines
@@ -196,7 +197,7 @@ impl Server {
     /// The certificate of the authority, for `sslrootcert`.
     pub fn authority(&self) -> PathBuf {
         assert!(self.tls, "the server was made without Builder::tls");
-        certificate::authority(&self.folder)
+        self.folder.data().join(AUTHORITY)
     }
 
     /// The port on `127.0.0.1`; the same for as long as the server lives, restarts included.

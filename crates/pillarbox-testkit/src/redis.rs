@@ -2,19 +2,19 @@
 //!
 //! A server lies in a temporary folder and listens on a free port of the loopback interface. It ends, and its folder goes, when the
 //! [`Server`] is dropped or when the test process ends, however that ends.
-mod certificate;
 mod folder;
 
 use std::fmt::Write as _;
 use std::io::{Read, Write as _};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::certificate::{self, AUTHORITY, CERTIFICATE, KEY};
 use crate::loopback::free_port;
 use folder::Folder;
 
@@ -84,7 +84,7 @@ impl Builder {
     pub fn start(self) -> Result<Server> {
         let folder = Folder::new()?;
         if self.tls {
-            certificate::make(folder.path())?;
+            certificate::make(folder.path(), || Command::new("openssl"))?;
         }
         let (settings, is_sentinel) = (self.settings, self.is_sentinel);
         let mut server = Server { process: Mutex::new(None), settings, port: 0, tls_port: None, is_sentinel, folder };
@@ -130,7 +130,7 @@ impl Server {
 
     /// The certificate of the authority.
     pub fn authority(&self) -> PathBuf {
-        certificate::authority(self.folder.path())
+        self.folder.path().join(AUTHORITY)
     }
 
     /// The port on `127.0.0.1`; the same for as long as the server lives, restarts included.
@@ -235,7 +235,11 @@ impl Server {
             text.push_str("save \"\"\nrepl-diskless-sync-delay 0\n");
         }
         if let Some(port) = self.tls_port {
-            let _ = writeln!(text, "tls-port {port}\n{}", certificate::SETTINGS);
+            let _ = writeln!(
+                text,
+                "tls-port {port}\ntls-cert-file {CERTIFICATE}\ntls-key-file {KEY}\ntls-ca-cert-file {AUTHORITY}\n\
+                 tls-auth-clients no"
+            );
         }
         for (name, value) in &self.settings {
             let _ = writeln!(text, "{name} {value}");
@@ -263,13 +267,4 @@ fn end(child: &mut Child) {
     // Both fail only if it has ended already.
     let _ = child.kill();
     let _ = child.wait();
-}
-
-/// Runs a program in a folder to its end.
-fn run(folder: &Path, program: &str, arguments: &[&str]) -> Result<()> {
-    let output = Command::new(program).args(arguments).current_dir(folder).output();
-    let output =
-        output.with_context(|| format!("cannot run {program}; install it by `apt-get install -y {program}`"))?;
-    ensure!(output.status.success(), "{program} failed: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(())
 }

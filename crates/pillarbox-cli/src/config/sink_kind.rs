@@ -142,29 +142,24 @@ const KAFKA: &[Key] = &[
     SOURCE,
 ];
 
-const REDIS_PUBSUB: &[Key] = &[
-    required("url", "redis://localhost"),
-    required("channel", "{topic}"),
-    key("require_receivers", Shape::Flag),
-    key("sentinels", Shape::Texts),
-    key("master", Shape::Text),
-    secret("sentinel_password", Shape::Text),
-    CA_FILE,
-    TIMEOUT,
-    SOURCE,
-];
+const REDIS_PUBSUB: [Key; 9] = redis(required("channel", "{topic}"), key("require_receivers", Shape::Flag));
 
-const REDIS_STREAM: &[Key] = &[
-    required("url", "redis://localhost"),
-    required("stream", "{topic}"),
-    key("maxlen", Shape::Count(MAXLEN_MAX)),
-    key("sentinels", Shape::Texts),
-    key("master", Shape::Text),
-    secret("sentinel_password", Shape::Text),
-    CA_FILE,
-    TIMEOUT,
-    SOURCE,
-];
+const REDIS_STREAM: [Key; 9] = redis(required("stream", "{topic}"), key("maxlen", Shape::Count(MAXLEN_MAX)));
+
+/// The keys of a kind that delivers to Redis.
+const fn redis(destination: Key, option: Key) -> [Key; 9] {
+    [
+        required("url", "redis://localhost"),
+        destination,
+        option,
+        key("sentinels", Shape::Texts),
+        key("master", Shape::Text),
+        secret("sentinel_password", Shape::Text),
+        CA_FILE,
+        TIMEOUT,
+        SOURCE,
+    ]
+}
 
 const POSTGRES: &[Key] = &[
     required("url", "postgres://localhost/app"),
@@ -186,12 +181,12 @@ static KINDS: [SinkKind; 12] = [
     SinkKind { name: "kafka", keys: KAFKA, home: Home::Feature { name: "kafka", built: cfg!(feature = "kafka") } },
     SinkKind {
         name: "redis_pubsub",
-        keys: REDIS_PUBSUB,
+        keys: &REDIS_PUBSUB,
         home: Home::Feature { name: "redis", built: cfg!(feature = "redis") },
     },
     SinkKind {
         name: "redis_stream",
-        keys: REDIS_STREAM,
+        keys: &REDIS_STREAM,
         home: Home::Feature { name: "redis", built: cfg!(feature = "redis") },
     },
     SinkKind {

@@ -5,6 +5,7 @@ use pillarbox::{
     Wake,
 };
 use pillarbox_postgres::PostgresStore;
+use pillarbox_testkit::eventually;
 use pillarbox_testkit::postgres::{Mode, Server};
 use pillarbox_testkit::proxy::Proxy;
 use tokio_postgres::Client;
@@ -14,20 +15,10 @@ use crate::fixture::{Database, delivery, hello, join, lane, one_lane, own, settl
 /// Far longer than any of these tests; reached only if something is lost.
 const LONG: Duration = Duration::from_secs(20);
 
-/// How often a condition in the database is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_millis(2);
-
 /// Returns once `sql` gives this number.
 pub(crate) async fn until(client: &Client, sql: &str, number: i64) {
-    let given_up = Instant::now() + LONG;
-    loop {
-        let now: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
-        if now == number {
-            return;
-        }
-        assert!(Instant::now() < given_up, "{sql} is {now} and not {number}");
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
+    let found = async || client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == number;
+    eventually(&format!("{sql} is {number}"), async || found().await.then_some(())).await;
 }
 
 /// Counts the sessions of an instance.

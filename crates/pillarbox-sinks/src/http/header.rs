@@ -11,8 +11,8 @@ const CARRIED_VALUE_BYTES_MAX: usize = 1024;
 /// What an event's headers may take as headers of HTTP, all together, in bytes; receivers refuse requests with many.
 const CARRIED_BYTES_MAX: usize = 4096;
 
-/// Headers that belong to HTTP, to this sink, or that a proxy or a receiver trusts: an event does not set them.
-const RESERVED: [&str; 30] = [
+/// Headers that belong to HTTP, or that a proxy or a receiver trusts: an event does not set them, nor those of [`OWN`].
+const RESERVED: [&str; 20] = [
     "accept",
     "accept-charset",
     "accept-encoding",
@@ -20,44 +20,22 @@ const RESERVED: [&str; 30] = [
     "authorization",
     "baggage",
     "cache-control",
-    "connection",
     "cookie",
     "date",
-    "expect",
     "forwarded",
     "from",
-    "host",
-    "keep-alive",
     "max-forwards",
     "origin",
     "pragma",
     "range",
     "referer",
     "set-cookie",
-    "te",
-    "traceparent",
-    "tracestate",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
     "user-agent",
     "via",
     "x-real-ip",
 ];
-const RESERVED_PREFIXES: [&str; 12] = [
-    "access-control-",
-    "ce-",
-    "content-",
-    "if-",
-    "pillarbox-",
-    "proxy-",
-    "sec-",
-    "webhook-",
-    "x-forwarded-",
-    "x-http-method",
-    "x-original-",
-    "x-rewrite-",
-];
+const RESERVED_PREFIXES: [&str; 7] =
+    ["access-control-", "if-", "sec-", "x-forwarded-", "x-http-method", "x-original-", "x-rewrite-"];
 
 /// Headers that this sink sets itself; the configuration cannot.
 const OWN: [&str; 10] = [
@@ -81,7 +59,7 @@ pub(super) fn configured(headers: &[(String, Secret)]) -> Result<HeaderMap> {
     for (name, value) in headers {
         let parsed = HeaderName::from_bytes(name.as_bytes())
             .map_err(|_| invalid(format!("'{}' is not a name for a header of an http sink", name.escape_debug())))?;
-        if is_one_of(parsed.as_str(), &OWN, &OWN_PREFIXES) {
+        if is_own(parsed.as_str()) {
             return Err(invalid(format!("an http sink sets the header '{parsed}' itself; take it out of headers")));
         }
         let mut value = HeaderValue::from_str(value.expose()).map_err(|_| {
@@ -120,7 +98,7 @@ impl Carried {
             let Some((name, value)) = as_header(&lower, value) else { continue };
             let size = lower.len() + value.len();
             let taken = carried.headers.last().is_some_and(|(last, _)| *last == name);
-            let reserved = configured.contains_key(&name) || is_one_of(&lower, &RESERVED, &RESERVED_PREFIXES);
+            let reserved = configured.contains_key(&name) || is_reserved(&lower);
             if taken || reserved || bytes + size > CARRIED_BYTES_MAX {
                 continue;
             }
@@ -183,8 +161,12 @@ fn as_header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
     Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::from_str(value).ok()?))
 }
 
-fn is_one_of(name: &str, names: &[&str], prefixes: &[&str]) -> bool {
-    names.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
+fn is_own(name: &str) -> bool {
+    OWN.contains(&name) || OWN_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+fn is_reserved(name: &str) -> bool {
+    is_own(name) || RESERVED.contains(&name) || RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 #[cfg(test)]

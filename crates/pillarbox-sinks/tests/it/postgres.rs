@@ -2,12 +2,13 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pillarbox::{
     Batch, BoxFuture, Event, Failure, Fault, Headers, Origin, Outcome, Payload, Sink, SubscriptionId, Timestamp,
 };
 use pillarbox_sinks::{POSTGRES_CONNECTIONS_MAX, PostgresSink, PostgresSinkConfig};
+use pillarbox_testkit::eventually;
 use pillarbox_testkit::postgres::{Database, Mode, Server, connect};
 use pillarbox_testkit::proxy::Proxy;
 use pillarbox_testkit::sink_suite::{
@@ -17,9 +18,6 @@ use tokio_postgres::Client;
 use uuid::Uuid;
 
 pub(crate) const SOURCE: &str = "urn:pillarbox:test";
-
-/// How long something may take that needs no time.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A database with a table `events`, which the sinks make themselves.
 pub(crate) struct Place {
@@ -190,22 +188,11 @@ fn kinds(outcomes: &[Outcome]) -> Vec<&str> {
     outcomes.iter().map(kind).collect()
 }
 
-async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let given_up = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look().await {
-            return found;
-        }
-        assert!(Instant::now() < given_up, "waited in vain until {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
 /// Until a session of the sink waits for a lock.
 async fn until_blocked(client: &Client) {
     let sql = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' \
                and application_name like 'pillarbox%'";
-    until("the sink waits for a lock", async || {
+    eventually("the sink waits for a lock", async || {
         let count: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
         (count > 0).then_some(())
     })
@@ -688,7 +675,7 @@ async fn an_append_that_was_on_its_way_while_its_lane_was_lost_is_left_out() {
 const CHILD_URL: &str = "PILLARBOX_TEST_STOPPED_CHILD";
 
 #[test]
-#[ignore = "the test below runs it in a process of its own"]
+#[ignore = "no test but a process: `a_process_that_was_stopped…` starts it, stops it and lets it go on; alone it does nothing"]
 fn child_that_appends_by_order() {
     let Ok(url) = std::env::var(CHILD_URL) else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -734,7 +721,7 @@ impl Frozen {
     /// Returns when none of its threads runs any more.
     async fn stop(&self) {
         self.signal("-STOP");
-        until("all threads stand still", async || {
+        eventually("all threads stand still", async || {
             let mut threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
             let stat =
                 |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
@@ -810,7 +797,7 @@ async fn a_server_that_says_nothing_is_unclear_after_the_timeout() {
     let url = proxy.url(place.database.url());
     let config = PostgresSinkConfig { timeout: Duration::from_millis(500), ..PostgresSinkConfig::new(url, "events") };
     let sink = PostgresSink::new(config, SOURCE).unwrap();
-    until("the sink has a connection", async || {
+    eventually("the sink has a connection", async || {
         (sink.deliver(batch_of([event(1, "k")])).await == [Outcome::Delivered]).then_some(())
     })
     .await;
@@ -821,8 +808,10 @@ async fn a_server_that_says_nothing_is_unclear_after_the_timeout() {
     let outcomes = sink.deliver(batch_of([event(2, "k")])).await;
     assert_eq!((failure(&outcomes[0]).kind, failure(&outcomes[0]).fault), ("unreachable", Fault::Sink));
     proxy.resume().unwrap();
-    until("it goes on", async || (sink.deliver(batch_of([event(2, "k")])).await == [Outcome::Delivered]).then_some(()))
-        .await;
+    eventually("it goes on", async || {
+        (sink.deliver(batch_of([event(2, "k")])).await == [Outcome::Delivered]).then_some(())
+    })
+    .await;
     assert_eq!(place.positions(), [1, 2]);
 }
 
@@ -845,14 +834,15 @@ async fn connections_are_few_named_and_ended() {
         tokio::spawn(async move { sink.deliver(batch_of([event])).await })
     };
     let tasks: Vec<_> = (0..POSTGRES_CONNECTIONS_MAX as i64 + 10).map(deliver).collect();
-    until("all connections wait", async || (count("pillarbox%").await == POSTGRES_CONNECTIONS_MAX).then_some(())).await;
+    eventually("all connections wait", async || (count("pillarbox%").await == POSTGRES_CONNECTIONS_MAX).then_some(()))
+        .await;
     holder.batch_execute("commit").await.unwrap();
     for task in tasks {
         assert_eq!(task.await.unwrap(), [Outcome::Delivered]);
     }
     assert!(count("pillarbox%").await <= POSTGRES_CONNECTIONS_MAX);
     sink.close().await;
-    until("all connections have ended", async || (count("pillarbox%").await == 0).then_some(())).await;
+    eventually("all connections have ended", async || (count("pillarbox%").await == 0).then_some(())).await;
 }
 
 #[tokio::test]
@@ -921,13 +911,15 @@ async fn a_reader_in_order_of_arrival_misses_nothing() {
     let writers: Vec<_> = (0..WRITERS).map(write).collect();
     let client = connect(place.database.url()).await.unwrap();
     let (mut after, mut read) = (0, Vec::new());
-    until("all is read", async || {
-        let rows = read_on(&client, after).await;
-        after = rows.last().map_or(after, |(stored, _)| *stored);
-        read.extend(rows.into_iter().map(|(_, position)| position));
-        (read.len() as i64 == WRITERS * BATCHES * EVENTS).then_some(())
-    })
-    .await;
+    while (read.len() as i64) < WRITERS * BATCHES * EVENTS {
+        let rows = eventually("there is more to read", async || {
+            Some(read_on(&client, after).await).filter(|rows| !rows.is_empty())
+        });
+        for (stored, position) in rows.await {
+            after = stored;
+            read.push(position);
+        }
+    }
     for writer in writers {
         writer.await.unwrap();
     }

@@ -7,10 +7,11 @@ mod sentinel;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pillarbox::{BoxFuture, Event, Failure, Outcome, Payload, Sink};
 use pillarbox_sinks::{RedisConfig, RedisPubSub, RedisStream};
+use pillarbox_testkit::eventually;
 use pillarbox_testkit::redis::Server;
 use pillarbox_testkit::sink_suite::{
     Received, ReceiverFeatures, ServerControl, SinkFixture, batch_of, check_sink, sink_event,
@@ -21,9 +22,6 @@ const SOURCE: &str = "urn:pillarbox:test";
 
 /// How long something that must happen may take. Only a failing test waits for it.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// How often a condition that nobody signals is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A server that keeps what it acknowledges, and a stream.
 pub(crate) struct StreamFixture {
@@ -172,24 +170,13 @@ async fn refused(sink: &dyn Sink, event: Event) -> Failure {
 
 /// Delivers an event until it is acknowledged.
 async fn insist(sink: &dyn Sink, event: Event) {
-    let given_up = Instant::now() + PATIENCE;
-    loop {
-        let outcome = deliver_one(sink, event.clone()).await;
-        if outcome == Outcome::Delivered {
-            return;
-        }
-        assert!(Instant::now() < given_up, "it is not delivered: {outcome:?}");
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
+    let delivered = async || (deliver_one(sink, event.clone()).await == Outcome::Delivered).then_some(());
+    eventually("it is delivered", delivered).await;
 }
 
 /// Waits until it is so.
-async fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let given_up = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < given_up, "waited in vain: {what}");
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
+async fn until(what: &str, is_so: impl Fn() -> bool) {
+    eventually(what, async || is_so().then_some(())).await;
 }
 
 /// The positions of the events in a stream of a server without a login.

@@ -3,13 +3,13 @@ use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use tempfile::TempDir;
 
-/// Waits for the end of its input, which comes when the test process ends, however it ends; then ends what still runs in
-/// the folder and removes the folder. The working directory proves that the process is the one that wrote the file.
+use crate::folder_guard::FolderGuard;
+
+/// See [`FolderGuard`]. The working directory proves that the process is the one that wrote the file.
 const GUARD: &str = r#"
     cat >/dev/null
     data=$1/data
@@ -29,47 +29,32 @@ const GUARD: &str = r#"
 /// Who runs the server when the tests run as root, which PostgreSQL refuses to be run by.
 const UNPRIVILEGED: [&str; 2] = ["postgres", "nobody"];
 
-/// A temporary folder with a cluster in it, owned by whoever runs the server. It goes with the value or with the process.
+/// A temporary folder with a cluster in it, owned by whoever runs the server.
 #[derive(Debug)]
 pub(super) struct Folder {
-    path: PathBuf,
+    folder: FolderGuard,
     /// Who runs programs in it, if not we: user and group.
     user: Option<(u32, u32)>,
-    guard: Child,
 }
 
 impl Folder {
     pub(super) fn new() -> Result<Folder> {
-        // Short, for the path of a unix socket may have no more than 107 bytes.
-        let made = tempfile::Builder::new().prefix("pillarbox-pg-").tempdir();
-        let path = made.map(TempDir::keep).context("cannot make a temporary folder for PostgreSQL")?;
-        let guard = Command::new("sh")
-            .args(["-c", GUARD, "sh"])
-            .arg(&path)
-            .current_dir("/")
-            // Ctrl-C goes to the tests only; they end, and then this does its work.
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("cannot start `sh`")?;
-        let mut folder = Folder { path, user: None, guard };
+        let mut folder = Folder { folder: FolderGuard::new("pillarbox-pg-", GUARD)?, user: None };
         folder.user = folder.choose_user()?;
-        folder.give(&folder.path)?;
+        folder.give(folder.path())?;
         Ok(folder)
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.path
+        self.folder.path()
     }
 
     pub(super) fn data(&self) -> PathBuf {
-        self.path.join("data")
+        self.path().join("data")
     }
 
     pub(super) fn log(&self) -> PathBuf {
-        self.path.join("log")
+        self.path().join("log")
     }
 
     /// Gives a file to whoever runs the server.
@@ -82,8 +67,8 @@ impl Folder {
     pub(super) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
-        command.env("HOME", &self.path).env("LC_ALL", "C").env("TZ", "UTC");
-        command.current_dir(&self.path).process_group(0).stdin(Stdio::null());
+        command.env("HOME", self.path()).env("LC_ALL", "C").env("TZ", "UTC");
+        command.current_dir(self.path()).process_group(0).stdin(Stdio::null());
         if let Some((user, group)) = self.user {
             command.uid(user).gid(group);
         }
@@ -109,7 +94,7 @@ impl Folder {
     }
 
     fn choose_user(&self) -> Result<Option<(u32, u32)>> {
-        let owner = std::fs::metadata(&self.path).context("cannot look at a temporary folder")?.uid();
+        let owner = std::fs::metadata(self.path()).context("cannot look at a temporary folder")?.uid();
         if owner != 0 {
             return Ok(None);
         }
@@ -119,14 +104,6 @@ impl Folder {
             }
         }
         bail!("PostgreSQL refuses to run as root, and there is no user {}: make one", UNPRIVILEGED.join(" or "));
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        drop(self.guard.stdin.take());
-        // Only waits so that the folder is gone and nothing is left to be reaped.
-        let _ = self.guard.wait();
     }
 }
 

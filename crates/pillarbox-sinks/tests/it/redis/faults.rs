@@ -8,9 +8,7 @@ use pillarbox_testkit::redis::Server;
 use pillarbox_testkit::sink_suite::sink_event;
 
 use super::receivers::{Subscriber, raw_entries};
-use super::{
-    deliver, deliver_one, event, event_for, eventually, own_name, positions, pubsub, refused, stream, stream_of,
-};
+use super::{deliver, deliver_one, event, event_for, own_name, positions, pubsub, refused, stream, stream_of, until};
 
 /// Enough for a server on the same machine, and soon over.
 const SHORT: Duration = Duration::from_millis(500);
@@ -155,7 +153,7 @@ async fn nobody_there_is_the_sinks_fault_and_said_at_once() {
     assert_eq!(deliver_one(&sink, event(1)).await, Outcome::Delivered);
     sink.close().await;
     let clients = || server.cli(&["CLIENT", "LIST", "TYPE", "normal"]).unwrap().lines().count();
-    eventually("only redis-cli itself is connected", || clients() == 1).await;
+    until("only redis-cli itself is connected", || clients() == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

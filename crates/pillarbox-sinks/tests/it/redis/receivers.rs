@@ -1,4 +1,5 @@
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use pillarbox_testkit::redis::Server;
 use pillarbox_testkit::sink_suite::Received;
@@ -6,7 +7,10 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, PushInfo, PushKind, RedisResult};
 use tokio::sync::{mpsc, watch};
 
-use super::{LOOK_INTERVAL, PATIENCE, own_name};
+use super::{PATIENCE, own_name};
+
+/// How long a subscriber waits before it connects anew.
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Fields of an entry, in order.
 pub(super) type Fields = Vec<(String, Vec<u8>)>;
@@ -40,7 +44,7 @@ impl Subscriber {
                     }
                 }
                 // The server is down for a while.
-                tokio::time::sleep(LOOK_INTERVAL).await;
+                tokio::time::sleep(RECONNECT_INTERVAL).await;
             }
         });
         Subscriber { channel, messages, count, subscribed, task }

@@ -6,7 +6,7 @@ use pillarbox_sinks::{RedisConfig, Secret};
 use pillarbox_testkit::redis::Server;
 
 use super::receivers::entries;
-use super::{deliver_one, event, eventually, insist, refused, stream_of};
+use super::{deliver_one, event, insist, refused, stream_of, until};
 
 /// After which a server that says nothing is down.
 const SILENCE: Duration = Duration::from_millis(300);
@@ -27,7 +27,7 @@ impl Trio {
         let master = server().start().unwrap();
         let replica = server().replica_of(&master).start().unwrap();
         let is_in_step = || master.cli(&["INFO", "replication"]).unwrap().contains("state=online");
-        eventually("the replica is in step", is_in_step).await;
+        until("the replica is in step", is_in_step).await;
         let sentinel =
             Server::builder().sentinel_of("main", &master, SILENCE).setting("requirepass", SENTINEL_PASSWORD);
         let sentinel = sentinel.setting("sentinel auth-pass", format!("main {PASSWORD}")).start().unwrap();
@@ -35,13 +35,13 @@ impl Trio {
             let replicas = sentinel.cli(&["SENTINEL", "REPLICAS", "main"]).unwrap();
             replicas.contains("master-link-status\nok") && !replicas.contains("disconnected")
         };
-        eventually("the sentinel knows the replica", knows).await;
+        until("the sentinel knows the replica", knows).await;
         Trio { master, replica, sentinel }
     }
 
     /// Waits until the replica has the first event.
     async fn until_replicated(&self) {
-        eventually("the replica has it", || self.replica.cli(&["XLEN", "events"]).unwrap() == "1").await;
+        until("the replica has it", || self.replica.cli(&["XLEN", "events"]).unwrap() == "1").await;
     }
 
     /// By way of sentinels of which the first is not there.
@@ -84,13 +84,13 @@ async fn after_a_planned_failover_events_go_to_the_new_master() {
     trio.until_replicated().await;
     // Refused as long as the sentinel has not heard of the replica's state.
     let begins = || trio.sentinel.cli(&["SENTINEL", "FAILOVER", "main"]).is_ok_and(|said| said == "OK");
-    eventually("the failover begins", begins).await;
+    until("the failover begins", begins).await;
     let is_over = || {
         // Both close all connections when their roles change, also the one that asks.
         let role = |server: &Server| server.cli(&["ROLE"]).unwrap_or_default();
         role(&trio.replica).starts_with("master") && role(&trio.master).starts_with("slave")
     };
-    eventually("the roles are changed", is_over).await;
+    until("the roles are changed", is_over).await;
     insist(&sink, event(2)).await;
     assert_eq!(trio.replica.cli(&["XLEN", "events"]).unwrap(), "2");
 }
