@@ -112,7 +112,7 @@ impl PostgresSink {
                     parts.extend([second.to_vec(), first.to_vec()]);
                 }
                 Err(Refusal::Again(failure) | Refusal::Lost(failure) | Refusal::Sink(failure)) => {
-                    answers.give_up(&failure);
+                    answers.fail_all(&part, &failure);
                     break;
                 }
             }
@@ -302,11 +302,10 @@ impl<'a> Answers<'a> {
         self.stopped.extend(self.events[index].event.key.as_deref());
     }
 
-    /// Nothing more can be appended now.
-    fn give_up(&mut self, failure: &Failure) {
-        for index in 0..self.events.len() {
-            if self.outcomes[index].is_none() && !self.is_stopped(index) {
-                self.fail(index, failure.clone());
+    fn fail_all(&mut self, part: &[usize], failure: &Failure) {
+        for index in part {
+            if !self.is_stopped(*index) {
+                self.fail(*index, failure.clone());
             }
         }
     }

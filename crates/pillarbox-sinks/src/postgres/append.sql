@@ -2,7 +2,11 @@
 -- ever left open by a client that stands still.
 with gate as materialized (
     -- Held from before the first number is drawn until all is visible; whoever waits for it knows that nothing lower will appear.
-    select pg_advisory_xact_lock_shared(hashtextextended('pillarbox', '@table@'::regclass::bigint))
+    select
+        pg_advisory_xact_lock_shared(hashtextextended('pillarbox', '@table@'::regclass::bigint)),
+        -- A commit that wrote nothing waits for no disk and no standby, and what is there already may have reached neither yet.
+        -- Whoever has lanes writes by locking their fences.
+        case when cardinality($1::integer[]) = 0 then pg_logical_emit_message(true, 'pillarbox', '') end
 ), claimed as (
     select number, epoch from unnest($1::integer[], $2::bigint[]) as claimed (number, epoch)
 ), held as materialized (

@@ -48,7 +48,8 @@ impl Refusal {
             }
             (_, "22" | "54") => Refusal::Event(Failure {
                 kind: "not_storable",
-                ..Failure::permanent(format!(
+                permanent: NEVER_STORABLE.contains(&code),
+                ..Failure::event(format!(
                     "PostgreSQL cannot store a value of this event in {} (SQLSTATE {code}); its log says which",
                     table.name()
                 ))
@@ -73,6 +74,9 @@ impl Refusal {
 }
 
 const BUSY: &str = "another transaction was in the way; see who in pg_stat_activity";
+
+/// What no change of the table or of its triggers mends: characters, texts, times and depths that the types of columns do not have.
+const NEVER_STORABLE: [&str; 5] = ["22008", "22021", "22P02", "22P05", "54001"];
 
 /// Classes of codes that say nothing about a row: connection, transaction, features, resources, operators, the system, itself.
 const RECEIVER: [&str; 14] = ["08", "0A", "24", "25", "26", "2D", "34", "40", "53", "55", "57", "58", "F0", "XX"];

@@ -33,17 +33,12 @@ pub(super) async fn deliver(
             Err(failure) => outcomes[index] = Outcome::Failed(failure),
         }
     }
-    let mut groups = groups.into_iter().filter(|group| !group.events.is_empty());
-    while let Some(group) = groups.next() {
+    for group in groups.into_iter().filter(|group| !group.events.is_empty()) {
         match send(server, &group).await {
             Ok(replies) => group.events.iter().zip(replies).for_each(|(index, reply)| outcomes[*index] = judge(reply)),
             Err(failure) => {
-                let is_over = failure.fault != Fault::Event;
                 group.fail(&failure, &mut outcomes);
-                if failure.fault == Fault::Sink {
-                    groups.by_ref().for_each(|group| group.fail(&failure, &mut outcomes));
-                }
-                if is_over {
+                if failure.fault != Fault::Event {
                     break;
                 }
             }

@@ -386,8 +386,9 @@ async fn what_a_code_means() {
         ("MY001", "refused", Fault::Event, false),
         ("23514", "refused", Fault::Event, false),
         ("44000", "refused", Fault::Event, false),
-        ("22012", "not_storable", Fault::Event, true),
-        ("54000", "not_storable", Fault::Event, true),
+        ("22012", "not_storable", Fault::Event, false),
+        ("22P05", "not_storable", Fault::Event, true),
+        ("54000", "not_storable", Fault::Event, false),
         ("08006", "postgres", Fault::Sink, false),
         ("53200", "postgres", Fault::Sink, false),
         ("53100", "full", Fault::Sink, false),
@@ -524,6 +525,40 @@ async fn a_standby_takes_nothing_until_it_is_the_primary() {
     standby.promote().unwrap();
     assert_eq!(sink.deliver(batch_of([event(2, "k")])).await, [Outcome::Delivered]);
     assert_eq!(sink.check().await, Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_there_already_is_delivered_when_the_standby_has_it() {
+    let server = Server::builder().start().unwrap();
+    let place = Place::on(&server);
+    let config = PostgresSinkConfig { timeout: Duration::from_secs(2), ..place.config() };
+    let sink = PostgresSink::new(config, SOURCE).unwrap();
+    let of_queue = || {
+        let mut batch = batch_of([event(1, "k")]);
+        batch.events[0].lane = None;
+        batch
+    };
+    for batch in [owned(0, 1, [event(1, "k")]), of_queue()] {
+        assert_eq!(sink.deliver(batch).await, [Outcome::Delivered]);
+    }
+    // A standby that is never there. The database from which this one is dropped waits for none.
+    place.sql("alter database postgres set synchronous_commit = local; create table probe ()");
+    place.sql("alter system set synchronous_standby_names = 'nobody'");
+    place.sql("select pg_reload_conf()");
+    let (writer, watcher) =
+        (connect(place.database.url()).await.unwrap(), connect(place.database.url()).await.unwrap());
+    let writes =
+        tokio::spawn(async move { while writer.batch_execute("insert into probe default values").await.is_ok() {} });
+    let waits = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'";
+    eventually("commits wait for the standby", async || {
+        (watcher.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) > 0).then_some(())
+    })
+    .await;
+    for batch in [owned(0, 1, [event(1, "k")]), of_queue()] {
+        let outcomes = sink.deliver(batch).await;
+        assert_eq!((failure(&outcomes[0]).kind, failure(&outcomes[0]).fault), ("timeout", Fault::Unclear));
+    }
+    writes.abort();
 }
 
 #[tokio::test]

@@ -307,6 +307,27 @@ fn what_cannot_be_sent_says_nothing_of_the_receiver() {
 }
 
 #[test]
+fn what_fails_behind_an_event_that_comes_again_is_not_held_against_it() {
+    let ordered = SinkFeatures { ordered_batch: true, ..SinkFeatures::default() };
+    for first in [Outcome::NotTried, Outcome::Failed(Failure::sink("down"))] {
+        let mut bench = Bench::with(Subscription { lanes: 1, ..Subscription::new("s") }, view(), ordered);
+        bench.own(Cursor::default());
+        let of_key = |event: Arc<Event>| Arc::new(Event { key: Some("k".into()), ..Event::clone(&event) });
+        let events = events(&[1, 2]).into_iter().map(of_key).collect();
+        bench.go_on(Input::Polled(page(1, 2, vec![Scan { events, ..scan(0, 2, &[1, 2]) }])));
+        let (_, batch, positions) = bench.until_sent();
+        assert_eq!(positions, [1, 2]);
+        let refused = Outcome::Failed(Failure::permanent("422"));
+        bench.go_on(Input::Delivered { batch, outcomes: vec![first, refused] });
+        assert!(bench.engine.take_figures().dead.is_empty());
+        let (_, batch, positions) = bench.until_sent();
+        assert_eq!(positions, [1], "the probe");
+        bench.go_on(Input::Delivered { batch, outcomes: vec![Outcome::Delivered] });
+        assert_eq!(bench.until_sent().2, [2]);
+    }
+}
+
+#[test]
 fn where_only_poison_is_left_it_is_retried_one_by_one_and_nobody_is_said_to_be_down() {
     let refused = Failure::event("422");
     let one_receiver = SinkFeatures { one_receiver: true, ..SinkFeatures::default() };

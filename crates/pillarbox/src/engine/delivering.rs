@@ -22,10 +22,18 @@ impl Engine {
         let mut back = Vec::new();
         let mut outcomes = outcomes.into_iter();
         let (mut delivered, mut tried) = (0, false);
+        let mut undelivered: HashSet<KeyHash> = HashSet::new();
         // Of claimed events: keys that failed in this batch.
         let mut stopped: HashSet<KeyHash> = HashSet::new();
         for item in items {
-            let outcome = outcomes.next().unwrap_or(Outcome::NotTried);
+            let outcome = match outcomes.next() {
+                // Not its turn: what failed behind an event that comes again may go through behind it.
+                Some(Outcome::Failed(_)) if item.key.is_some_and(|key| undelivered.contains(&key)) => Outcome::NotTried,
+                outcome => outcome.unwrap_or(Outcome::NotTried),
+            };
+            if outcome != Outcome::Delivered {
+                undelivered.extend(item.key);
+            }
             tried |= outcome != Outcome::NotTried;
             delivered += u64::from(outcome == Outcome::Delivered);
             let again = match (item.claim, outcome) {
