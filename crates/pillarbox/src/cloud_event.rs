@@ -229,9 +229,15 @@ fn one_line(text: &[u8], out: &mut Vec<u8>) {
 /// The content of a JSON string, without its quotes.
 fn escape(text: &str, out: &mut Vec<u8>) {
     let bytes = text.as_bytes();
+    let is_special = |byte: u8| matches!(byte, b'"' | b'\\' | 0..=0x1f);
+    // Without a way out of the loop it takes many bytes at a time, and there is hardly ever a special one.
+    if !bytes.iter().fold(false, |found, byte| found | is_special(*byte)) {
+        out.extend_from_slice(bytes);
+        return;
+    }
     let mut from = 0;
     for (at, byte) in bytes.iter().enumerate() {
-        if !matches!(*byte, b'"' | b'\\' | 0..=0x1f) {
+        if !is_special(*byte) {
             continue;
         }
         out.extend_from_slice(&bytes[from..at]);

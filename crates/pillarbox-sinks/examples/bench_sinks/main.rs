@@ -53,13 +53,13 @@ const SUBJECTS: [Subject; 5] = [
         name: "redis_stream",
         relay: "redis_stream, whole relay",
         latency: Some(("redis_stream, p50", "redis_stream, p99")),
-        events: 100_000,
+        events: 200_000,
     },
     Subject {
         name: "redis_pubsub",
         relay: "redis_pubsub, whole relay",
         latency: Some(("redis_pubsub, p50", "redis_pubsub, p99")),
-        events: 100_000,
+        events: 500_000,
     },
     Subject {
         name: "kafka",

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::StreamExt;
-use pillarbox::Sink;
+use pillarbox::{Event, Sink};
 use pillarbox_sinks::{RedisConfig, RedisPubSub, RedisStream};
 use redis::aio::MultiplexedConnection;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -38,25 +38,45 @@ pub(crate) async fn clear(url: &str) -> Result<()> {
     Ok(())
 }
 
-fn commands(count: usize, kind: Kind) -> Vec<redis::Cmd> {
-    let command = |event| match kind {
-        Kind::Stream => {
-            let (fields, data) = binary(&event, "ce_");
-            let mut command = redis::cmd("XADD");
-            command.arg(STREAM).arg("*");
-            for (name, value) in &fields {
-                command.arg(name).arg(value);
+/// What is sent of an event, made before.
+enum Message {
+    Entry(Vec<(String, String)>, Vec<u8>),
+    Published(Vec<u8>),
+}
+
+impl Message {
+    fn of(event: &Event, kind: Kind) -> Message {
+        match kind {
+            Kind::Stream => {
+                let (fields, data) = binary(event, "ce_");
+                Message::Entry(fields, data)
             }
-            command.arg("data").arg(data);
-            command
+            Kind::PubSub => Message::Published(structured(event)),
         }
-        Kind::PubSub => {
-            let mut command = redis::cmd("PUBLISH");
-            command.arg(CHANNEL).arg(structured(&event));
-            command
+    }
+
+    fn command(&self) -> redis::Cmd {
+        match self {
+            Message::Entry(fields, data) => {
+                let mut command = redis::cmd("XADD");
+                command.arg(STREAM).arg("*");
+                for (name, value) in fields {
+                    command.arg(name).arg(value);
+                }
+                command.arg("data").arg(data);
+                command
+            }
+            Message::Published(message) => {
+                let mut command = redis::cmd("PUBLISH");
+                command.arg(CHANNEL).arg(message);
+                command
+            }
         }
-    };
-    events(count).map(command).collect()
+    }
+}
+
+fn messages(count: usize, kind: Kind) -> Vec<Message> {
+    events(count).map(|event| Message::of(&event, kind)).collect()
 }
 
 async fn connect(url: &str) -> Result<MultiplexedConnection> {
@@ -65,13 +85,12 @@ async fn connect(url: &str) -> Result<MultiplexedConnection> {
 
 pub(crate) async fn bare(url: &str, count: usize, kind: Kind) -> Result<Figures> {
     let connection = connect(url).await?;
-    let commands = commands(count, kind);
-    pipelined(commands, move |batch| {
+    pipelined(messages(count, kind), move |batch| {
         let mut connection = connection.clone();
         async move {
             let mut pipeline = redis::Pipeline::with_capacity(batch.len());
-            for command in batch {
-                pipeline.add_command(command);
+            for message in &batch {
+                pipeline.add_command(message.command());
             }
             let _: Vec<redis::Value> = pipeline.query_async(&mut connection).await?;
             Ok(())
@@ -92,13 +111,13 @@ pub(crate) async fn latency(url: &str, samples: usize, kind: Kind) -> Result<Fig
 pub(crate) async fn latency_bare(url: &str, samples: usize, kind: Kind) -> Result<Figures> {
     let arrivals = consume(url, kind).await?;
     let connection = connect(url).await?;
-    let mut commands = commands(samples + 1_000, kind).into_iter();
+    let mut messages = messages(samples + 1_000, kind).into_iter();
     latency::sample(samples, arrivals, |_| {
-        let (mut connection, command) = (connection.clone(), commands.next());
+        let (mut connection, message) = (connection.clone(), messages.next());
         async move {
             let began = Instant::now();
-            let command = command.ok_or("there are no more commands")?;
-            let _: redis::Value = command.query_async(&mut connection).await?;
+            let message = message.ok_or("there are no more messages")?;
+            let _: redis::Value = message.command().query_async(&mut connection).await?;
             Ok(began)
         }
     })

@@ -41,9 +41,12 @@ pub(crate) async fn relay(sink: Arc<dyn Sink>, count: usize) -> Result<Figures> 
 
 /// The sink alone: it is handed batches as a relay would, with as many under way.
 pub(crate) async fn sink(sink: Arc<dyn Sink>, count: usize) -> Result<Figures> {
-    let attempt = |event| Attempt { event: Arc::new(event), number: 1, lane: Some(0), epoch: 1, claim: None };
+    let attempt =
+        |event: &Arc<Event>| Attempt { event: event.clone(), number: 1, lane: Some(0), epoch: 1, claim: None };
     let subscription: Arc<str> = "bench".into();
-    let figures = pipelined(events(count).map(attempt).collect(), move |events| {
+    // Kept, as the engine keeps what is under way: it is not the sink that ends them.
+    let events: Vec<Arc<Event>> = events(count).map(Arc::new).collect();
+    let figures = pipelined(events.iter().map(attempt).collect(), move |events| {
         let (sink, count) = (sink.clone(), events.len());
         let batch = Batch { subscription: subscription.clone(), origin: ORIGIN, events };
         async move {

@@ -21,7 +21,7 @@ pub(super) struct Command {
 pub(super) async fn deliver(
     server: &Server,
     batch: &Batch,
-    command: impl Fn(&Event) -> Result<Command, Failure>,
+    mut command: impl FnMut(&Event) -> Result<Command, Failure>,
     judge: impl Fn(Value) -> Outcome,
 ) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::NotTried; batch.events.len()];

@@ -7,9 +7,6 @@ use super::refusal::{refusal, strange};
 use super::server::Server;
 use crate::Template;
 
-/// What a message takes beside its payload, roughly; only to reserve room.
-const MESSAGE_BYTES: usize = 400;
-
 /// Publishes to Redis channels: one message an event, a CloudEvents JSON object.
 ///
 /// Redis passes a message on to who is subscribed at that moment and forgets it. `Delivered` means that Redis has done so; a subscriber
@@ -37,12 +34,13 @@ impl RedisPubSub {
         self
     }
 
-    fn publish(&self, event: &Event) -> std::result::Result<Command, Failure> {
+    /// `message` is room to write in.
+    fn publish(&self, event: &Event, message: &mut Vec<u8>) -> std::result::Result<Command, Failure> {
         let channel = self.channel.render(event)?;
-        let mut message = Vec::with_capacity(event.payload.len() + MESSAGE_BYTES);
-        self.format.write(event, &mut message);
+        message.clear();
+        self.format.write(event, message);
         let mut command = Cmd::with_capacity(3, channel.len() + message.len() + 8);
-        command.arg("PUBLISH").arg(&*channel).arg(&message);
+        command.arg("PUBLISH").arg(&*channel).arg(&*message);
         Ok(Command { command, longest: message.len() })
     }
 
@@ -67,9 +65,11 @@ impl Sink for RedisPubSub {
     }
 
     fn deliver(&self, batch: Batch) -> BoxFuture<'_, Vec<Outcome>> {
-        Box::pin(
-            async move { deliver(&self.server, &batch, |event| self.publish(event), |reply| self.judge(reply)).await },
-        )
+        Box::pin(async move {
+            let mut message = Vec::new();
+            let publish = |event: &Event| self.publish(event, &mut message);
+            deliver(&self.server, &batch, publish, |reply| self.judge(reply)).await
+        })
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
