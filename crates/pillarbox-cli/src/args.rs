@@ -355,7 +355,7 @@ pub(crate) struct RewindArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SubscriptionCommand {
-    /// All subscriptions; one that no relay runs any more is shown as orphaned with what it holds
+    /// All subscriptions; one that no relay runs is shown as orphaned with what it holds, or as no relay if nothing waits for it
     List,
     /// Remove a subscription that no relay runs, with its deliveries
     Delete {
@@ -465,9 +465,13 @@ fn parse_header(text: &str) -> Result<(String, String), String> {
 }
 
 fn parse_target(text: &str) -> Result<Start, String> {
-    match parse_start(text)? {
-        Start::Now => Err("a rewind goes back; name a position, a time, or start".to_owned()),
-        start => Ok(start),
+    match parse_start(text) {
+        Ok(Start::Now) => Err("a rewind goes back; name a position, a time, or start".to_owned()),
+        Ok(start) => Ok(start),
+        // The words of a config, which the error of this parser names, are more.
+        Err(_) => Err(format!(
+            "'{text}' is not a place in the log; write start, a position, or a time like 2026-01-31T12:00:00Z"
+        )),
     }
 }
 

@@ -28,7 +28,8 @@ pub(crate) enum Database {
     Postgres(Box<Postgres>),
 }
 
-const THREE_WAYS: &str = "no database was given; name it by --database URL, by the environment variable DATABASE_URL, \
+/// What to do where no database was given.
+pub(crate) const NO_DATABASE: &str = "no database was given; name it by --database URL, by the environment variable DATABASE_URL, \
      or by `database = \"URL\"` in the config file (for example sqlite:app.db or postgres://user@host/database)";
 
 /// How the URLs are written that this build can read.
@@ -51,7 +52,7 @@ impl Database {
         }
         match file()? {
             Some(url) => Database::parse(&url).context("database, in the config file"),
-            None => Err(Stop::usage(THREE_WAYS)),
+            None => Err(Stop::usage(NO_DATABASE)),
         }
     }
 
@@ -175,6 +176,8 @@ pub(crate) fn is_passing(error: &anyhow::Error) -> bool {
 }
 
 fn missing(path: &Path, command: &str) -> anyhow::Error {
+    // A relative path is one thing in one directory and another in the next.
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     Stop::with(Exit::Schema, format!("there is no database at {}; create it with `{command}`", path.display()))
 }
 

@@ -25,6 +25,7 @@ use crate::args::Args;
 fn main() -> ExitCode {
     let args = Args::try_parse().unwrap_or_else(|error| exit::refuse(&error));
     logging::start(&args);
+    sink::log_panics();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let result = runtime.context("cannot start the runtime").and_then(|runtime| {
         let result = runtime.block_on(command::run(args));

@@ -1,6 +1,12 @@
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_util::MetricKindMask;
 use pillarbox::{Mode, PausedBy, RecoveryCause, State, Status, SubscriptionStatus, metric};
+
+/// A gauge that was not set for so long is of a subscription that is gone, and goes too. All others are set whenever they are asked for.
+const GAUGE_IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// Gathers this process's metrics and writes them as Prometheus text.
 #[derive(Clone)]
@@ -11,7 +17,8 @@ pub(crate) struct Recorder {
 impl Recorder {
     /// Installs the recorder for the whole process.
     pub(crate) fn install() -> Result<Self> {
-        let recorder = PrometheusBuilder::new().build_recorder();
+        let gauges = MetricKindMask::GAUGE;
+        let recorder = PrometheusBuilder::new().idle_timeout(gauges, Some(GAUGE_IDLE_MAX)).build_recorder();
         let handle = recorder.handle();
         metrics::set_global_recorder(recorder).ok().context("another recorder of metrics is installed already")?;
         describe();

@@ -83,10 +83,24 @@ const REDACTED_BYTES_MIN: usize = 4;
 impl Redactions {
     pub(crate) fn new(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
         let matters = |(secret, shown): &(String, String)| secret.len() >= REDACTED_BYTES_MIN && secret != shown;
-        let mut pairs: Vec<(String, String)> = pairs.into_iter().filter(matters).collect();
+        let mut redactions = Redactions::default();
+        redactions.extend(pairs.into_iter().filter(matters));
+        redactions
+    }
+
+    /// These and the others.
+    pub(crate) fn add(&mut self, others: &Redactions) {
+        self.extend(others.0.iter().cloned());
+    }
+
+    fn extend(&mut self, pairs: impl Iterator<Item = (String, String)>) {
+        for pair in pairs {
+            if !self.0.contains(&pair) {
+                self.0.push(pair);
+            }
+        }
         // A secret that contains another one goes first, or its rest would stay.
-        pairs.sort_by_key(|(secret, _)| std::cmp::Reverse(secret.len()));
-        Redactions(pairs)
+        self.0.sort_by_key(|(secret, _)| std::cmp::Reverse(secret.len()));
     }
 
     pub(crate) fn is_empty(&self) -> bool {

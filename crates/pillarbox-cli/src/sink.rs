@@ -3,6 +3,7 @@ mod discreet;
 mod http;
 #[cfg(feature = "kafka")]
 mod kafka;
+mod panic;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]
@@ -19,6 +20,7 @@ use tokio::sync::Notify;
 use crate::config::SinkSettings;
 use crate::exit::chain;
 use discreet::Discreet;
+pub(crate) use panic::log_panics;
 
 /// A sink, or why there can be none.
 pub(crate) type Built = Result<Arc<dyn Sink>, Refusal>;
@@ -28,7 +30,9 @@ pub(crate) type Built = Result<Arc<dyn Sink>, Refusal>;
 ///
 /// What the sink says of a failure is shown and stored: whatever a receiver or a library has put into it, no secret is in it.
 pub(crate) fn build(settings: &SinkSettings, source: &str, closed: &Arc<Notify>) -> Built {
-    let (sink, redactions) = (build_bare(settings, source, closed)?, settings.redactions());
+    let redactions = settings.redactions();
+    panic::hide(&redactions);
+    let sink = build_bare(settings, source, closed)?;
     Ok(if redactions.is_empty() { sink } else { Arc::new(Discreet::new(sink, redactions)) })
 }
 

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use pillarbox::{Error, ErrorKind, InstanceId, Result};
 use tokio::sync::{MutexGuard, mpsc, watch};
 use tokio_postgres::config::Host;
-use tokio_postgres::{AsyncMessage, CancelToken, Client, Config, Notification, Statement};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{AsyncMessage, CancelToken, Client, Config, Notification, SimpleQueryMessage, Statement};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Db, DbError};
@@ -35,9 +36,13 @@ const SETTINGS: &str = "-c synchronous_commit=on -c statement_timeout=0 -c lock_
 /// Ends a statement whose client has gone; not every server's system can tell.
 const CHECK_CLIENT: &str = "set client_connection_check_interval = '2s'";
 
-/// The same for what older servers do not know and would refuse.
-const LATER_SETTINGS: &str = "select case when current_setting('server_version_num')::integer >= 170000 \
-    then set_config('transaction_timeout', '0', false) end";
+/// The same for what older servers do not know and would refuse; and whether what was asked for has arrived, or was dropped on the way.
+const LATER_SETTINGS: &str = "select current_setting('search_path'), case when \
+    current_setting('server_version_num')::integer >= 170000 then set_config('transaction_timeout', '0', false) end";
+
+/// What to do about a pooler.
+pub(crate) const DIRECTLY: &str =
+    "give relays and commands a direct connection to the server (publishers may use the pooler)";
 
 /// Schemas that are somebody else's, besides those that begin with `pg_`.
 const FOREIGN_SCHEMAS: [&str; 2] = ["public", "information_schema"];
@@ -72,6 +77,7 @@ pub struct PgConfig {
     pub(crate) postgres: Config,
     pub(crate) schema: String,
     pub(crate) ssl_mode: SslMode,
+    #[cfg_attr(not(feature = "tls"), allow(dead_code, reason = "only TLS looks at it"))]
     pub(crate) ssl_root_cert: Option<String>,
 }
 
@@ -284,7 +290,8 @@ impl Session {
         let mut postgres = config.postgres.clone();
         let own = postgres.get_options().unwrap_or_default().to_owned();
         // PostgreSQL's own schema comes before all; temporary tables would too, if they were not named last.
-        postgres.options(format!("{own} {SETTINGS} -c search_path={},pg_temp", config.schema));
+        let search_path = format!("{},pg_temp", config.schema);
+        postgres.options(format!("{own} {SETTINGS} -c search_path={search_path}"));
         postgres.application_name(name);
         // The client's own time-out ends with the first packet, and a frozen server sends no second one.
         let patience = config.patience();
@@ -293,7 +300,8 @@ impl Session {
             let message = format!("PostgreSQL did not answer within {patience:?} to a new connection");
             DbError::own(ErrorKind::Unavailable, message)
         };
-        let (client, driver) = tokio::time::timeout(patience, connecting).await.map_err(unanswered)??;
+        let connected = tokio::time::timeout(patience, connecting).await.map_err(unanswered)?;
+        let (client, driver) = connected.map_err(refused_by_pooler)?;
         let (sender, closed) = watch::channel(false);
         let driver = tokio::spawn(async move {
             driver.await;
@@ -311,7 +319,9 @@ impl Session {
             cancel,
             config: config.clone(),
         };
-        tokio::time::timeout(patience, session.batch_execute(LATER_SETTINGS)).await.map_err(unanswered)??;
+        let settings =
+            tokio::time::timeout(patience, session.simple_query(LATER_SETTINGS)).await.map_err(unanswered)??;
+        check_settings(&settings, &search_path)?;
         let checked = tokio::time::timeout(patience, session.batch_execute(CHECK_CLIENT)).await.map_err(unanswered)?;
         if let Err(error) = checked {
             tracing::debug!(%error, "the server cannot tell when a client has gone");
@@ -471,6 +481,31 @@ impl Link {
     pub(crate) async fn close(&self) {
         *self.session.lock().await = None;
     }
+}
+
+/// PgBouncer refuses settings that it does not know with a code that otherwise means a broken connection.
+fn refused_by_pooler(error: DbError) -> DbError {
+    match &error {
+        DbError::Postgres(refused) if refused.code() == Some(&SqlState::PROTOCOL_VIOLATION) => {
+            let said = refused.as_db_error().map_or_else(|| refused.to_string(), |said| said.message().to_owned());
+            let message = format!("a pooler refused the settings of a session ({said}); {DIRECTLY}");
+            DbError::own(ErrorKind::Invalid, message)
+        }
+        _ => error,
+    }
+}
+
+/// A pooler can also be told to drop them in silence.
+fn check_settings(rows: &[SimpleQueryMessage], search_path: &str) -> Db<()> {
+    let arrived = rows.iter().any(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0) == Some(search_path),
+        _ => false,
+    });
+    if arrived {
+        return Ok(());
+    }
+    let message = format!("something between here and PostgreSQL drops the settings of a session; {DIRECTLY}");
+    Err(DbError::own(ErrorKind::Invalid, message))
 }
 
 /// The session of a [`Link`] while it is used.

@@ -106,6 +106,16 @@ pub(crate) async fn maintain(session: &mut Session, keep: Option<Duration>) -> D
     note(session, obstacle.as_deref()).await
 }
 
+/// Writes a failure of retention down, for [`warning`]: nothing goes and no leaf is laid as long as it comes back.
+pub(crate) async fn note_failure(session: &Session, error: DbError) -> DbError {
+    let error = pillarbox::Error::from(error);
+    // A session that was lost can write nothing down; what is to be told is the failure itself.
+    if let Err(unnoted) = note(session, Some(&error.to_string())).await {
+        tracing::debug!(error = %pillarbox::Error::from(unnoted), "a failure of retention was not written down");
+    }
+    error.into()
+}
+
 /// Lays leaves if they are due. What was in the way of all that is wanted, if anything.
 async fn attempt(session: &mut Session, keep: Option<Duration>) -> Db<Option<String>> {
     let obstacle = match cut(session, keep).await? {
@@ -134,16 +144,17 @@ async fn attempt(session: &mut Session, keep: Option<Duration>) -> Db<Option<Str
 }
 
 /// The leaf in use that should end here.
-async fn cut(session: &Session, keep: Option<Duration>) -> Db<Option<String>> {
+async fn cut(session: &Session, keep: Option<Duration>) -> Db<Option<Leaf>> {
     let leaves = leaves(&**session).await?;
     let (horizon, size, now) = figures(&**session).await?;
     let view = View { leaves: &leaves, horizon, now, keep, size, margin: 0 };
-    Ok(view.cut().map(|(name, _)| name.to_owned()))
+    Ok(view.cut().map(|(leaf, _)| leaf.clone()))
 }
 
 /// Why a leaf is not cut while publishers wait: reading it takes too long.
-async fn obstacle_to_cutting(session: &Session, leaf: &str) -> Db<Option<String>> {
-    let too_large = || Some(format!("leaf {leaf} should end here, and is too large to be cut while publishers wait"));
+async fn obstacle_to_cutting(session: &Session, leaf: &Leaf) -> Db<Option<String>> {
+    let name = &leaf.name;
+    let too_large = || Some(format!("leaf {name} should end here, and is too large to be cut while publishers wait"));
     let again_at = *session.cut_again_at.lock().unwrap_or_else(PoisonError::into_inner);
     if again_at.is_some_and(|at| at > Instant::now()) {
         return Ok(too_large());
@@ -154,17 +165,19 @@ async fn obstacle_to_cutting(session: &Session, leaf: &str) -> Db<Option<String>
     Ok(if quick { None } else { too_large() })
 }
 
-async fn reads_quickly(session: &Session, leaf: &str) -> Db<bool> {
-    let row = session.query_one("select pg_relation_size($1::text::regclass), quote_ident($1)", &[&leaf]).await?;
-    let (bytes, name): (i64, String) = (row.try_get(0)?, row.try_get(1)?);
-    if bytes > CUT_BYTES_MAX {
+async fn reads_quickly(session: &Session, leaf: &Leaf) -> Db<bool> {
+    let row = session.query_one("select pg_relation_size($1::text::regclass)", &[&leaf.name]).await?;
+    if row.try_get::<_, i64>(0)? > CUT_BYTES_MAX {
         return Ok(false);
     }
-    // Alone, as the table is read when it is attached.
-    let timeout = READ_TIMEOUT.as_millis();
+    // Through the log: a relay's role may read that, and none of the leaves that were made since its grants. Alone and from end
+    // to end, as the table is read when it is attached.
+    let (timeout, low) = (READ_TIMEOUT.as_millis(), leaf.low);
+    let below = leaf.high.map_or_else(String::new, |high| format!(" and position < {high}"));
     let sql = format!(
-        "set local max_parallel_workers_per_gather = 0; set local enable_indexonlyscan = off; \
-         set local statement_timeout = {timeout}; select count(position) from {name}"
+        "set local max_parallel_workers_per_gather = 0; set local enable_indexscan = off; \
+         set local enable_indexonlyscan = off; set local enable_bitmapscan = off; \
+         set local statement_timeout = {timeout}; select count(position) from event where position >= {low}{below}"
     );
     match session.batch_execute(&sql).await.map_err(DbError::from) {
         Err(error) if error.kind() == ErrorKind::Busy => Ok(false),

@@ -109,7 +109,8 @@ async fn migrate_session(session: &mut Session, schema: &str) -> Db<Migrated> {
         tx.batch_execute(&doorbell_sql(schema, false)).await?;
         tracing::warn!(
             "the doorbell is off: max_prepared_transactions is above 0, and a transaction that rang cannot be prepared; \
-             if no application prepares transactions that publish, run `pillarbox migrate --doorbell on`"
+             relays look for events every 50 to 500 ms instead; if no application prepares transactions that publish, run \
+             `pillarbox migrate --doorbell on`"
         );
     }
     let doorbell = has_doorbell(&tx).await?;
@@ -183,7 +184,8 @@ pub fn print_roles(schema: &str) -> String {
     fill_in(include_str!("sql/roles.sql"), schema)
 }
 
-/// Turns the ringing at publishing on or off. Without it a relay notices events by its watchdog.
+/// Turns the ringing at publishing on or off. Without it a relay looks for events by itself, every 50 ms while some come and every
+/// 500 ms at the longest.
 pub async fn set_doorbell(config: &PgConfig, on: bool) -> Result<()> {
     let session = connect(config).await?;
     require(&session).await?;

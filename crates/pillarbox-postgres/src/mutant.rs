@@ -28,6 +28,8 @@ pub enum Mutant {
     VisibleApart,
     /// What was read is returned without being made durable.
     NoBarrier,
+    /// The same where the rows alone are read, in one statement.
+    NoBarrierAtAGlance,
     /// A settlement looks at the epoch without locking the cursor.
     FenceInSubselect,
     /// A lane is loaded before its take-over is committed.
@@ -64,6 +66,11 @@ pub(crate) struct Laboratory {
 impl Laboratory {
     pub(crate) fn new(mutant: Option<Mutant>, hook: Option<Hook>) -> Self {
         Laboratory { mutant, hook, loaded: Arc::default() }
+    }
+
+    /// Polls go one step at a time. A glance has a single step and stays as it is, but for its barrier.
+    pub(crate) fn is_stepwise(&self) -> bool {
+        self.mutant != Some(Mutant::NoBarrierAtAGlance)
     }
 
     async fn call(&self, step: usize) {

@@ -21,7 +21,7 @@ use self::lanes::{check_anchors, take};
 use self::locks::LockBook;
 use self::subscriptions::define;
 pub(crate) use self::subscriptions::{parse_filter, record_progress, start_floor};
-use crate::connection::{PgConfig, SCHEMA, Session};
+use crate::connection::{DIRECTLY, PgConfig, SCHEMA, Session};
 use crate::doorbell::{Doorbell, announce, neighbour_of};
 use crate::error::{Db, DbError};
 
@@ -52,9 +52,10 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// The sessions whose life shows that an instance is still at work. The waiter's does not: the server notices only after a
-    /// while that whoever waits for a lock is gone.
-    pub(crate) const AT_WORK: [Role; 4] = [Role::Control, Role::Reader, Role::Writer, Role::Operator];
+    /// The sessions whose life shows that an instance is still at work: without one of them it can neither read what to deliver
+    /// nor settle. The waiter's and the operator's do not: the server notices only after a while that whoever waits for a lock, or
+    /// for an answer that takes long, is gone; and retention does nothing that the owner of a lane alone may do.
+    pub(crate) const AT_WORK: [Role; 3] = [Role::Control, Role::Reader, Role::Writer];
     const ALL: [Role; 5] = [Role::Control, Role::Waiter, Role::Reader, Role::Writer, Role::Operator];
 
     fn name(self) -> &'static str {
@@ -383,11 +384,11 @@ async fn hold_lock(control: &Session, config: &PgConfig, id: InstanceId) -> Db<(
 }
 
 fn pooled() -> DbError {
-    DbError::own(
-        ErrorKind::Fatal,
+    let message = format!(
         "the session lock of this instance is not kept from one transaction to the next: a pooler in transaction mode stands \
-         between the relay and PostgreSQL; give the relay a direct connection (publishers may use the pooler)",
-    )
+         between the relay and PostgreSQL; {DIRECTLY}"
+    );
+    DbError::own(ErrorKind::Fatal, message)
 }
 
 /// Defines the subscriptions and writes the instance's row.

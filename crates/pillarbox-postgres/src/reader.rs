@@ -83,7 +83,7 @@ impl Reader {
     /// Horizon, then writers, then all scans in one statement, then what retention took: one message, in this order. Each
     /// statement is a transaction of its own and so sees anew, whatever isolation level the database or a pooler sets.
     pub(crate) async fn poll(&mut self, session: &Session, request: &PollRequest) -> Db<Page> {
-        let known = self.seen.session == session.number && !self.is_experiment();
+        let known = self.seen.session == session.number && !self.is_stepwise();
         if known && request.without_writers && request.scans.len() == 1 {
             return self.glance(session, request).await;
         }
@@ -117,23 +117,32 @@ impl Reader {
         let horizon = self.seen.horizon.max(last);
         let scans = plan.finish(scans, horizon);
         (self.seen.horizon, self.seen.shown) = (horizon, self.seen.shown.max(last));
-        if volatile {
+        if volatile && !self.forgets_barrier() {
             self.make_durable(session).await?;
         }
         let (log_start, clock) = (self.seen.log_start, self.seen.clock.0);
         Ok(Page { horizon, writers: None, clock, idle: Vec::new(), session: session.number, log_start, scans })
     }
 
-    fn is_experiment(&self) -> bool {
+    /// A test lets others act between the steps of a poll.
+    fn is_stepwise(&self) -> bool {
         #[cfg(feature = "mutants")]
-        return self.laboratory.is_some();
+        return self.laboratory.as_ref().is_some_and(crate::mutant::Laboratory::is_stepwise);
+        #[cfg(not(feature = "mutants"))]
+        false
+    }
+
+    /// A test has broken the glance.
+    fn forgets_barrier(&self) -> bool {
+        #[cfg(feature = "mutants")]
+        return self.laboratory.as_ref().is_some_and(|laboratory| !laboratory.is_stepwise());
         #[cfg(not(feature = "mutants"))]
         false
     }
 
     async fn ask(&mut self, session: &Session, request: &PollRequest) -> Db<Answers> {
         #[cfg(feature = "mutants")]
-        if let Some(laboratory) = self.laboratory.clone() {
+        if let Some(laboratory) = self.laboratory.clone().filter(crate::mutant::Laboratory::is_stepwise) {
             return crate::mutant::ask(self, session, request, &laboratory).await;
         }
         let horizon = session.statement(include_str!("sql/horizon.sql")).await?;

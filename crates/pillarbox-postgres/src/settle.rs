@@ -146,8 +146,9 @@ pub(crate) async fn write_cursors(tx: &Transaction<'_>, statements: &Statements,
     let anchor_positions: Vec<Option<i64>> = anchors().map(|anchor| anchor.map(|anchor| anchor.0)).collect();
     let anchor_ids: Vec<Option<Uuid>> = anchors().map(|anchor| anchor.map(|anchor| anchor.1)).collect();
     let releases: Vec<bool> = writes.iter().map(|(write, _)| write.release).collect();
-    let cursor_values: [&(dyn tokio_postgres::types::ToSql + Sync); 7] =
-        [&subscriptions, &lanes, &floors, &settled, &anchor_positions, &anchor_ids, &releases];
+    let calm: Vec<bool> = writes.iter().map(|(write, _)| write.calm).collect();
+    let cursor_values: [&(dyn tokio_postgres::types::ToSql + Sync); 8] =
+        [&subscriptions, &lanes, &floors, &settled, &anchor_positions, &anchor_ids, &releases, &calm];
     let risen: Vec<&Write<'_>> = writes.iter().filter(|(write, held)| write.cursor.floor > held.floor).collect();
     let subscriptions: Vec<i64> = risen.iter().map(|(write, _)| write.lane.subscription.0).collect();
     let lanes: Vec<i32> = risen.iter().map(|(write, _)| write.lane.lane as i32).collect();

@@ -188,9 +188,7 @@ impl Target {
 
     fn failure(&self, verb: &str, error: &io::Error) -> Failure {
         let (kind, hint) = match error.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-                ("disk_full", "; make room, delivery goes on by itself")
-            }
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ("disk_full", "; make room there; it is tried again"),
             ErrorKind::PermissionDenied => ("file", "; let the relay's user write there"),
             ErrorKind::ReadOnlyFilesystem => ("file", "; mount it writable, or change the sink's path"),
             _ => ("file", ""),

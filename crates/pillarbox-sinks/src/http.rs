@@ -21,6 +21,7 @@ use crate::{Secret, Template};
 use address::PublicOnly;
 use answer::{judge, no_answer};
 use course::Course;
+pub use course::HTTP_BATCH_TIME_MAX;
 use message::{Message, Writer};
 use signature::Signer;
 use target::{Target, shown};

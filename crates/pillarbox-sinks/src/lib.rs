@@ -31,7 +31,7 @@ pub use chain::{CHAIN_STEPS_MAX, Chain};
 #[cfg(feature = "file")]
 pub use file::{FileSink, LOCK_WAIT_MAX, TAIL_BYTES_MAX};
 #[cfg(feature = "http")]
-pub use http::{HttpConfig, HttpMode, HttpSink};
+pub use http::{HTTP_BATCH_TIME_MAX, HttpConfig, HttpMode, HttpSink};
 #[cfg(feature = "kafka")]
 pub use kafka::{KAFKA_TIMEOUT_MAX, KAFKA_TIMEOUT_MIN, KAFKA_TOPIC_BYTES_MAX, KafkaConfig, KafkaSink};
 #[cfg(feature = "postgres")]

@@ -82,6 +82,7 @@ fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite, horizon: Position) -> Db
         anchor_position,
         anchor_id,
         write.release,
+        write.calm,
     ])?;
     if cursor.floor > floor {
         advance(tx, write, floor)?;

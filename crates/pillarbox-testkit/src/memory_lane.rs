@@ -109,7 +109,7 @@ impl Lane {
         if !covered.is_empty() {
             self.entries.push(Covered { covered, epoch: write.epoch, after: self.wrote_at, before: now });
         }
-        if write.cursor.floor > self.cursor.floor {
+        if write.calm {
             self.takeovers = 0;
         }
         self.cursor = write.cursor.clone();

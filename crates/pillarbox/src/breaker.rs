@@ -25,6 +25,10 @@ pub(crate) struct Breaker {
     since: Timestamp,
     next_try: Timestamp,
     error: String,
+    /// The receiver has said how long to wait: what it takes of batches that were under way does not shorten it.
+    asked: bool,
+    /// Whether people were told that the sink is down.
+    told: bool,
     successes: u64,
     suspects: HashMap<Position, Suspect>,
     /// All events go to one receiver.
@@ -126,7 +130,11 @@ impl Breaker {
             self.wary |= self.state == State::Probing;
             return;
         }
+        if self.asked && matches!(self.state, State::Open { .. }) {
+            return;
+        }
         self.state = State::Closed;
+        self.asked = false;
         self.failures = 0;
         self.wary = false;
     }
@@ -175,9 +183,12 @@ impl Breaker {
         }
         let wait = BREAKER_BASE.saturating_mul(1 << (self.failures.saturating_sub(1)).min(16)).min(BREAKER_CAP);
         let wait = retry_after.map_or(wait, |asked| asked.clamp(wait, RETRY_AFTER_MAX.max(wait)));
-        self.state = State::Open { until: now.mono + wait };
+        let asked_until = self.deadline().filter(|_| self.asked);
+        let until = asked_until.unwrap_or_default().max(now.mono + wait);
+        self.asked = retry_after.is_some() || asked_until.is_some_and(|asked| asked > now.mono);
+        self.state = State::Open { until };
         self.wary = false;
-        self.next_try = now.wall.plus(wait);
+        self.next_try = now.wall.plus(until - now.mono);
         self.error = error.to_owned();
     }
 
@@ -191,6 +202,9 @@ impl Breaker {
         if successes > suspect.successes {
             suspect.again += 1;
             if suspect.again < 2 {
+                if failure.retry_after.is_some() {
+                    self.failure(now, &failure.message, failure.retry_after);
+                }
                 return Charge::Sink;
             }
         } else if !(alone && old && failure.fault == Fault::Unclear) {
@@ -223,6 +237,12 @@ impl Breaker {
     pub(crate) fn report(&self) -> Option<BreakerReport> {
         let report = || BreakerReport { since: self.since, next_try: self.next_try, error: self.error.clone() };
         self.is_open().then(report)
+    }
+
+    /// Whether it has opened or closed since this was last asked.
+    pub(crate) fn has_news(&mut self) -> bool {
+        let is_open = self.is_open();
+        std::mem::replace(&mut self.told, is_open) != is_open
     }
 
     /// Whether the sink is said to be down.
@@ -282,6 +302,39 @@ mod tests {
             assert_eq!(breaker.permit(at(2)), Permit::All, "others are not held back");
             assert_eq!(breaker.suspect(at(3), 7, &failure), Charge::Event);
         }
+    }
+
+    #[test]
+    fn a_receiver_that_says_how_long_to_wait_is_left_alone_for_so_long() {
+        let throttled = Failure { retry_after: Some(Duration::from_secs(60)), ..Failure::sink("429") };
+        let mut breaker = Breaker::default();
+        for round in 0..2 {
+            let began = 100 * round;
+            assert_eq!(breaker.suspect(at(began), 7, &throttled), Charge::Sink, "round {round}");
+            breaker.success(8);
+            breaker.failure(at(began + 1), "reset", None);
+            assert_eq!(breaker.permit(at(began + 59)), Permit::Nothing, "what it took meanwhile does not shorten it");
+            assert_eq!(breaker.report().map(|report| report.next_try), Some(at(began + 60).wall));
+            assert_eq!(breaker.permit(at(began + 60)), Permit::Probe);
+            breaker.probing();
+            breaker.success(9);
+            assert_eq!(breaker.permit(at(began + 60)), Permit::All);
+        }
+        assert_eq!(breaker.suspect(at(200), 7, &throttled), Charge::Event, "it takes others and not this one");
+        assert_eq!(breaker.permit(at(200)), Permit::All);
+    }
+
+    #[test]
+    fn opening_and_closing_are_told_once() {
+        let mut breaker = Breaker::default();
+        assert!(!breaker.has_news());
+        breaker.failure(at(0), "down", None);
+        breaker.failure(at(1), "down", None);
+        assert!(breaker.has_news() && !breaker.has_news());
+        breaker.probing();
+        assert!(!breaker.has_news());
+        breaker.success(1);
+        assert!(breaker.has_news() && !breaker.has_news());
     }
 
     #[test]

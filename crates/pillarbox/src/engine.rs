@@ -16,9 +16,9 @@ use crate::grace::Grace;
 use crate::lane::Lane;
 use crate::ownership::Ownership;
 use crate::{
-    Attempt, ClaimEnd, ClaimRequest, Claims, Epoch, Event, Fleet, InstanceId, Joined, KeyHash, LaneRef, LaneState,
-    LaneWrite, Mode, Outcome, Page, PollRequest, Position, RangeSet, RecoverRequest, Recovered, RecoveryCause, Report,
-    Settlement, SinkFeatures, StoreFeatures, Subscription, SubscriptionReport, Take, Timestamp,
+    Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, Epoch, Event, Fleet, InstanceId, Joined, KeyHash, LaneRef,
+    LaneState, LaneWrite, Mode, Outcome, Page, PollRequest, Position, RangeSet, RecoverRequest, Recovered,
+    RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures, Subscription, SubscriptionReport, Take, Timestamp,
 };
 
 /// The two clocks of a step: `mono` never jumps and measures waits; `wall` is what due times are kept in.
@@ -265,6 +265,8 @@ pub struct Figures {
     pub recovered: BTreeMap<(Arc<str>, &'static str), u64>,
     /// Claims that were ended too late: they had been taken from this instance, by subscription.
     pub refused: BTreeMap<Arc<str>, u64>,
+    /// Sinks that are taken to be down from now on, or (without a report) no longer, by subscription.
+    pub sinks: BTreeMap<Arc<str>, Option<BreakerReport>>,
     /// What people should be told.
     pub warnings: Vec<String>,
 }
@@ -328,7 +330,9 @@ pub struct Engine {
     expired: bool,
     last_poll: Option<Duration>,
     last_settle: Option<Duration>,
+    /// Polls since the newest hole appeared.
     hole_polls: u32,
+    newest_hole: Option<Position>,
     polls: u64,
     /// Failed calls in a row, and not before when the next may be tried.
     backoff: HashMap<Call, (u32, Duration)>,
@@ -436,6 +440,7 @@ impl Engine {
             last_poll: None,
             last_settle: None,
             hole_polls: 0,
+            newest_hole: None,
             polls: 0,
             backoff: HashMap::new(),
             config,
@@ -549,6 +554,11 @@ impl Engine {
 
     /// Takes the figures since the last call.
     pub fn take_figures(&mut self) -> Figures {
+        for sub in &mut self.subscribers {
+            if sub.breaker.has_news() {
+                self.figures.sinks.insert(sub.name.clone(), sub.breaker.report());
+            }
+        }
         std::mem::take(&mut self.figures)
     }
 

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::{InstanceStatus, Level, Mode, PausedBy, Status, SubscriptionStatus, Timestamp};
+use crate::{BreakerReport, InstanceStatus, Level, Mode, PausedBy, Status, SubscriptionStatus, Timestamp};
 
 /// When something that does not move is a problem.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -188,10 +188,7 @@ impl Judge<'_> {
             self.say(ProblemKind::FloodGuard, Level::Failed, message, "mend or roll back the receiver".to_owned());
         }
         if let Some(breaker) = &report.breaker {
-            let (down, error) = (self.now.since(breaker.since), &breaker.error);
-            let level = if down > self.limits.sink_down_after { Level::Failed } else { Level::Warning };
-            let message = format!("the sink is taken to be down for {} s: {error}", down.as_secs());
-            self.say(ProblemKind::SinkDown, level, message, "bring the receiver back".to_owned());
+            self.judge_sink_down(breaker);
         }
         let unowned = self.subscription.lanes.saturating_sub(self.subscription.lanes_owned);
         if unowned > 0 && self.waiting() > 0 {
@@ -214,6 +211,21 @@ impl Judge<'_> {
                 "pillarbox why, with the id of a pending event".to_owned(),
             );
         }
+    }
+
+    fn judge_sink_down(&mut self, breaker: &BreakerReport) {
+        let BreakerReport { since, next_try, error } = breaker;
+        let down = self.now.since(*since);
+        let level = if down > self.limits.sink_down_after { Level::Failed } else { Level::Warning };
+        let next = match next_try.since(self.now).as_secs() {
+            0 => "next try now".to_owned(),
+            seconds => format!("next try in {seconds} s"),
+        };
+        let message = format!("the sink is taken to be down for {} s, {next}: {error}", down.as_secs());
+        // The error may say that the configuration is to blame, and then waiting does not help.
+        let advice = "delivery goes on by itself once the receiver takes events; if the configuration is wrong, change it and \
+                      restart the relay";
+        self.say(ProblemKind::SinkDown, level, message, advice.to_owned());
     }
 
     /// There is work that could be done now, it has been there for long, and nothing was delivered meanwhile. A retry
@@ -253,9 +265,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::{
-        BreakerReport, Filter, InstanceId, LogStatus, Mode, OnDead, Report, SubscriptionId, SubscriptionReport,
-    };
+    use crate::{Filter, InstanceId, LogStatus, Mode, OnDead, Report, SubscriptionId, SubscriptionReport};
 
     const NOW: Timestamp = Timestamp(1_000_000);
 
@@ -451,6 +461,20 @@ mod tests {
         };
         check(down(ago(60)), &[(ProblemKind::SinkDown, Level::Warning)]);
         check(down(ago(61)), &[(ProblemKind::SinkDown, Level::Failed)]);
+    }
+
+    #[test]
+    fn a_sink_that_is_down_says_when_it_is_tried_next() {
+        let said = |next_try| {
+            let mut status = healthy();
+            let error = "HTTP 404; check the url".to_owned();
+            status.subscriptions[0].report.breaker = Some(BreakerReport { since: ago(9), next_try, error });
+            problems(&status, &HealthLimits::default()).remove(0)
+        };
+        let problem = said(ago(-12));
+        assert_eq!(problem.message, "the sink is taken to be down for 9 s, next try in 12 s: HTTP 404; check the url");
+        assert!(problem.advice.contains("by itself") && problem.advice.contains("change it"), "{problem:?}");
+        assert!(said(ago(3)).message.contains(", next try now: "), "it is overdue");
     }
 
     #[test]

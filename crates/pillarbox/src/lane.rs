@@ -55,6 +55,24 @@ pub(crate) struct Lane {
     careful_left: u32,
     /// Attempts that are written first and not yet sent: the settle that writes them must come back before.
     pub(crate) announced: Vec<Position>,
+    /// How often the lane was seized, as it is in the database.
+    pub(crate) takeovers: u32,
+    trial: Trial,
+}
+
+/// What those who were seized may have died of, until this owner has come through it.
+#[derive(Debug, Default)]
+struct Trial {
+    /// The lowest event that this owner has read and not yet settled.
+    first: Option<Position>,
+    /// What has been due for longest when the lane was loaded, until it comes back from the sink.
+    due: Option<Position>,
+    /// The lowest event is settled, or there is none.
+    passed: bool,
+    /// A delivery came back from the sink.
+    returned: bool,
+    /// A poll that may have begun before the lane was loaded has been answered.
+    polled: bool,
 }
 
 /// A careful lane that has delivered this many events goes on at full speed.
@@ -167,6 +185,8 @@ impl Lane {
             careful: state.takeovers >= careful_after,
             careful_left: if mode == Mode::Queue { CAREFUL_ROWS } else { CAREFUL_EVENTS },
             announced: Vec::new(),
+            takeovers: state.takeovers,
+            trial: Trial::default(),
         };
         for delivery in state.deliveries {
             lane.next_arrival = lane.next_arrival.max(delivery.arrival + 1);
@@ -186,6 +206,7 @@ impl Lane {
     pub(crate) fn admit(&mut self, position: Position) {
         let entry = Open { position, done: false };
         self.window += 1;
+        self.trial.first = Some(self.trial.first.map_or(position, |first| first.min(position)));
         match self.open.back() {
             Some(last) if last.position > position => {
                 let index = self.open.partition_point(|open| open.position < position);
@@ -204,9 +225,38 @@ impl Lane {
         }
         open.done = true;
         self.done_unwritten += 1;
+        self.trial.passed |= self.trial.first == Some(position);
         if self.anchor.is_none_or(|anchor| anchor.0 < position) {
             self.anchor = Some((position, id));
         }
+    }
+
+    /// What is due now may be what the last owner died of.
+    pub(crate) fn begin_trial(&mut self, now: Timestamp) {
+        let first = self.due.first().filter(|entry| entry.0 <= now);
+        let chain = first.and_then(|entry| self.chains.get(&entry.1));
+        self.trial.due = chain.and_then(|chain| chain.rows.front()).map(|row| row.position);
+        self.trial.returned = false;
+    }
+
+    /// A poll was answered. Where nothing is left up to the horizon, nobody dies of it.
+    pub(crate) fn note_poll(&mut self, horizon: Position) {
+        let nothing = self.trial.first.is_none() && self.holes.is_empty() && self.top >= horizon;
+        self.trial.passed |= self.trial.polled && nothing;
+        self.trial.polled = true;
+    }
+
+    /// Whether this owner has come through what those before it may have died of. The lowest event and what was due first will do:
+    /// whatever is left has moved up by one for the next owner. In a careful lane every attempt is counted before it begins: there it
+    /// will do that something was parked or came back.
+    fn is_calm(&self) -> bool {
+        let Trial { due, passed, returned, .. } = self.trial;
+        if self.careful { passed || returned } else { passed && due.is_none() }
+    }
+
+    fn came_back(&mut self, position: Position) {
+        self.trial.returned = true;
+        self.trial.due.take_if(|due| *due == position);
     }
 
     /// Unsettled positions that were handed on.
@@ -502,6 +552,7 @@ impl Lane {
 
     /// A delivery succeeded.
     pub(crate) fn succeed(&mut self, position: Position, key: Option<KeyHash>) {
+        self.came_back(position);
         self.finish.push(position);
         self.parked.remove(&position);
         self.remove(position, key);
@@ -525,6 +576,7 @@ impl Lane {
 
     /// A delivery failed again.
     pub(crate) fn fail(&mut self, position: Position, key: Option<KeyHash>, failed: Failed, on_dead: OnDead) {
+        self.came_back(position);
         let chain_key = ChainKey::of(key, position);
         let Some(chain) = self.chains.get_mut(&chain_key) else { return };
         let Some(row) = chain.rows.iter_mut().find(|row| row.position == position) else { return };
@@ -571,6 +623,7 @@ impl Lane {
 
     pub(crate) fn has_writes(&self) -> bool {
         self.done_unwritten > 0
+            || (self.takeovers > 0 && self.is_calm())
             || !self.queue.is_empty()
             || !self.put.is_empty()
             || !self.change.is_empty()
@@ -588,6 +641,7 @@ impl Lane {
             queue: std::mem::take(&mut self.queue),
             change: std::mem::take(&mut self.change),
             finish: std::mem::take(&mut self.finish),
+            calm: self.takeovers > 0 && self.is_calm(),
             release: false,
         };
         let done = std::mem::take(&mut self.done_unwritten);

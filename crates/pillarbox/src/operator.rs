@@ -172,7 +172,7 @@ pub struct SubscriptionStatus {
     pub owners: Vec<InstanceId>,
     /// The lowest floor; retention goes no further.
     pub floor: Position,
-    /// Roughly the bytes of the log above its floor that only it holds back.
+    /// Roughly the bytes of the log above its floor that no subscription with a relay holds back too.
     pub holds_bytes: i64,
     /// For how long the longest-running delivery of its queue has been worked on.
     pub oldest_processing_seconds: Option<f64>,

@@ -204,7 +204,7 @@ pub struct LaneView {
     pub epoch: Epoch,
     /// Raised when an operator changed the lane's deliveries; the owner loads them again.
     pub revision: i64,
-    /// How often the lane was seized since its floor last moved.
+    /// How often the lane was seized since an owner was last calm: see [`LaneWrite::calm`].
     pub takeovers: u32,
 }
 
@@ -263,7 +263,7 @@ pub struct LaneState {
     pub deliveries: Vec<Delivery>,
     /// Of a queue: every key of the lane with a row, whatever its state.
     pub queued_keys: Vec<Box<str>>,
-    /// How often the lane was seized since its floor last moved.
+    /// How often the lane was seized since an owner was last calm: see [`LaneWrite::calm`].
     pub takeovers: u32,
     /// See [`LaneView::revision`].
     pub revision: i64,
@@ -404,6 +404,8 @@ pub struct LaneWrite {
     pub change: Vec<(Delivery, Option<AttemptError>)>,
     /// Deliveries that are done.
     pub finish: Vec<Position>,
+    /// The owner has come through what those before it may have died of: `takeovers` begins anew.
+    pub calm: bool,
     /// Give the lane back.
     pub release: bool,
 }

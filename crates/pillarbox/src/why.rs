@@ -272,7 +272,9 @@ impl Facts<'_> {
             "the sink is taken to be down since {}, next try at {}: {}",
             breaker.since, breaker.next_try, breaker.error
         );
-        Some((Cause::SinkDown, message, Some("bring the receiver back; nothing else is needed".to_owned())))
+        let advice = "delivery goes on by itself once the receiver takes events; if the configuration is wrong, change it and \
+                      restart the relay";
+        Some((Cause::SinkDown, message, Some(advice.to_owned())))
     }
 
     fn flood_guard(&self) -> Option<Conclusion> {
@@ -308,7 +310,7 @@ impl Facts<'_> {
         let lane = self.fate.lane;
         match &self.fate.settled_by {
             Some(by) => format!(
-                "it was delivered: settled by lane {lane} in epoch {} between {} and {}",
+                "it was delivered: settled by lane {lane} in epoch {} between {} and {}, or by a later retry",
                 by.epoch, by.after, by.before
             ),
             None => format!("it was delivered: settled by lane {lane}, at a time that is not recorded any more"),

@@ -132,8 +132,9 @@ impl World {
         let lanes_owned = owners.iter().filter(|owner| self.is_alive(**owner)).count() as u32;
         owners.sort_unstable();
         owners.dedup();
-        let others = self.subscriptions.iter().filter(|other| other.id != row.id).map(SubscriptionRow::floor).min();
-        let held = others.unwrap_or(self.horizon) - row.floor();
+        // Two that nobody runs hold the same back; each is told of it.
+        let others = self.subscriptions.iter().filter(|other| other.id != row.id && self.is_run(other.id));
+        let held = others.map(SubscriptionRow::floor).min().unwrap_or(self.horizon) - row.floor();
         SubscriptionStatus {
             id: row.id,
             name: row.name.clone(),

@@ -29,6 +29,13 @@ pub(super) async fn run(scope: &Scope, args: &AuditArgs) -> Result<Exit> {
         feed_received(&mut auditor, path, &scope.output)?;
     }
     let audit = auditor.finish();
+    let unreadable: u64 = audit.subscriptions.iter().map(|one| one.unreadable).sum();
+    if unreadable > 0 {
+        scope.output.say(format!(
+            "UNREADABLE {unreadable}: so many lines of --received have no readable id; write one event a line, as its id (a uuid) alone or as the \
+             CloudEvents object (with \"id\") that the sinks file and stdout write"
+        ));
+    }
     if scope.output.json {
         scope.output.json(&audit)?;
     } else {

@@ -1,5 +1,7 @@
 use anyhow::Result;
-use pillarbox::{Change, Changed, InstanceId, Operator, PausedBy, Selection, Start, Status};
+use pillarbox::{
+    Change, Changed, InstanceId, Operator, PausedBy, Position, Selection, Start, Status, SubscriptionStatus,
+};
 use serde_json::json;
 
 use super::Scope;
@@ -47,8 +49,31 @@ pub(super) async fn skip(scope: &Scope, args: SkipArgs) -> Result<Exit> {
 }
 
 pub(super) async fn pause(scope: &Scope, args: PauseArgs) -> Result<Exit> {
+    let store = scope.open().await?;
+    let before = store.status().await?.subscriptions.into_iter().find(|one| one.name == args.name && one.paused);
+    let said = before.as_ref().map(|before| taken_over(before, args.reason.as_deref()));
     let change = Change::Pause { subscription: args.name, by: PausedBy::Operator, reason: args.reason };
-    carry_out(scope, &change, false).await
+    let mut changed = store.change(&change, false).await?;
+    // It may have been resumed meanwhile, and then it was paused as any other.
+    if let (Some(said), 0) = (said, changed.count) {
+        changed.message = format!("{}{said}", changed.message);
+    }
+    print(scope, &changed, false)
+}
+
+/// What an operator's pause changes of one that is there already.
+fn taken_over(before: &SubscriptionStatus, reason: Option<&str>) -> String {
+    let by = match before.paused_by {
+        Some(PausedBy::Receiver) => "; it was paused by its receiver, and now by you, so that it is no alarm any more",
+        _ => "",
+    };
+    let because = match (&before.paused_reason, reason) {
+        (Some(before), Some(now)) if before != now => format!("; the reason is now: {now} (it was: {before})"),
+        (None, Some(now)) => format!("; the reason is now: {now}"),
+        (Some(before), _) => format!("; the reason stays: {before}"),
+        (None, None) => String::new(),
+    };
+    format!("{by}{because}")
 }
 
 pub(super) async fn resume(scope: &Scope, args: NameArgs) -> Result<Exit> {
@@ -87,8 +112,16 @@ pub(super) async fn confirmed(scope: &Scope, change: &Change, confirm: &ConfirmA
             return Ok(Exit::Failed);
         }
     }
-    let changed = store.change(change, false).await?;
+    let mut changed = store.change(change, false).await?;
+    if let Change::Rewind { to: Start::Position(asked), .. } = change {
+        changed.message.push_str(&beyond(*asked, store.status().await?.log.horizon));
+    }
     print(scope, &changed, false)
+}
+
+/// What to say of a place that the log has not reached.
+fn beyond(asked: Position, horizon: Position) -> String {
+    if asked > horizon { format!(" (the log ends at position {horizon})") } else { String::new() }
 }
 
 fn print(scope: &Scope, changed: &Changed, dry_run: bool) -> Result<Exit> {
@@ -135,7 +168,10 @@ fn would(change: &Change, changed: &Changed, status: &Status) -> String {
                 Some(key) => format!("{count} events of key '{key}'"),
                 None => "the events".to_owned(),
             };
-            format!("would replay {what} {} to '{subscription}'{}", place(to), note(&changed.message))
+            let (place, note) = (place(to), note(&changed.message));
+            let end =
+                if key.is_none() { replayed_at_most(&changed.message, status.log.horizon) } else { String::new() };
+            format!("would replay {what} {place} to '{subscription}'{note}{end}")
         }
         Change::Delete(name) => {
             let (waiting, deliveries) = one(name).map_or((0, 0), |one| {
@@ -160,6 +196,19 @@ fn place(to: &Start) -> String {
         Start::Now => "that come from now on".to_owned(),
         Start::Position(position) => format!("above position {position}"),
         Start::Time(time) => format!("inserted since {time}"),
+    }
+}
+
+/// How much lies between the place that the store has found and the end of the log. Positions are counted, which is cheap: some of
+/// them may hold nothing, or nothing that the subscription wants.
+fn replayed_at_most(message: &str, horizon: Position) -> String {
+    let digits = message.split("above position ").nth(1).unwrap_or_default();
+    let digits = digits.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+    let Ok(above) = digits.parse::<Position>() else { return String::new() };
+    match horizon - above {
+        ..=0 => format!("; the log ends at position {horizon}, so there is none"),
+        1 => format!("; the log ends at position {horizon}, so it is 1 event at most"),
+        count => format!("; the log ends at position {horizon}, so these are {count} events at most"),
     }
 }
 

@@ -3,7 +3,8 @@ use serde_json::json;
 
 use super::Scope;
 use crate::args::ConfigCommand;
-use crate::exit::Exit;
+use crate::config::Config;
+use crate::exit::{Exit, chain};
 
 /// Checks or prints the config.
 pub(super) fn run(scope: &Scope, command: ConfigCommand) -> Result<Exit> {
@@ -24,13 +25,25 @@ fn check(scope: &Scope) -> Result<Exit> {
         }
         let name = file.as_deref().unwrap_or("no config file");
         match loaded.problems.len() {
-            0 => scope
-                .output
-                .line(format!("{name}: {} subscriptions, no problems", loaded.config.subscriptions.len()))?,
+            0 => say_sound(scope, name, &loaded.config)?,
             count => scope.output.say(format!("{name}: {count} problem{}", if count == 1 { "" } else { "s" })),
         }
     }
     Ok(if loaded.problems.is_empty() { Exit::Done } else { Exit::Failed })
+}
+
+/// A config without a problem may still be less than a relay needs, or than its user believes to have written.
+fn say_sound(scope: &Scope, name: &str, config: &Config) -> Result<()> {
+    let count = config.subscriptions.len();
+    let plural = if count == 1 { "" } else { "s" };
+    scope.output.line(format!("{name}: {count} subscription{plural}, no problems"))?;
+    if let Err(error) = scope.database() {
+        scope.output.line(format!("`pillarbox run` needs a database: {}", chain(&error)))?;
+    }
+    if count == 0 {
+        scope.output.line("without a subscription, `pillarbox run` prints all events to standard output")?;
+    }
+    Ok(())
 }
 
 fn print(scope: &Scope) -> Result<Exit> {

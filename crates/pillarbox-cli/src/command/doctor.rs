@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use pillarbox::{Check, Level, Operator, Sink};
+use pillarbox::{Check, HealthLimits, Level, Operator, Problem, ProblemKind, Sink, Status, problems};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinError;
 
@@ -21,15 +21,25 @@ const ASKED_AT_ONCE_MAX: usize = 16;
 /// them.
 pub(super) async fn run(scope: &Scope) -> Result<Exit> {
     let database = scope.database()?;
-    let mut checks = database.open_unexamined().await?.doctor().await.map_err(|error| database.explain(error))?;
+    let log = database.open_unexamined().await?;
+    let mut checks = log.doctor().await.map_err(|error| database.explain(error))?;
+    // What the checks have refused may have no status.
+    let paused = log.status().await.map(|status| paused_by_receiver(&status)).unwrap_or_default();
     match scope.load_config() {
         Ok(Loaded { config, problems, .. }) => {
             checks.extend(problems.iter().map(|problem| wrong_config(problem.to_string())));
-            checks.extend(ask_receivers(&scope.output, &config).await);
+            let asked = ask_receivers(&scope.output, &config).await;
+            checks.extend(asked.into_iter().map(|check| then_resume(check, &paused)));
         }
         // What was found until here is told all the same.
         Err(error) => checks.push(wrong_config(chain(&error))),
     }
+    checks.extend(paused.into_iter().map(|(name, problem)| Check {
+        name: format!("subscription '{name}'"),
+        level: problem.level,
+        finding: problem.message,
+        fix: Some(problem.advice),
+    }));
     print(&scope.output, &checks)?;
     let mut failed = checks.iter().filter(|check| check.level == Level::Failed);
     Ok(match failed.next() {
@@ -38,6 +48,30 @@ pub(super) async fn run(scope: &Scope) -> Result<Exit> {
         Some(check) if ["schema", "home"].contains(&check.name.as_str()) => Exit::Schema,
         Some(_) => Exit::Failed,
     })
+}
+
+/// The subscriptions that wait for somebody since their receivers wanted nothing more.
+fn paused_by_receiver(status: &Status) -> Vec<(String, Problem)> {
+    let is_meant = |problem: &Problem| problem.kind == ProblemKind::Paused && problem.level == Level::Failed;
+    let found = problems(status, &HealthLimits::default()).into_iter().filter(is_meant);
+    found.filter_map(|problem| Some((problem.subscription.clone()?, problem))).collect()
+}
+
+/// A subscription that its receiver has paused does not go on by itself when the receiver is well again.
+fn then_resume(check: Check, paused: &[(String, Problem)]) -> Check {
+    let is_meant = |(name, _): &&(String, Problem)| check.name == sink_of(name);
+    match (paused.iter().find(is_meant), &check.fix) {
+        (Some((name, _)), Some(fix)) => {
+            let fix = format!("{fix}; its receiver has paused it, so say `pillarbox resume {name}` then");
+            Check { fix: Some(fix), ..check }
+        }
+        _ => check,
+    }
+}
+
+/// The name of what was found out about the receiver of a subscription.
+fn sink_of(subscription: &str) -> String {
+    format!("sink of '{subscription}'")
 }
 
 fn wrong_config(finding: String) -> Check {
@@ -82,7 +116,7 @@ async fn ask_receivers(output: &Output, config: &Config) -> Vec<Check> {
     let mut checks = Vec::new();
     for (subscription, answer) in asked {
         let check = unless_panicked(&place_of(&subscription.sink), answer.await);
-        let name = format!("sink of '{}'", subscription.name);
+        let name = sink_of(&subscription.name);
         checks.extend(check.map(|check| Check { name, ..check }));
         bar.inc(1);
     }
@@ -159,6 +193,24 @@ mod tests {
         fn check(&self) -> BoxFuture<'_, Result<(), Failure>> {
             Box::pin(async { panic!("canary") })
         }
+    }
+
+    #[test]
+    fn a_receiver_that_paused_its_subscription_needs_a_resume() {
+        let problem = Problem {
+            subscription: Some("hook".to_owned()),
+            kind: ProblemKind::Paused,
+            level: Level::Failed,
+            message: String::new(),
+            advice: String::new(),
+        };
+        let paused = [("hook".to_owned(), problem)];
+        let fix_of = |name: &str| {
+            let check = Check { name: sink_of(name), ..failed("http https://h/…", "410 Gone", "make it reachable") };
+            then_resume(check, &paused).fix.unwrap()
+        };
+        assert!(fix_of("hook").starts_with("make it reachable; ") && fix_of("hook").contains("pillarbox resume hook"));
+        assert_eq!(fix_of("other"), "make it reachable");
     }
 
     #[tokio::test]

@@ -1,5 +1,5 @@
 use anyhow::Result;
-use pillarbox::{ListQuery, ListRow, Operator};
+use pillarbox::{ListQuery, ListRow, Operator, State};
 
 use super::Scope;
 use crate::args::ListArgs;
@@ -57,9 +57,10 @@ fn delivery(row: &ListRow) -> Vec<String> {
     let mut cells = head(row);
     cells.extend([
         dash(row.subscription.as_ref()),
-        dash(row.state.map(pillarbox::State::name)),
+        dash(row.state.map(State::name)),
         dash(row.attempts),
-        dash(row.due_at),
+        // Nothing is tried again before an operator acts.
+        dash(row.due_at.filter(|_| row.state != Some(State::Dead))),
         dash(row.claim.as_ref().map(|claim| claim.instance.0)),
         dash(row.claim.as_ref().map(|claim| claim.since)),
         dash(row.error.as_deref().map(|error| error.lines().next().unwrap_or_default())),

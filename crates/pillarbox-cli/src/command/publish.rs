@@ -1,7 +1,7 @@
 use std::io::{self, BufRead, Read};
 
 use anyhow::{Context, Result};
-use pillarbox::{NewEvent, PAYLOAD_BYTES_MAX, Timestamp};
+use pillarbox::{NewEvent, Timestamp};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -21,6 +21,8 @@ pub(super) async fn run(scope: &Scope, args: &PublishArgs) -> Result<Exit> {
         return lines(scope, &mut outlet, args).await;
     }
     let event = with_payload(event(args), args)?;
+    // The database would refuse it too, and not every one of them says how large it is.
+    event.validate(outlet.payload_bytes_max().await)?;
     let ids = outlet.publish(&[event]).await.map_err(|error| database.explain(error))?;
     print(scope, &ids)?;
     Ok(Exit::Done)
@@ -69,6 +71,7 @@ fn json_text(bytes: &[u8]) -> Result<String, String> {
 /// One event per line of standard input. Lines before a bad one are published, so that its number says where to go on.
 async fn lines(scope: &Scope, outlet: &mut Outlet, args: &PublishArgs) -> Result<Exit> {
     let bar = scope.output.progress(None, "publishing");
+    let limit = outlet.payload_bytes_max().await;
     let mut input = io::stdin().lock();
     let (mut batch, mut line, mut number, mut published) = (Vec::new(), Vec::new(), 0u64, 0u64);
     loop {
@@ -76,7 +79,7 @@ async fn lines(scope: &Scope, outlet: &mut Outlet, args: &PublishArgs) -> Result
         let more = input.read_until(b'\n', &mut line).context("cannot read standard input")? > 0;
         number += u64::from(more);
         let parsed = match more && !line.trim_ascii().is_empty() {
-            true => Some(line_event(args, &line)),
+            true => Some(line_event(args, &line, limit)),
             false => None,
         };
         let bad = match parsed {
@@ -109,9 +112,9 @@ async fn lines(scope: &Scope, outlet: &mut Outlet, args: &PublishArgs) -> Result
     }
 }
 
-fn line_event(args: &PublishArgs, line: &[u8]) -> Result<NewEvent, String> {
+fn line_event(args: &PublishArgs, line: &[u8], payload_bytes_max: usize) -> Result<NewEvent, String> {
     let event = event(args).json_text(json_text(line)?);
-    event.validate(PAYLOAD_BYTES_MAX).map_err(|error| error.to_string())?;
+    event.validate(payload_bytes_max).map_err(|error| error.to_string())?;
     Ok(event)
 }
 

@@ -59,7 +59,10 @@ pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
     let Some(report) = work(relay, signals, &closed, &health, args.until_idle).await? else { return Ok(Exit::Failed) };
     if args.until_idle {
         undelivered(&report)?;
-        paused_by_receiver(&operator.status().await?.subscriptions, &names)?;
+        let all = operator.status().await?.subscriptions;
+        let own: Vec<&SubscriptionStatus> = all.iter().filter(|one| names.contains(&one.name.as_str())).collect();
+        paused_by_receiver(&own)?;
+        refused(&own)?;
     }
     Ok(Exit::Done)
 }
@@ -163,8 +166,8 @@ fn undelivered(report: &Report) -> Result<()> {
 
 /// Nor did a receiver take what waits since it paused its subscription, in an earlier run perhaps. What an operator paused is
 /// meant to wait.
-fn paused_by_receiver(all: &[SubscriptionStatus], names: &[&str]) -> Result<()> {
-    for one in all.iter().filter(|one| names.contains(&one.name.as_str())) {
+fn paused_by_receiver(own: &[&SubscriptionStatus]) -> Result<()> {
+    for one in own {
         let waiting = one.pending + one.processing + one.retrying + one.blocked;
         if one.paused_by != Some(PausedBy::Receiver) || waiting == 0 {
             continue;
@@ -181,6 +184,25 @@ fn paused_by_receiver(all: &[SubscriptionStatus], names: &[&str]) -> Result<()> 
         ));
     }
     Ok(())
+}
+
+/// Nor did a sink take what it refused, in this run or an earlier one, and what is behind that. What an operator paused is meant to
+/// wait, and so is what waits for its time.
+fn refused(own: &[&SubscriptionStatus]) -> Result<()> {
+    let fails = |one: &&&SubscriptionStatus| one.paused_by != Some(PausedBy::Operator) && one.dead + one.retrying > 0;
+    let told: Vec<String> = own.iter().filter(fails).map(|one| tell_refused(one)).collect();
+    if told.is_empty() { Ok(()) } else { Err(Stop::with(Exit::Failed, told.join("; "))) }
+}
+
+fn tell_refused(one: &SubscriptionStatus) -> String {
+    let name = &one.name;
+    let counts = [(one.dead, "dead"), (one.retrying, "retrying"), (one.blocked, "blocked behind them")];
+    let counts: Vec<String> =
+        counts.iter().filter(|(count, _)| *count > 0).map(|(count, state)| format!("{count} {state}")).collect();
+    let counts = counts.join(", ");
+    format!(
+        "the sink of subscription '{name}' did not take all events: {counts}; see `pillarbox list --subscription {name}`"
+    )
 }
 
 /// What this relay runs: the config's subscriptions, or everything to standard output.

@@ -1,5 +1,5 @@
 use anyhow::Result;
-use pillarbox::{ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Operator, Payload, Status, Why, why};
+use pillarbox::{ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Operator, Payload, State, Status, Why, why};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -126,7 +126,8 @@ fn print(output: &Output, record: &EventRecord, status: &Status) -> Result<()> {
 /// The state of a delivery, who works on it, when it is tried next, and its last errors.
 pub(super) fn print_delivery(output: &Output, delivery: &DeliveryRecord) -> Result<()> {
     let DeliveryRecord { state, attempts, due_at, since, .. } = delivery;
-    output.line(format!("  {}, {attempts} attempts, due {due_at}, waits since {since}", state.name()))?;
+    let due = if *state == State::Dead { String::new() } else { format!("due {due_at}, ") };
+    output.line(format!("  {}, {attempts} attempts, {due}waits since {since}", state.name()))?;
     if let Some(claim) = &delivery.claim {
         output.line(format!("  {}", owner(claim)))?;
     }

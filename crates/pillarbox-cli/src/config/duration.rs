@@ -11,19 +11,17 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     if rest.is_empty() {
         return refuse();
     }
+    // Which unit was meant nobody can guess: seven days of events are not seven seconds of them.
+    if rest.chars().all(|c| c.is_ascii_digit()) {
+        return Err(format!("'{rest}' has no unit; write {rest}ms, {rest}s, {rest}m, {rest}h or {rest}d"));
+    }
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
         let (number, tail) = rest.split_at(digits);
         let letters = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
         let (unit, tail) = tail.split_at(letters);
         let Ok(number) = number.parse::<u64>() else { return refuse() };
-        let Some((_, millis)) = UNITS.iter().find(|(name, _)| *name == unit.trim()) else {
-            return if unit.is_empty() {
-                Err(format!("'{text}' has no unit; write {text}s or {text}ms"))
-            } else {
-                refuse()
-            };
-        };
+        let Some((_, millis)) = UNITS.iter().find(|(name, _)| *name == unit.trim()) else { return refuse() };
         match number.checked_mul(*millis).and_then(|part| total.checked_add(part)) {
             Some(sum) => total = sum,
             None => return refuse(),
@@ -60,8 +58,8 @@ mod tests {
 
     #[test]
     fn refuses_with_the_right_form() {
-        assert!(parse("5").unwrap_err().contains("5s or 5ms"));
-        for text in ["", "s", "-5s", "5 parsecs", "99999999999999999999d"] {
+        assert_eq!(parse("7").unwrap_err(), "'7' has no unit; write 7ms, 7s, 7m, 7h or 7d");
+        for text in ["", "s", "-5s", "5 parsecs", "1m30", "99999999999999999999d"] {
             assert!(parse(text).unwrap_err().contains("like 250ms"), "{text}");
         }
     }

@@ -1,14 +1,17 @@
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use pillarbox::engine::RecoveryProfile;
-use pillarbox::{LANES_MAX, Mode, OnDead, RetryPolicy, Start};
+use pillarbox::{LANES_MAX, Mode, OnDead, RetryPolicy, Start, Subscription};
 use pillarbox_sinks::Secret;
 use serde::{Serialize, Serializer};
 
 use super::duration;
 use super::section::Section;
 use super::sink::SinkSettings;
+use crate::database::Database;
+use crate::exit::chain;
 use crate::secret::{MASK, masked_database};
 
 /// The most that any limit of the relay can be set to.
@@ -19,6 +22,8 @@ const WORKERS_MAX: i64 = 1_024;
 const BATCH_SIZE_MAX: i64 = 10_000;
 /// The most attempts before an event is dead.
 const ATTEMPTS_MAX: i64 = 1_000_000;
+/// The time that a delivery may take unless the user says otherwise.
+const PROCESSING_TIMEOUT: Duration = Duration::from_secs(300);
 /// The shortest time that a delivery may take, or that the process which works on it may be silent for.
 const PROCESSING_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 /// The shortest time between two looks at the claims of all queues.
@@ -153,21 +158,28 @@ pub(crate) struct SubscriptionSettings {
 impl Config {
     /// Reads the whole file; what is wrong with it goes to the section's problems.
     pub(crate) fn read(mut root: Section<'_>) -> Self {
-        let database = root.text("database").map(|text| Secret::new(text.value));
+        let database = read_database(&mut root);
         let relay = Relay::read(root.section("relay"));
         let recovery = Recovery::read(root.section("recovery"));
         let http = Http::read(root.section("http"));
         let retention = Retention::read(root.section("retention"));
         let dedup = Dedup::read(root.section("dedup"));
-        let mut subscriptions: Vec<SubscriptionSettings> = Vec::new();
-        for section in root.sections("subscription") {
-            if let Some(subscription) = SubscriptionSettings::read(section, &relay, &subscriptions) {
-                subscriptions.push(subscription);
-            }
-        }
+        let mut names = HashSet::new();
+        let sections = root.sections("subscription").into_iter();
+        let subscriptions =
+            sections.filter_map(|section| SubscriptionSettings::read(section, &relay, &mut names)).collect();
         root.finish();
         Config { database, relay, recovery, http, retention, dedup, subscriptions }
     }
+}
+
+/// The URL as it was written; one that names no database is a problem.
+fn read_database(root: &mut Section<'_>) -> Option<Secret> {
+    let url = root.text("database")?.value;
+    if let Err(error) = Database::parse(&url) {
+        root.problem_of("database", chain(&error));
+    }
+    Some(Secret::new(url))
 }
 
 impl Relay {
@@ -183,8 +195,10 @@ impl Relay {
             max_parked: section.count("max_parked", 1..=LIMIT_MAX).unwrap_or(10_000) as usize,
             max_blocked: section.count("max_blocked", 1..=LIMIT_MAX).unwrap_or(1_000_000) as usize,
         };
-        if relay.poll_interval.is_zero() || relay.lease_ttl.is_zero() {
-            section.problem("poll_interval and lease_ttl must be longer than 0");
+        for (key, time) in [("poll_interval", relay.poll_interval), ("lease_ttl", relay.lease_ttl)] {
+            if time.is_zero() {
+                section.problem_of(key, "must be longer than 0");
+            }
         }
         section.finish();
         relay
@@ -204,10 +218,13 @@ impl Recovery {
         };
         if recovery.check_interval < CHECK_INTERVAL_MIN {
             let (given, least) = (duration::format(recovery.check_interval), duration::format(CHECK_INTERVAL_MIN));
-            section.problem(format!(
-                "check_interval = \"{given}\" would look at the database all the time; write at least \"{least}\", or \
+            section.problem_of(
+                "check_interval",
+                format!(
+                    "\"{given}\" would look at the database all the time; write at least \"{least}\", or \
                  enabled = false to turn recovery off"
-            ));
+                ),
+            );
         }
         section.finish();
         recovery
@@ -223,11 +240,11 @@ impl Http {
         let tokens: Vec<Secret> =
             section.texts("tokens").unwrap_or_default().into_iter().map(|token| Secret::new(token.value)).collect();
         if tokens.iter().any(|token| token.expose().is_empty()) {
-            section.problem("an empty token lets everybody in; give it a value");
+            section.problem_of("tokens", "an empty token lets everybody in; give it a value");
         }
         let http = Http { listen, tokens };
         if let Err(message) = http.check() {
-            section.problem(message);
+            section.problem_of("listen", message);
         }
         section.finish();
         http
@@ -283,32 +300,25 @@ impl Dedup {
 }
 
 impl SubscriptionSettings {
-    /// None: what is wrong was said.
-    fn read(mut section: Section<'_>, relay: &Relay, earlier: &[SubscriptionSettings]) -> Option<Self> {
-        let name = section.text("name").map(|text| text.value);
-        if let Some(name) = &name {
-            section.rename(format!("subscription '{name}'"));
-        } else {
-            section.problem("a subscription needs a name, for example name = \"orders-to-file\"");
-        }
-        if earlier.iter().any(|other| Some(&other.name) == name.as_ref()) {
-            section.problem("there are two subscriptions of this name; each needs its own");
-        }
+    /// None: what is wrong was said. `names` are those of the subscriptions before this one.
+    fn read(mut section: Section<'_>, relay: &Relay, names: &mut HashSet<String>) -> Option<Self> {
+        let name = read_name(&mut section, names);
+        let times = Times::read(&mut section);
         let texts = |list: Option<Vec<super::section::Text>>| {
             list.unwrap_or_default().into_iter().map(|text| text.value).collect::<Vec<String>>()
         };
         let subscription = SubscriptionSettings {
             topics: texts(section.texts("topics")),
             types: texts(section.texts("types")),
-            mode: section.one_of("mode", &[("stream", Mode::Stream), ("queue", Mode::Queue)]).unwrap_or(Mode::Stream),
+            mode: times.mode,
             lanes: section.count("lanes", 1..=i64::from(LANES_MAX)).unwrap_or(8) as u32,
             on_dead: section
                 .one_of("on_dead", &[("block", OnDead::Block), ("skip", OnDead::Skip)])
                 .unwrap_or(OnDead::Block),
             start: section.parsed("start", parse_start).unwrap_or(Start::Beginning),
             hold: section.duration_or_forever("hold").unwrap_or(None),
-            processing_timeout: section.duration("processing_timeout").unwrap_or(Duration::from_secs(300)),
-            heartbeat_timeout: section.duration("heartbeat_timeout"),
+            processing_timeout: times.processing,
+            heartbeat_timeout: times.heartbeat,
             workers: section.count("workers", 1..=WORKERS_MAX).map_or(relay.workers, |count| count as usize),
             batch_size: section
                 .count("batch_size", 1..=BATCH_SIZE_MAX)
@@ -318,30 +328,18 @@ impl SubscriptionSettings {
             sink: SinkSettings::stdout(),
             name: name.clone().unwrap_or_default(),
         };
-        let sink = match section.has("sink") {
-            true => SinkSettings::read(section.section("sink")),
-            false => {
-                section.section("sink");
-                section.problem(
-                    "a subscription needs a sink, for example sink = { kind = \"file\", path = \"out.ndjson\" }",
-                );
-                None
-            }
-        };
+        let sink = read_sink(&mut section);
         subscription.check_times(&section);
-        if name.is_some()
-            && let Err(error) = subscription.engine().validate()
-        {
-            let text = error.to_string();
-            let said = format!("subscription '{}': ", subscription.name);
-            section.problem(text.strip_prefix(&said).unwrap_or(&text));
+        subscription.check_parts(&section);
+        if let (Some(sink), true) = (&sink, times.are_sound()) {
+            subscription.check_delivery_time(sink, &section);
         }
         section.finish();
         name?;
         Some(SubscriptionSettings { sink: sink?, ..subscription })
     }
 
-    /// Says which times no delivery could keep to.
+    /// Says which times nothing could keep to.
     fn check_times(&self, section: &Section<'_>) {
         if self.processing_timeout < PROCESSING_TIMEOUT_MIN {
             let what = match self.mode {
@@ -349,31 +347,149 @@ impl SubscriptionSettings {
                 Mode::Queue => "processes that are well would be taken for dead",
             };
             let (given, least) = (duration::format(self.processing_timeout), duration::format(PROCESSING_TIMEOUT_MIN));
-            section
-                .problem(format!("processing_timeout = \"{given}\" is too short: {what}; write at least \"{least}\""));
+            let message = format!("\"{given}\" is too short: {what}; write at least \"{least}\"");
+            section.problem_of("processing_timeout", message);
         }
         if self.heartbeat_timeout.is_some_and(|time| time.is_zero()) {
-            section.problem(
-                "heartbeat_timeout = 0 would cancel every handler; write how long one may go without a sign of \
-                 progress, like \"30s\", or leave it out",
+            section.problem_of(
+                "heartbeat_timeout",
+                "0 would cancel every handler; write how long one may go without a sign of progress, like \"30s\", or \
+                 leave it out",
             );
         }
+        if self.poll_interval.is_zero() && section.is_written("poll_interval") {
+            section.problem_of("poll_interval", "must be longer than 0");
+        }
     }
+
+    /// Asks the engine about each part by itself: of the whole it tells no more than the first thing that is wrong.
+    fn check_parts(&self, section: &Section<'_>) {
+        let sound = || Subscription::new("name");
+        let mut parts = vec![(
+            "heartbeat_timeout",
+            Subscription { mode: self.mode, heartbeat_timeout: self.heartbeat_timeout, ..sound() },
+        )];
+        if self.processing_timeout >= PROCESSING_TIMEOUT_MIN {
+            let (mode, processing_timeout) = (self.mode, self.processing_timeout);
+            parts.push(("processing_timeout", Subscription { mode, processing_timeout, ..sound() }));
+        }
+        parts.extend(self.topics.iter().map(|topic| ("topics", sound().topics([topic]))));
+        parts.extend(self.types.iter().map(|r#type| ("types", sound().types([r#type]))));
+        for (key, part) in parts {
+            say_invalid(section, key, &part);
+        }
+    }
+
+    /// Refuses a sink that may take longer than it is given: it would be cut off with its acknowledgements unread, so that what it has
+    /// delivered would come again, and again.
+    fn check_delivery_time(&self, sink: &SinkSettings, section: &Section<'_>) {
+        let (key, given) = match (self.mode, self.heartbeat_timeout) {
+            (Mode::Queue, Some(time)) => ("heartbeat_timeout", time),
+            _ => ("processing_timeout", self.processing_timeout),
+        };
+        let Some(needed) = sink.delivery_time(self.batch_size).filter(|needed| given <= needed.max) else { return };
+        let (default, place) = if section.is_written(key) { ("", key) } else { (" (the default)", "sink") };
+        section.problem_of(
+            place,
+            format!(
+                "{key} = \"{}\"{default} is not longer than one delivery may take, {}: {}. What was acknowledged by then would \
+                 be sent again: write {key} = \"{}\" or more, or a shorter timeout for the sink",
+                duration::format(given),
+                duration::format(needed.max),
+                needed.why,
+                duration::format(rounded_up(needed.max)),
+            ),
+        );
+    }
+}
+
+/// How long a delivery may take, and by what.
+struct Times {
+    mode: Mode,
+    processing: Duration,
+    heartbeat: Option<Duration>,
+    /// Something else stands there, which could not be read.
+    are_unread: bool,
+}
+
+impl Times {
+    fn read(section: &mut Section<'_>) -> Self {
+        let mode = section.one_of("mode", &[("stream", Mode::Stream), ("queue", Mode::Queue)]);
+        let (processing, heartbeat) = (section.duration("processing_timeout"), section.duration("heartbeat_timeout"));
+        // A mode that cannot be read is believed to be one that goes with the rest.
+        let is_queue = section.is_unread("mode", &mode) && heartbeat.is_some();
+        Times {
+            mode: mode.unwrap_or(if is_queue { Mode::Queue } else { Mode::Stream }),
+            processing: processing.unwrap_or(PROCESSING_TIMEOUT),
+            heartbeat,
+            are_unread: section.is_unread("processing_timeout", &processing)
+                || section.is_unread("heartbeat_timeout", &heartbeat),
+        }
+    }
+
+    /// Whether it makes sense to compare them with others.
+    fn are_sound(&self) -> bool {
+        let is_zero = self.heartbeat.is_some_and(|time| time.is_zero());
+        !self.are_unread && !is_zero && self.processing >= PROCESSING_TIMEOUT_MIN
+    }
+}
+
+/// The next round time above this one: nobody wants to be told to write 91s.
+fn rounded_up(time: Duration) -> Duration {
+    let step = if time.as_secs() < 60 { 10 } else { 60 };
+    Duration::from_secs((time.as_secs() / step + 1).saturating_mul(step))
+}
+
+/// The name, which no other subscription has.
+fn read_name(section: &mut Section<'_>, names: &mut HashSet<String>) -> Option<String> {
+    let name = section.text("name").map(|text| text.value);
+    match &name {
+        Some(name) => {
+            section.rename(format!("subscription '{name}'"));
+            say_invalid(section, "name", &Subscription::new(name));
+            if !names.insert(name.clone()) {
+                section.problem_of("name", "there are two subscriptions of this name; each needs its own");
+            }
+        }
+        None if section.is_written("name") => {}
+        None => section.problem("a subscription needs a name, for example name = \"orders-to-file\""),
+    }
+    name
+}
+
+/// What the engine has against it.
+fn say_invalid(section: &Section<'_>, key: &str, subscription: &Subscription) {
+    if let Err(error) = subscription.validate() {
+        let text = error.to_string();
+        let said = format!("subscription '{}': ", subscription.name);
+        section.problem_of(key, text.strip_prefix(&said).unwrap_or(&text));
+    }
+}
+
+fn read_sink(section: &mut Section<'_>) -> Option<SinkSettings> {
+    let is_there = section.has("sink");
+    let sink = section.section("sink");
+    if !is_there {
+        section.problem("a subscription needs a sink, for example sink = { kind = \"file\", path = \"out.ndjson\" }");
+        return None;
+    }
+    SinkSettings::read(sink)
 }
 
 fn read_retry(mut section: Section<'_>) -> RetryPolicy {
     let default = RetryPolicy::sink();
+    let max_attempts = section.count("max_attempts", 1..=ATTEMPTS_MAX);
+    let (base, cap) = (section.duration("base"), section.duration("cap"));
+    let is_unread = section.is_unread("base", &base) || section.is_unread("cap", &cap);
     let retry = RetryPolicy {
-        max_attempts: section
-            .count("max_attempts", 1..=ATTEMPTS_MAX)
-            .map_or(default.max_attempts, |count| count as u32),
-        base: section.duration("base").unwrap_or(default.base),
-        cap: section.duration("cap").unwrap_or(default.cap),
+        max_attempts: max_attempts.map_or(default.max_attempts, |count| count as u32),
+        base: base.unwrap_or(default.base),
+        cap: cap.unwrap_or(default.cap),
         jitter: section.flag("jitter").unwrap_or(default.jitter),
         min_dead_age: section.duration("min_dead_age").unwrap_or(default.min_dead_age),
     };
-    if retry.cap < retry.base {
-        section.problem("cap is the longest wait and cannot be shorter than base, the first one");
+    if retry.cap < retry.base && !is_unread {
+        section.problem_of("cap", "is the longest wait and cannot be shorter than base, the first one");
     }
     section.finish();
     retry

@@ -1,7 +1,9 @@
 //! What the user wrote: read with every problem gathered, and turned into what the engine gets.
 
+mod delivery_time;
 mod duration;
 mod engine;
+mod fault;
 mod file;
 mod problem;
 mod section;
@@ -14,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
+use crate::database::NO_DATABASE;
 use crate::exit::{Exit, Stop};
 
 pub(crate) use duration::{format as format_duration, parse as parse_duration};
@@ -42,11 +45,13 @@ pub(crate) struct Loaded {
 /// Reads the config of a command: the flag's file, else `PILLARBOX_CONFIG`'s, else `./pillarbox.toml`, else none.
 pub(crate) fn load(flag: Option<&Path>) -> Result<Loaded> {
     let (file, text) = find(flag)?;
-    // Names and values that are not UTF-8 cannot be ours.
-    let environment =
-        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    let (config, problems) = read(&text, environment);
+    let (config, problems) = read(&text, environment());
     Ok(Loaded { file, config, problems })
+}
+
+/// Names and values that are not UTF-8 cannot be ours.
+fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
 /// The config of a command that cannot work with a broken one.
@@ -68,7 +73,7 @@ pub(crate) fn require_for_retention(flag: Option<&Path>) -> Result<Config> {
 /// The sections that have nothing to do with retention.
 const APART_FROM_RETENTION: [&str; 5] = ["database", "relay", "recovery", "http", "subscription"];
 
-/// The `database` of the config file; nothing else of it is looked at.
+/// The `database` of the config file; nothing else of it is looked at, unless it names none: then what is wrong there may be why.
 pub(crate) fn database(flag: Option<&Path>) -> Result<Option<String>> {
     let (file, text) = find(flag)?;
     let problems = Problems::default();
@@ -76,6 +81,10 @@ pub(crate) fn database(flag: Option<&Path>) -> Result<Option<String>> {
     let root = tree::parse(&text, &problems);
     let database = Section::new("", Some(root), &problems).text("database").map(|text| text.value);
     refuse(file.as_deref(), &problems.into_vec())?;
+    if database.is_none() {
+        let (_, problems) = read(&text, environment());
+        refuse_without_database(file.as_deref(), &problems)?;
+    }
     Ok(database)
 }
 
@@ -97,9 +106,24 @@ fn refuse(file: Option<&Path>, problems: &[Problem]) -> Result<()> {
     if problems.is_empty() {
         return Ok(());
     }
-    let file = file.map_or_else(|| "the environment".to_owned(), |path| path.display().to_string());
-    let lines: Vec<String> = problems.iter().map(|problem| format!("\n  {problem}")).collect();
-    Err(Stop::with(Exit::Failed, format!("the config in {file} cannot be used:{}", lines.concat())))
+    Err(Stop::with(Exit::Failed, format!("the config in {} cannot be used:{}", place(file), lines(problems))))
+}
+
+/// A misspelt `database`, or one below the heading of a section, is not found.
+fn refuse_without_database(file: Option<&Path>, problems: &[Problem]) -> Result<()> {
+    if problems.is_empty() {
+        return Ok(());
+    }
+    let why = "this may be why (`pillarbox config check` shows it, too)";
+    Err(Stop::usage(format!("{NO_DATABASE}\nthe config in {} is wrong, and {why}:{}", place(file), lines(problems))))
+}
+
+fn place(file: Option<&Path>) -> String {
+    file.map_or_else(|| "the environment".to_owned(), |path| path.display().to_string())
+}
+
+fn lines(problems: &[Problem]) -> String {
+    problems.iter().map(|problem| format!("\n  {problem}")).collect()
 }
 
 /// Reads the text of a config under an environment.

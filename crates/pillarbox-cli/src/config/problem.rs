@@ -1,7 +1,7 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::tree::Origin;
 
@@ -11,21 +11,25 @@ pub(crate) struct Problem {
     /// The setting, like `relay.workers`; empty for the file as a whole.
     pub(crate) key: String,
     /// Where it was written.
-    #[serde(rename = "where")]
-    pub(crate) origin: String,
+    #[serde(rename = "where", serialize_with = "in_words")]
+    origin: Origin,
     /// What is wrong, and what to do.
     pub(crate) message: String,
 }
 
 impl Problem {
     pub(crate) fn new(key: impl Into<String>, origin: Origin, message: impl Into<String>) -> Self {
-        Problem { key: key.into(), origin: origin.to_string(), message: message.into() }
+        Problem { key: key.into(), origin, message: message.into() }
     }
 
     /// The section at the root of the file that it belongs to.
     pub(crate) fn section(&self) -> &str {
         self.key.split(['.', '[', ' ']).next().unwrap_or_default()
     }
+}
+
+fn in_words<S: Serializer>(origin: &Origin, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(origin)
 }
 
 impl fmt::Display for Problem {
@@ -51,8 +55,11 @@ impl Problems {
         self.0.borrow().len()
     }
 
+    /// In the order of the file, whichever was found first.
     pub(crate) fn into_vec(self) -> Vec<Problem> {
-        self.0.into_inner()
+        let mut problems = self.0.into_inner();
+        problems.sort_by(|left, right| left.origin.cmp(&right.origin));
+        problems
     }
 }
 

@@ -220,6 +220,16 @@ impl<'p> Section<'p> {
         self.problem_at(key, written.unwrap_or_else(|| self.origin.clone()), message);
     }
 
+    /// Whether there is something at `key` that was asked for and could not be read: `value` is what came of it.
+    pub(crate) fn is_unread<T>(&self, key: &str, value: &Option<T>) -> bool {
+        value.is_none() && self.is_written(key)
+    }
+
+    /// Whether what was asked for at `key` was there.
+    pub(crate) fn is_written(&self, key: &str) -> bool {
+        self.asked.iter().any(|(asked, origin)| *asked == key && origin.is_some())
+    }
+
     /// How much is wrong so far, anywhere.
     pub(crate) fn problem_count(&self) -> usize {
         self.problems.count()

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use pillarbox_sinks::CHAIN_STEPS_MAX;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
@@ -8,7 +9,6 @@ use super::duration;
 use super::section::{Section, Text};
 use super::sink_kind::{Key, Shape, SinkKind};
 use crate::secret::{MASK, Redactions, masked, secrets_in};
-use crate::sink::{self, Refusal};
 
 /// How deep a chain may contain chains.
 const CHAIN_DEPTH_MAX: usize = 4;
@@ -18,12 +18,14 @@ const CHAIN_DEPTH_MAX: usize = 4;
 pub(crate) struct SinkSettings {
     /// The kind.
     pub(crate) kind: &'static SinkKind,
-    settings: BTreeMap<&'static str, Setting>,
+    pub(super) settings: BTreeMap<&'static str, Setting>,
+    /// The keys at which something stands that could not be read.
+    pub(super) unread: Vec<&'static Key>,
 }
 
 /// What stands at one of its keys.
 #[derive(Debug, Clone)]
-enum Setting {
+pub(super) enum Setting {
     Text(Text),
     Texts(Vec<Text>),
     Word(&'static str),
@@ -37,7 +39,11 @@ enum Setting {
 impl SinkSettings {
     /// The sink of a relay without a config.
     pub(crate) fn stdout() -> Self {
-        SinkSettings { kind: SinkKind::stdout(), settings: BTreeMap::new() }
+        SinkSettings::empty(SinkKind::stdout())
+    }
+
+    pub(super) fn empty(kind: &'static SinkKind) -> Self {
+        SinkSettings { kind, settings: BTreeMap::new(), unread: Vec::new() }
     }
 
     /// None: what is wrong was said.
@@ -52,91 +58,26 @@ impl SinkSettings {
         }
         let kind = section.parsed("kind", SinkKind::named)?;
         let problems_before = section.problem_count();
-        if !kind.is_built() {
-            section.problem(kind.absence());
-        }
-        let mut settings = BTreeMap::new();
+        let mut sink = SinkSettings::empty(kind);
         for key in kind.keys {
             if let (Some(example), false) = (key.example, section.has(key.name)) {
                 section.problem(needed(kind, key, example));
             }
-            if let Some(setting) = read_key(&mut section, key, depth) {
-                settings.insert(key.name, setting);
+            match read_key(&mut section, key, depth) {
+                Some(setting) => _ = sink.settings.insert(key.name, setting),
+                None if section.is_written(key.name) => sink.unread.push(key),
+                None => {}
             }
         }
-        let sink = SinkSettings { kind, settings };
-        // What is known to be wrong would only be found a second time.
-        if section.problem_count() == problems_before {
-            sink.try_to_build(&section);
+        // What is wrong within a chain would be found a second time by the chain.
+        let is_known = kind.is_chain() && section.problem_count() > problems_before;
+        if !kind.is_built() {
+            section.problem(kind.absence());
+        } else if !is_known {
+            sink.say_faults(&section);
         }
         section.finish();
         Some(sink)
-    }
-
-    /// Finds what only the sink itself knows to be wrong; nothing is connected to.
-    fn try_to_build(&self, section: &Section<'_>) {
-        let Err(refusal) = sink::try_to_build(self) else { return };
-        let (faults, redactions) = (self.faults(&refusal), self.redactions());
-        if faults.is_empty() {
-            section.problem(redactions.apply(&refusal.to_string()));
-        }
-        for (key, message) in faults {
-            section.problem_of(key, redactions.apply(&message));
-        }
-    }
-
-    /// The keys that are wrong: the one without which the sink can be built, else those that a sink which can be built does
-    /// not bear.
-    fn faults(&self, refusal: &Refusal) -> Vec<(&'static str, String)> {
-        if let Some(key) = self.only_fault() {
-            return vec![(key, refusal.to_string())];
-        }
-        let mut sound = self.like_its_examples();
-        if sink::try_to_build(&sound).is_err() {
-            return Vec::new();
-        }
-        let mut suspects: Vec<&'static str> = self.settings.keys().copied().collect();
-        // A key may need another one, so that those which are refused are tried again beside those which are not.
-        loop {
-            let mut faults = Vec::new();
-            for key in &suspects {
-                let mut with = sound.clone();
-                with.settings.insert(key, self.settings[key].clone());
-                match sink::try_to_build(&with) {
-                    Ok(()) => sound = with,
-                    Err(refusal) => faults.push((*key, refusal.to_string())),
-                }
-            }
-            if faults.len() == suspects.len() {
-                return faults;
-            }
-            suspects = faults.into_iter().map(|(key, _)| key).collect();
-        }
-    }
-
-    /// The one key that may be left out and without which all is well. Two keys that need each other are not put apart here.
-    fn only_fault(&self) -> Option<&'static str> {
-        let optional =
-            self.kind.keys.iter().filter(|key| key.example.is_none() && self.settings.contains_key(key.name));
-        let mut faults = optional.map(|key| key.name).filter(|key| {
-            let mut without = self.clone();
-            without.settings.remove(key);
-            sink::try_to_build(&without).is_ok()
-        });
-        // Where two keys do not go together, leaving out either one helps.
-        faults.next().filter(|_| faults.next().is_none())
-    }
-
-    /// A sink of the same kind with nothing but what has to be there.
-    fn like_its_examples(&self) -> Self {
-        let example = |key: &Key| match (key.shape, key.example) {
-            (Shape::Text, Some(example)) => {
-                Some((key.name, Setting::Text(Text { value: example.to_owned(), from_file: false })))
-            }
-            (_, Some(_)) => self.settings.get(key.name).map(|setting| (key.name, setting.clone())),
-            (_, None) => None,
-        };
-        SinkSettings { kind: self.kind, settings: self.kind.keys.iter().filter_map(example).collect() }
     }
 }
 
@@ -269,6 +210,7 @@ fn read_key(section: &mut Section<'_>, key: &Key, depth: usize) -> Option<Settin
             let duration = section.duration(name)?;
             if duration.is_zero() {
                 section.problem_of(name, "must be longer than 0: no receiver could answer in time");
+                return None;
             }
             Setting::Duration(duration)
         }
@@ -290,6 +232,10 @@ fn read_chain(section: &mut Section<'_>, key: &'static str, depth: usize) -> Vec
     let sections = section.sections(key);
     if written && sections.is_empty() {
         section.problem_of(key, "a chain needs at least one sink");
+    }
+    if sections.len() > CHAIN_STEPS_MAX {
+        let count = sections.len();
+        section.problem_of(key, format!("a chain of {count} sinks is longer than chain_steps_max = {CHAIN_STEPS_MAX}"));
     }
     if depth >= CHAIN_DEPTH_MAX {
         section.problem(format!("chains may be nested at most chain_depth_max = {CHAIN_DEPTH_MAX} deep"));

@@ -28,6 +28,9 @@ pub(super) struct Key {
     pub(super) shape: Shape,
     /// The key has to be there; this is how it could look.
     pub(super) example: Option<&'static str>,
+    /// What may stand there where another key needs it. Of a key that cannot be read it is believed, so that the other one is not
+    /// blamed.
+    pub(super) helpful: Option<&'static str>,
     shown: Shown,
 }
 
@@ -76,7 +79,7 @@ impl Key {
 }
 
 const fn key(name: &'static str, shape: Shape) -> Key {
-    Key { name, shape, example: None, shown: Shown::Masked }
+    Key { name, shape, example: None, helpful: None, shown: Shown::Masked }
 }
 
 const fn required(name: &'static str, example: &'static str) -> Key {
@@ -149,11 +152,12 @@ const REDIS_STREAM: [Key; 9] = redis(required("stream", "{topic}"), key("maxlen"
 /// The keys of a kind that delivers to Redis.
 const fn redis(destination: Key, option: Key) -> [Key; 9] {
     [
-        required("url", "redis://localhost"),
+        // Certificates are for TLS alone, sentinels watch a master by name.
+        Key { helpful: Some("rediss://localhost"), ..required("url", "redis://localhost") },
         destination,
         option,
-        key("sentinels", Shape::Texts),
-        key("master", Shape::Text),
+        Key { helpful: Some("localhost:26379"), ..key("sentinels", Shape::Texts) },
+        Key { helpful: Some("master"), ..key("master", Shape::Text) },
         secret("sentinel_password", Shape::Text),
         CA_FILE,
         TIMEOUT,
@@ -240,6 +244,11 @@ impl SinkKind {
     /// The sink of a relay without a config.
     pub(super) fn stdout() -> &'static SinkKind {
         &KINDS[0]
+    }
+
+    /// Whether it consists of other sinks.
+    pub(super) fn is_chain(&self) -> bool {
+        self.keys.iter().any(|key| matches!(key.shape, Shape::Sinks))
     }
 
     /// Whether this build has it.

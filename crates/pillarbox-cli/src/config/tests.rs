@@ -68,7 +68,10 @@ fn only(problems: &[String]) -> &str {
 
 #[test]
 fn the_whole_config_of_the_contract_is_read() {
-    let (config, problems) = check(CONTRACT);
+    let (config, mut problems) = check(CONTRACT);
+    if cfg!(not(feature = "postgres")) {
+        assert!(problems.remove(0).contains("database: this build has no PostgreSQL support"));
+    }
     if cfg!(feature = "kafka") {
         assert_eq!(problems, Vec::<String>::new());
     } else {
@@ -121,7 +124,7 @@ fn every_problem_is_found_not_just_the_first() {
     );
     for part in [
         "0 is outside 1 to",
-        "write 5s or 5ms",
+        "write 5ms, 5s, 5m, 5h or 5d",
         "'soon' is not a duration",
         "must be true or false",
         "needs a name",
@@ -192,14 +195,14 @@ fn times_that_no_delivery_could_keep_to_are_refused_with_what_to_do() {
         (queue("processing_timeout = \"999ms\"\n"), ["subscription 'q'", "taken for dead; write at least \"1s\""]),
         (
             queue("processing_timeout = \"0ms\"\n").replace("queue", "stream"),
-            ["processing_timeout = \"0ms\"", "cancelled before its receiver could answer; write at least \"1s\""],
+            ["processing_timeout: \"0ms\"", "cancelled before its receiver could answer; write at least \"1s\""],
         ),
-        (queue("heartbeat_timeout = \"0s\"\n"), ["heartbeat_timeout = 0", "like \"30s\", or leave it out"]),
+        (queue("heartbeat_timeout = \"0s\"\n"), ["heartbeat_timeout: 0", "like \"30s\", or leave it out"]),
         (
             queue("heartbeat_timeout = \"30s\"\n").replace("queue", "stream"),
             ["heartbeat_timeout is for queues", "say mode = \"queue\""],
         ),
-        ("[recovery]\ncheck_interval = \"0s\"\n".to_owned(), ["recovery: check_interval", "enabled = false"]),
+        ("[recovery]\ncheck_interval = \"0s\"\n".to_owned(), ["recovery.check_interval: \"0ms\"", "enabled = false"]),
         ("[recovery]\nprofile = \"conservativ\"\n".to_owned(), ["recovery.profile", "did you mean \"conservative\"?"]),
         ("[recovery]\nprofil = \"fast\"\n".to_owned(), ["unknown key `profil`", "did you mean `profile`?"]),
         ("[retention]\ninbox = \"never\"\n".to_owned(), ["retention.inbox", "or \"forever\""]),
@@ -265,4 +268,68 @@ fn listening_beyond_loopback_needs_tokens() {
 fn broken_syntax_names_its_line() {
     let (_, problems) = check("[relay]\nworkers = = 2\n");
     assert!(problems[0].starts_with("line 2: "), "{problems:?}");
+}
+
+#[test]
+fn problems_come_in_the_order_of_the_file() {
+    let text = "[[subscription]]\nname = \"a\"\nretry = { cap = \"1ms\" }\nsink = { kind = \"file\" }\nmode = \"stram\"\n\
+                [relay]\nworkers = 0\nbatchsize = 1\n[recovery]\ncheck_interval = \"0s\"\n[rely]\n";
+    let (_, problems) = check_with(text, &[("PILLARBOX__HTTP__LISTEN", "there")]);
+    let places: Vec<&str> = problems.iter().map(|problem| problem.split(": ").next().unwrap()).collect();
+    let lines = ["line 3", "line 4", "line 5", "line 7", "line 8", "line 10", "line 11"];
+    assert_eq!(places[..7], lines, "{problems:?}");
+    assert_eq!(places[7..], ["environment variable PILLARBOX__HTTP__LISTEN"], "{problems:?}");
+}
+
+#[test]
+fn a_name_that_is_there_twice_is_found_whatever_else_is_wrong() {
+    let one = "[[subscription]]\nname = \"a\"\nsink = { kind = \"file\" }\n";
+    let (_, problems) = check(&format!("{one}{one}"));
+    assert_eq!(problems.len(), 3, "{problems:?}");
+    assert!(problems[1].starts_with("line 5: subscription 'a'.name: there are two"), "{problems:?}");
+}
+
+/// The engine tells the first thing that is wrong with a subscription.
+#[test]
+fn what_the_engine_refuses_is_found_part_by_part() {
+    let text = "[[subscription]]\nname = \"a b\"\ntopics = [\"x\", \"a*b\", \"*c\"]\ntypes = [\"*d\"]\nheartbeat_timeout = \"1s\"\n\
+                poll_interval = \"0s\"\nsink = { kind = \"stdout\" }\n";
+    let (_, problems) = check(text);
+    let found: Vec<&str> = problems.iter().map(|problem| problem.split(": ").nth(1).unwrap()).collect();
+    let keys = ["name", "topics", "topics", "types", "heartbeat_timeout", "poll_interval"];
+    assert_eq!(found, keys.map(|key| format!("subscription 'a b'.{key}")), "{problems:?}");
+    let (_, problems) = check(&text.replace("name = \"a b\"", "").replace("[\"*d\"]", "[]"));
+    assert_eq!(problems.len(), 5, "a subscription without a name has them all the same: {problems:?}");
+}
+
+#[test]
+fn what_cannot_be_read_is_not_held_against_the_rest() {
+    for (settings, part) in [
+        ("mode = \"queu\"\nheartbeat_timeout = \"30s\"\n", "did you mean \"queue\"?"),
+        ("retry = { base = \"2h\", cap = \"4x\" }\n", "'4x' is not a duration"),
+        ("name = 5\n", "must be a string"),
+    ] {
+        let name = if settings.starts_with("name") { "" } else { "name = \"a\"\n" };
+        let (_, problems) = check(&format!("[[subscription]]\n{name}{settings}sink = {{ kind = \"stdout\" }}\n"));
+        assert!(only(&problems).contains(part), "{problems:?}");
+    }
+    let (_, problems) = check(&queue("retry = { base = \"2h\" }"));
+    assert!(only(&problems).contains("retry.cap: is the longest wait"), "{problems:?}");
+}
+
+#[test]
+fn a_database_url_is_checked_and_not_repeated() {
+    let (_, problems) = check("database = \"mysql://u:canary@h/d\"\n");
+    assert!(
+        only(&problems).starts_with("line 1: database: no database is known by the scheme 'mysql'"),
+        "{problems:?}"
+    );
+    assert!(!problems[0].contains("canary"), "{problems:?}");
+}
+
+#[test]
+fn a_retention_without_a_unit_is_not_taken_for_seconds() {
+    let (_, problems) = check("[retention]\nkeep = 7\n");
+    let expected = "line 2: retention.keep: '7' has no unit; write 7ms, 7s, 7m, 7h or 7d, or \"forever\"";
+    assert_eq!(only(&problems), expected);
 }

@@ -38,8 +38,8 @@ impl Value {
     }
 }
 
-/// Where something was written.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Where something was written; in the order in which people read.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Origin {
     /// In the file, on this line.
     Line(usize),

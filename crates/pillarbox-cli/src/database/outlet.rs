@@ -1,5 +1,8 @@
+use std::path::PathBuf;
+
 use anyhow::Result;
 use pillarbox::{NewEvent, Operator};
+use rusqlite::{Connection, OpenFlags};
 use uuid::Uuid;
 
 use super::Database;
@@ -7,34 +10,54 @@ use crate::log::Log;
 
 /// Where events are published.
 pub(crate) enum Outlet {
-    /// An opened log.
-    Log(Log),
-    /// A connection, as an application has one: a role that may publish and nothing else could not open the log.
+    /// An opened log, in this file.
+    Log(Log, PathBuf),
+    /// A connection, as an application has one, and the schema of the log: a role that may publish and nothing else could not open the log.
     #[cfg(feature = "postgres")]
-    Postgres(Box<tokio_postgres::Client>, pillarbox_postgres::Publisher),
+    Postgres(Box<tokio_postgres::Client>, pillarbox_postgres::Publisher, String),
 }
 
 impl Database {
     pub(crate) async fn outlet(&self) -> Result<Outlet> {
         match self {
-            Database::Sqlite(_) => Ok(Outlet::Log(self.open().await?)),
+            Database::Sqlite(path) => Ok(Outlet::Log(self.open().await?, path.clone())),
             #[cfg(feature = "postgres")]
             Database::Postgres(postgres) => {
                 let client = postgres.config().connect("pillarbox publish").await;
-                let publisher = pillarbox_postgres::Publisher::new(postgres.config().schema())?;
-                Ok(Outlet::Postgres(Box::new(client.map_err(|error| self.explain(error))?), publisher))
+                let schema = postgres.config().schema();
+                let publisher = pillarbox_postgres::Publisher::new(schema)?;
+                let client = Box::new(client.map_err(|error| self.explain(error))?);
+                Ok(Outlet::Postgres(client, publisher, schema.to_owned()))
             }
         }
     }
 }
 
 impl Outlet {
+    /// The largest payload that the log takes. Where that cannot be read there is no limit here: the log itself refuses.
+    pub(crate) async fn payload_bytes_max(&self) -> usize {
+        let limit: Option<i64> = match self {
+            Outlet::Log(_, path) => {
+                let sql = "select value from pillarbox_meta where name = 'payload_bytes_max'";
+                let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
+                let connection = Connection::open_with_flags(path, flags).ok();
+                connection.and_then(|connection| connection.query_row(sql, [], |row| row.get(0)).ok())
+            }
+            #[cfg(feature = "postgres")]
+            Outlet::Postgres(client, _, schema) => {
+                let sql = format!("select {schema}.payload_bytes_max()::bigint");
+                client.query_one(&sql, &[]).await.and_then(|row| row.try_get(0)).ok()
+            }
+        };
+        limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
+    }
+
     /// Publishes events in one transaction; the ids, of the first event where one was a duplicate.
     pub(crate) async fn publish(&mut self, events: &[NewEvent]) -> pillarbox::Result<Vec<Uuid>> {
         match self {
-            Outlet::Log(log) => log.publish(events).await,
+            Outlet::Log(log, _) => log.publish(events).await,
             #[cfg(feature = "postgres")]
-            Outlet::Postgres(client, publisher) => {
+            Outlet::Postgres(client, publisher, _) => {
                 let transaction = client.transaction().await.map_err(failed)?;
                 let ids = publisher.publish_all(&transaction, events).await?;
                 transaction.commit().await.map_err(failed)?;

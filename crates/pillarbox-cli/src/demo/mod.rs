@@ -193,6 +193,11 @@ impl Stage {
                 ["SUBSCRIPTION", "WANTED", "DELIVERED", "WAITING", "DEAD", "DUPLICATES", "OUT OF ORDER", "LOST"];
             self.output.table(&headings, accounts.iter().map(Account::row).collect())?;
             self.output.line("")?;
+            for account in accounts {
+                if let Some(text) = account.held_back() {
+                    self.output.line(text)?;
+                }
+            }
             self.output
                 .line(format!("published {count}, delivered {delivered}, duplicates {duplicates}, lost {lost}"))?;
         }

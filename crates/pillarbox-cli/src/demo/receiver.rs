@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::publisher::{PAID, Published};
-use super::relay::INVOICES;
+use super::relay::{INVOICES, MAIL, POISON_KEY};
 
 /// What one receiver got, held against what was committed. Knows nothing of cursors: it reads the receiver's file.
 #[derive(Debug, Serialize)]
@@ -88,6 +88,19 @@ impl Account {
             lost: 0,
             ids,
         })
+    }
+
+    /// What was not delivered here and is not lost. Only the receiver that refuses a key is meant to have that.
+    pub(super) fn held_back(&self) -> Option<String> {
+        let Account { subscription, waiting, dead, .. } = self;
+        if waiting + dead == 0 {
+            return None;
+        }
+        let meant =
+            if self.subscription == MAIL { format!(", as intended: it refuses {POISON_KEY}") } else { String::new() };
+        Some(format!(
+            "{subscription}: {dead} dead, {waiting} waiting{meant}; delivered below is what at least one receiver got"
+        ))
     }
 
     pub(super) fn row(&self) -> Vec<String> {

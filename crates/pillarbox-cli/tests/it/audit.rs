@@ -56,6 +56,10 @@ fn duplicates_disorder_and_strangers_are_counted(on: On) {
     let found = audit(&place, 0, &["--received", "odd.ndjson"]);
     assert_eq!((&found["duplicates"], &found["unexpected"], &found["unreadable"]), (&1.into(), &1.into(), &1.into()));
     assert!(found["out_of_order"].as_u64().unwrap() > 0, "{found}");
+    let said = |file: &str| stderr(&place.command(&["audit", "--received", file]).output().unwrap());
+    let text = said("odd.ndjson");
+    assert!(text.contains("UNREADABLE 1: ") && text.contains("uuid") && text.contains("CloudEvents"), "{text}");
+    assert_eq!(said("out.ndjson"), "");
 }
 
 fn a_cursor_moved_by_hand_is_found(on: On) {

@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use crate::place::{On, Place, on_each};
+use crate::place::{On, Place, on_each, stdout};
 
 /// Every delivery has failed for good.
 fn kill_deliveries(place: &Place) {
@@ -49,7 +49,17 @@ fn paused_by_the_receiver_is_an_alarm_until_an_operator_knows(on: On) {
     let id = place.publish(&[]);
     assert!(place.ok(&["why", &id]).contains("paused by the receiver: 410 Gone"));
     assert!(place.ok(&["subscription", "list"]).contains("out: paused by the receiver: 410 Gone"));
-    place.ok(&["pause", "out"]);
+    let doctor = place.command(&["doctor"]).output().unwrap();
+    assert_eq!(doctor.status.code(), Some(1));
+    let text = stdout(&doctor);
+    assert!(text.contains("failed   subscription 'out': ") && text.contains("fix: `pillarbox resume out`"), "{text}");
+    let text = place.ok(&["pause", "out"]);
+    for part in ["already paused", "paused by its receiver, and now by you", "no alarm", "the reason stays: 410 Gone"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let text = place.ok(&["pause", "out", "--reason", "known"]);
+    assert!(text.contains("the reason is now: known (it was: 410 Gone)") && !text.contains("receiver"), "{text}");
+    assert!(place.ok(&["pause", "out", "--reason", "410 Gone"]).contains("the reason is now: 410 Gone"));
     assert!(place.ok(&["status", "--check"]).contains("it is paused: 410 Gone"), "somebody knows");
 }
 
@@ -69,6 +79,31 @@ fn rewind_asks_shows_and_replays(on: On) {
     place.ok(&["run", "--until-idle"]);
     assert_eq!(place.lines("out.ndjson").len(), 13);
     place.fails(2, &["rewind", "out", "--to", "now"]);
+    let text = place.fails(2, &["rewind", "out", "--to", "foo"]);
+    assert!(text.contains("write start, a position, or a time") && !text.contains("now"), "{text}");
+}
+
+fn a_rewind_says_where_the_log_ends(on: On) {
+    let place = Place::with_file_sink(on);
+    (0..5).for_each(|_| drop(place.publish(&["--key", "k"])));
+    place.ok(&["run", "--until-idle"]);
+    let dry = |to: &str| place.ok(&["rewind", "out", "--to", to, "--dry-run"]);
+    for (to, end) in [
+        ("start", "; the log ends at position 5, so these are 5 events at most"),
+        ("2", "; the log ends at position 5, so these are 3 events at most"),
+        ("4", "; the log ends at position 5, so it is 1 event at most"),
+        ("5", "; the log ends at position 5, so there is none"),
+        ("99", "; the log ends at position 5, so there is none"),
+        ("2020-01-01T00:00:00Z", "; the log ends at position 5, so these are 5 events at most"),
+    ] {
+        assert!(dry(to).trim_end().ends_with(end), "{to}: {}", dry(to));
+    }
+    let text = place.ok(&["rewind", "out", "--to", "99", "--yes"]);
+    assert!(text.contains("above position 5 (the log ends at position 5)"), "{text}");
+    let text = place.ok(&["rewind", "out", "--to", "5", "--yes"]);
+    assert!(!text.contains("the log ends"), "{text}");
+    place.ok(&["run", "--until-idle"]);
+    assert_eq!(place.lines("out.ndjson").len(), 5, "nothing was replayed");
 }
 
 fn dead_events_are_listed_requeued_and_skipped(on: On) {
@@ -205,6 +240,7 @@ on_each!(
     a_pause_says_who_and_why,
     paused_by_the_receiver_is_an_alarm_until_an_operator_knows,
     rewind_asks_shows_and_replays,
+    a_rewind_says_where_the_log_ends,
     dead_events_are_listed_requeued_and_skipped,
     subscriptions_are_listed_renamed_and_deleted,
     lanes_are_changed_and_each_key_keeps_its_order,

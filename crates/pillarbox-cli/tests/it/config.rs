@@ -29,6 +29,52 @@ fn check_lists_every_problem() {
 }
 
 #[test]
+fn check_tells_what_run_would_still_lack() {
+    let place = Place::new(On::Sqlite);
+    let check = |command: &mut std::process::Command| {
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let text = check(&mut place.bare(&["config", "check"]));
+    assert!(text.starts_with("no config file: 0 subscriptions, no problems\n"), "{text}");
+    assert!(text.contains("`pillarbox run` needs a database: no database was given; name it by --database"), "{text}");
+    assert!(text.contains("prints all events to standard output"), "{text}");
+    let text = check(&mut place.command(&["config", "check"]));
+    assert!(!text.contains("database") && text.contains("prints all events"), "{text}");
+    let sink = "sink = { kind = \"stdout\" }";
+    place.write("pillarbox.toml", &format!("database = \"sqlite:app.db\"\n[[subscription]]\nname = \"a\"\n{sink}\n"));
+    assert_eq!(check(&mut place.bare(&["config", "check"])), "pillarbox.toml: 1 subscription, no problems\n");
+}
+
+#[test]
+fn who_finds_no_database_is_told_of_the_misspelt_one() {
+    let place = Place::new(On::Sqlite);
+    for (config, problem) in [
+        ("databse = \"sqlite:app.db\"\n", "line 1: databse: unknown key `databse`; did you mean `database`?"),
+        ("[relay]\ndatabase = \"sqlite:app.db\"\n", "line 2: relay.database: unknown key `database`"),
+    ] {
+        place.write("pillarbox.toml", config);
+        for args in [&["run", "--until-idle"][..], &["status"], &["publish", "--topic", "t", "--type", "x"]] {
+            let output = place.bare(args).output().unwrap();
+            let text = stderr(&output);
+            assert_eq!(output.status.code(), Some(2), "{args:?}: {text}");
+            assert!(text.contains("no database was given") && text.contains(problem), "{args:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_database_that_is_not_there_is_named_by_its_whole_path() {
+    let place = Place::new(On::Sqlite);
+    let output = place.bare(&["status", "--database", "sqlite:nowhere/app.db"]).output().unwrap();
+    let (text, path) = (stderr(&output), place.path("nowhere/app.db"));
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert!(path.is_absolute() && text.contains(&format!("there is no database at {};", path.display())), "{text}");
+    assert!(text.contains("`pillarbox migrate --database sqlite:nowhere/app.db`"), "{text}");
+}
+
+#[test]
 fn print_shows_what_is_in_force_without_secrets() {
     let place = Place::new(On::Sqlite);
     place.write("token", "hidden\n");

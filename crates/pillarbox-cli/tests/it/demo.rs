@@ -14,6 +14,8 @@ fn the_demo_loses_nothing(on: On) {
     let [published, delivered, duplicates, lost] = numbers[..] else { panic!("{last}") };
     assert_eq!(last, format!("published {published}, delivered {delivered}, duplicates {duplicates}, lost {lost}"));
     assert!(published > 100 && delivered == published && lost == 0, "{last}");
+    let before = text.lines().rev().nth(1).unwrap();
+    assert!(before.starts_with("mail: ") && before.contains("as intended: it refuses customer-13"), "{before}");
     assert!(text.contains("kill -9") && text.contains("pillarbox why"), "{text}");
     assert!(!text.contains('\x1b'));
     assert_eq!(std::fs::read_dir(place.path("")).unwrap().count(), 0, "the demo left files where it was started");

@@ -21,6 +21,7 @@ mod run;
 mod secrets;
 mod sinks;
 mod sql;
+mod status;
 mod survive;
 mod tail;
 #[cfg(target_os = "linux")]

@@ -88,9 +88,36 @@ fn a_payload_over_the_limit_is_refused_by_name(on: On) {
     let payload = format!("\"{}\"", "x".repeat(pillarbox::PAYLOAD_BYTES_MAX));
     let output = place.pipe(&["publish", "--topic", "t", "--type", "y", "-"], payload.as_bytes());
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("payload_bytes_max"), "{}", stderr(&output));
+    let text = stderr(&output);
+    assert!(text.contains("has 1048578 bytes") && text.contains("payload_bytes_max = 1048576"), "{text}");
+    let lines = format!("1\n{payload}\n2\n");
+    let output = place.pipe(&["publish", "--topic", "t", "--type", "y", "--ndjson"], lines.as_bytes());
+    let text = stderr(&output);
+    assert!(
+        text.contains("line 2: the payload has 1048578 bytes") && text.contains("1 events were published"),
+        "{text}"
+    );
     place.publish(&["{}"]);
-    assert_eq!(place.json(&["list"]).as_array().unwrap().len(), 1);
+    assert_eq!(place.json(&["list"]).as_array().unwrap().len(), 2);
+}
+
+/// A service may allow more: then the command line does too.
+#[tokio::test]
+async fn the_limit_of_a_payload_is_the_logs() {
+    let place = Place::new(On::Sqlite);
+    let store = pillarbox_sqlite::SqliteStore::open(place.path("app.db")).unwrap();
+    let limit = |bytes| pillarbox_sqlite::Limits { payload_bytes_max: Some(bytes), ..Default::default() };
+    let payload = format!("\"{}\"", "x".repeat(pillarbox::PAYLOAD_BYTES_MAX));
+    for args in
+        [&["publish", "--topic", "t", "--type", "y", "-"][..], &["publish", "--topic", "t", "--type", "y", "--ndjson"]]
+    {
+        store.set_limits(limit(pillarbox::PAYLOAD_BYTES_MAX + 2)).await.unwrap();
+        let output = place.pipe(args, payload.as_bytes());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        store.set_limits(limit(pillarbox::PAYLOAD_BYTES_MAX + 1)).await.unwrap();
+        let output = place.pipe(args, payload.as_bytes());
+        assert!(stderr(&output).contains("payload_bytes_max = 1048577"), "{}", stderr(&output));
+    }
 }
 
 fn a_bad_line_stops_with_its_number_and_the_count(on: On) {

@@ -1,4 +1,5 @@
 use crate::place::{On, Place, on_each, stderr, stdout};
+use crate::receiver::{Manners, Receiver};
 
 fn without_a_config_everything_goes_to_standard_output(on: On) {
     let place = Place::new(on);
@@ -124,6 +125,43 @@ fn until_idle_fails_while_the_receiver_has_paused_what_waits(on: On) {
     assert_eq!(place.lines("out.ndjson").len(), 1);
 }
 
+/// An address that answers with 422 wants nothing of an event, and what is behind it waits for an operator.
+fn until_idle_fails_when_a_sink_refused_an_event(on: On) {
+    let place = Place::new(on);
+    let receiver = Receiver::start(Manners::Parrot);
+    let hook = |address: &str| {
+        format!("[[subscription]]\nname = \"hook\"\nsink = {{ kind = \"http\", url = \"http://{address}/\" }}\n")
+    };
+    place.write("pillarbox.toml", &hook(receiver.address()));
+    let ids: Vec<String> = (0..3).map(|_| place.publish(&["--key", "k", "{}"])).collect();
+    // Nobody wants them tried again, and the second run does not: what was refused before counts all the same.
+    for _ in 0..2 {
+        let text = place.fails(1, &["run", "--until-idle"]);
+        for part in ["'hook'", "1 dead, 2 blocked behind them", "pillarbox list --subscription hook"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+    place.ok(&["pause", "hook"]);
+    place.ok(&["run", "--until-idle"]);
+    place.ok(&["resume", "hook"]);
+    let taker = Receiver::start(Manners::Takes);
+    place.write("pillarbox.toml", &hook(taker.address()));
+    place.ok(&["skip", "--subscription", "hook", "--event", &ids[0], "--reason", "not for this receiver"]);
+    place.ok(&["run", "--until-idle"]);
+    assert_eq!(taker.bodies().len(), 2);
+}
+
+/// What waits for its time may; what waits for its next attempt was refused.
+fn until_idle_fails_for_a_retry_and_not_for_a_delay(on: On) {
+    let place = Place::with_file_sink(on);
+    place.publish(&["--key", "k", "--delay", "1h"]);
+    place.ok(&["run", "--until-idle"]);
+    place.sql().execute("update pillarbox_delivery set state = 'retrying', attempts = 1");
+    place.publish(&["--key", "k"]);
+    let text = place.fails(1, &["run", "--until-idle"]);
+    assert!(text.contains("'out'") && text.contains("1 retrying, 1 blocked behind them"), "{text}");
+}
+
 /// Another relay's subscription is not this one's to deliver.
 fn until_idle_does_not_fail_for_a_subscription_of_another_config(on: On) {
     let place = Place::with_file_sink(on);
@@ -149,5 +187,7 @@ on_each!(
     a_second_signal_stops_at_once,
     until_idle_fails_when_a_sink_did_not_take_everything,
     until_idle_fails_while_the_receiver_has_paused_what_waits,
+    until_idle_fails_when_a_sink_refused_an_event,
+    until_idle_fails_for_a_retry_and_not_for_a_delay,
     until_idle_does_not_fail_for_a_subscription_of_another_config,
 );

@@ -1,18 +1,26 @@
 //! Subscriptions of several sinks through the binary: what is down delays itself alone.
 
+use pillarbox_testkit::http_receiver::{HttpAnswer, HttpReceiver, HttpRequest};
 use serde_json::Value;
 
 use crate::place::{On, Place, on_each, stderr, stdout};
 use crate::receiver::{Manners, Receiver};
 
 const EVENTS: usize = 20;
+/// Each has as many events as the others.
+const KEYS: usize = 4;
 
 /// A subscription `hook` to this address and one named `out` to a file.
 fn hook_and_file(place: &Place, address: &str) {
+    hook_and_file_with(place, &format!("http://{address}/token/x"), "");
+}
+
+/// The same, with further keys of the webhook's sink.
+fn hook_and_file_with(place: &Place, url: &str, keys: &str) {
     place.write(
         "pillarbox.toml",
         &format!(
-            "[[subscription]]\nname = \"hook\"\nsink = {{ kind = \"http\", url = \"http://{address}/token/x\" }}\n\
+            "[[subscription]]\nname = \"hook\"\nsink = {{ kind = \"http\", url = \"{url}\"{keys} }}\n\
              [[subscription]]\nname = \"out\"\nsink = {{ kind = \"file\", path = \"out.ndjson\" }}\n"
         ),
     );
@@ -24,7 +32,7 @@ fn subscription<'a>(status: &'a Value, name: &str) -> &'a Value {
 }
 
 fn published(place: &Place) -> Vec<String> {
-    (0..EVENTS).map(|number| place.publish(&["--key", &format!("k{}", number % 4), &number.to_string()])).collect()
+    (0..EVENTS).map(|number| place.publish(&["--key", &format!("k{}", number % KEYS), &number.to_string()])).collect()
 }
 
 /// A receiver that is down delays its own subscription alone, is named with its error and the next try, burns no attempt, and is
@@ -69,6 +77,114 @@ fn a_receiver_that_is_down_delays_nobody_else(on: On) {
     }
     place.write("received", &received.join("\n"));
     place.ok(&["audit", "--subscription", "hook", "--received", "received"]);
+}
+
+/// A receiver that takes every request and never answers delays its own subscription alone, while its time runs and while it is taken
+/// to be down, and is delivered to once it answers.
+async fn a_receiver_that_never_answers_delays_nobody_else(on: On) {
+    let place = Place::new(on);
+    let receiver = HttpReceiver::start().unwrap();
+    receiver.answer(|_| HttpAnswer::Hang);
+    hook_and_file_with(&place, &receiver.url("/"), ", timeout = \"2s\"");
+    let relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    let first = place.publish(&["--key", "first", "0"]);
+    receiver.until_requests(1).await;
+    let mut ids = published(&place);
+    let everything = |status: &Value, count: usize| subscription(status, "out")["report"]["delivered"] == count;
+    place.until(&["status"], |status| everything(status, EVENTS + 1));
+    assert_eq!(place.lines("out.ndjson").len(), EVENTS + 1, "the file waits for the webhook");
+
+    let status = place.until(&["status"], |status| !subscription(status, "hook")["report"]["breaker"].is_null());
+    let hook = &subscription(&status, "hook")["report"];
+    assert!(hook["breaker"]["error"].as_str().unwrap().contains("2s"), "{hook}");
+    assert_eq!(hook["delivered"], 0, "{hook}");
+    let late = place.publish(&["--key", "late", "0"]);
+    place.until(&["status"], |status| everything(status, EVENTS + 2));
+    assert!(receiver.requests().iter().all(|request| request.answered.is_none()));
+
+    receiver.answer(|_| HttpAnswer::status(204));
+    place.until(&["status"], |status| subscription(status, "hook")["report"]["delivered"] == EVENTS + 2);
+    ids.extend([first, late]);
+    let received: Vec<String> = receiver.accepted().iter().map(|request| attribute(request, "id")).collect();
+    for id in &ids {
+        assert!(received.contains(id), "{id} is missing");
+    }
+    place.write("received", &received.join("\n"));
+    place.ok(&["audit", "--subscription", "hook", "--received", "received"]);
+}
+
+/// An attribute of the event that came by this request.
+fn attribute(request: &HttpRequest, name: &str) -> String {
+    serde_json::from_str::<Value>(request.text()).unwrap()[name].as_str().unwrap().to_owned()
+}
+
+/// What the receiver refuses for good is dead at once and holds back its key; all others are delivered.
+fn a_permanent_refusal_is_the_end_of_one_event_alone(on: On) {
+    let place = Place::new(on);
+    let receiver = HttpReceiver::start().unwrap();
+    receiver.answer(|request| {
+        let refused = attribute(request, "partitionkey") == "k1";
+        HttpAnswer::status(if refused { 422 } else { 204 })
+    });
+    hook_and_file_with(&place, &receiver.url("/"), "");
+    let relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    let ids = published(&place);
+    let (of_key, others) = (EVENTS / KEYS, EVENTS - EVENTS / KEYS);
+    let status = place.until(&["status"], |status| {
+        let hook = subscription(status, "hook");
+        subscription(status, "out")["report"]["delivered"] == EVENTS
+            && hook["report"]["delivered"] == others
+            && hook["blocked"] == of_key - 1
+    });
+    let hook = subscription(&status, "hook");
+    assert_eq!((&hook["dead"], &hook["retrying"]), (&1.into(), &0.into()), "{hook}");
+    assert!(hook["report"]["breaker"].is_null(), "one event says nothing of the receiver: {hook}");
+    let why = |id: &str| place.json(&["why", id, "--subscription", "hook"])["subscriptions"][0].clone();
+    assert_eq!(why(&ids[1])["cause"], "dead");
+    assert!(why(&ids[1])["message"].as_str().unwrap().contains("422"), "{}", why(&ids[1]));
+    assert_eq!(why(&ids[1 + KEYS])["cause"], "behind_key_head");
+
+    let requests = receiver.requests();
+    let refused: Vec<String> =
+        requests.iter().filter(|one| one.answered == Some(422)).map(|one| attribute(one, "id")).collect();
+    assert_eq!(refused, [ids[1].as_str()], "tried once, and nothing behind it");
+    let mut taken: Vec<String> = receiver.accepted().iter().map(|one| attribute(one, "id")).collect();
+    let mut rest: Vec<String> = (0..EVENTS).filter(|number| number % KEYS != 1).map(|at| ids[at].clone()).collect();
+    taken.sort_unstable();
+    rest.sort_unstable();
+    assert_eq!(taken, rest, "all others, once each");
+}
+
+/// The trace context that an event was published with is a header of the request and an attribute of the event.
+fn a_trace_goes_on_at_the_receiver(on: On) {
+    const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    const STATE: &str = "vendor=1";
+    let place = Place::new(on);
+    let traced = [format!("traceparent={PARENT}"), format!("tracestate={STATE}")];
+    place.publish(&["--header", &traced[0], "--header", &traced[1], "{}"]);
+    for mode in ["structured", "binary"] {
+        let receiver = HttpReceiver::start().unwrap();
+        let url = receiver.url("/");
+        place.write(
+            "pillarbox.toml",
+            &format!(
+                "[[subscription]]\nname = \"{mode}\"\nstart = \"beginning\"\n\
+                 sink = {{ kind = \"http\", url = \"{url}\", mode = \"{mode}\" }}\n"
+            ),
+        );
+        place.ok(&["run", "--until-idle"]);
+        let requests = receiver.accepted();
+        let [request] = &requests[..] else { panic!("{mode}: {requests:?}") };
+        for (name, value) in [("traceparent", PARENT), ("tracestate", STATE)] {
+            assert_eq!(request.header(name), Some(value), "{mode}");
+            match mode {
+                "structured" => assert_eq!(attribute(request, name), value),
+                _ => assert_eq!(request.header(&format!("ce-{name}")), Some(value)),
+            }
+        }
+    }
 }
 
 fn doctor_asks_every_receiver(on: On) {
@@ -133,7 +249,10 @@ fn a_chain_delivers_to_each_of_its_sinks(on: On) {
 
 on_each!(
     a_receiver_that_is_down_delays_nobody_else,
+    a_permanent_refusal_is_the_end_of_one_event_alone,
+    a_trace_goes_on_at_the_receiver,
     doctor_asks_every_receiver,
     run_says_where_each_subscription_delivers_to,
-    a_chain_delivers_to_each_of_its_sinks,
+    a_chain_delivers_to_each_of_its_sinks;
+    a_receiver_that_never_answers_delays_nobody_else,
 );

@@ -337,7 +337,7 @@ mod failpoints {
     const DELAY_MS: i64 = 100;
 
     fn a_kill_at_every_failpoint_loses_nothing(on: On) {
-        for point in Failpoint::ALL {
+        for &point in Failpoint::ALL {
             counts(on).iter().for_each(|count| check(on, point, *count));
         }
     }

@@ -69,7 +69,7 @@ impl View<'_> {
 
     /// The leaf in use that should end here, and what comes after it: when it is open-ended, far too large for what is
     /// published now, or has lasted for too long.
-    pub(super) fn cut(&self) -> Option<(&str, Plan)> {
+    pub(super) fn cut(&self) -> Option<(&Leaf, Plan)> {
         let size = self.size();
         let contains = |leaf: &&Leaf| leaf.low <= self.horizon && leaf.high.is_none_or(|high| high > self.horizon);
         let leaf = self.leaves.iter().find(contains)?;
@@ -77,7 +77,7 @@ impl View<'_> {
         let too_old = leaf.oldest.is_some_and(|oldest| oldest < self.before(self.leaf_time()));
         let end = self.horizon + 1 + self.margin;
         let ends_anyway = leaf.high.is_some_and(|high| high <= end);
-        ((too_large || too_old) && !ends_anyway).then(|| (leaf.name.as_str(), plan(end, LEAVES_AHEAD, size)))
+        ((too_large || too_old) && !ends_anyway).then(|| (leaf, plan(end, LEAVES_AHEAD, size)))
     }
 
     /// The size of a leaf: what is published in the time that one is made for.
@@ -218,8 +218,8 @@ mod tests {
     fn a_size_that_was_wished_for_holds() {
         let laid = leaves(&[1, 10_001], &[1.0]);
         let wish = View { size: 10, ..view(&laid, 100_000) };
-        let (name, plan) = wish.cut().unwrap();
-        assert_eq!((name, plan.size), ("event_10001", 10));
+        let (leaf, plan) = wish.cut().unwrap();
+        assert_eq!((leaf.name.as_str(), plan.size), ("event_10001", 10));
         let absurd = View { size: i64::MAX, ..view(&laid, 100_000) };
         assert!(absurd.cut().unwrap().1.bounds.is_sorted());
     }

@@ -23,9 +23,7 @@ const HOLES_NAMED_MAX: usize = 10;
 
 /// A session or a prepared transaction that does not end.
 pub(super) struct Holder {
-    pid: Option<i32>,
-    /// As a literal.
-    gid: Option<String>,
+    who: Who,
     user: Option<String>,
     application: Option<String>,
     state: Option<String>,
@@ -35,25 +33,39 @@ pub(super) struct Holder {
     looks: String,
 }
 
+enum Who {
+    Session(i32),
+    /// By its name, as a literal.
+    Prepared(String),
+}
+
 impl Holder {
-    fn of(row: &Row) -> Db<Holder> {
-        Ok(Holder {
-            pid: row.try_get(0)?,
-            gid: row.try_get(1)?,
+    /// None: it has ended while it was looked at.
+    fn of(row: &Row) -> Db<Option<Holder>> {
+        let who = match (row.try_get(1)?, row.try_get(0)?) {
+            (Some(gid), _) => Who::Prepared(gid),
+            (None, Some(pid)) => Who::Session(pid),
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(Holder {
+            who,
             user: row.try_get(2)?,
             application: row.try_get(3)?,
             state: row.try_get(4)?,
             seconds: row.try_get(5)?,
             looks: row.try_get(6)?,
-        })
+        }))
+    }
+
+    fn all(rows: &[Row]) -> Db<Vec<Holder>> {
+        rows.iter().filter_map(|row| Holder::of(row).transpose()).collect()
     }
 
     /// Who it is and for how long.
     fn name(&self) -> String {
-        let mut name = match (&self.gid, self.pid) {
-            (Some(gid), _) => format!("prepared transaction {gid}"),
-            (None, Some(pid)) => format!("pid {pid}"),
-            (None, None) => "a transaction that has just ended".to_owned(),
+        let mut name = match &self.who {
+            Who::Prepared(gid) => format!("prepared transaction {gid}"),
+            Who::Session(pid) => format!("pid {pid}"),
         };
         let mut facts = Vec::new();
         facts.extend(self.user.as_ref().map(|user| format!("user {user}")));
@@ -74,10 +86,9 @@ impl Holder {
 
     /// The command that ends it.
     pub(super) fn end(&self) -> String {
-        match (&self.gid, self.pid) {
-            (Some(gid), _) => format!("`rollback prepared {gid}` (or `commit prepared {gid}`)"),
-            (None, Some(pid)) => format!("`select pg_terminate_backend({pid})`"),
-            (None, None) => "nothing".to_owned(),
+        match &self.who {
+            Who::Prepared(gid) => format!("`rollback prepared {gid}` (or `commit prepared {gid}`)"),
+            Who::Session(pid) => format!("`select pg_terminate_backend({pid})`"),
         }
     }
 
@@ -95,7 +106,7 @@ impl Holder {
 /// Who has published and not ended: no floor rises above what they may still commit.
 pub(super) async fn of_floor(tx: &Transaction<'_>) -> Db<Vec<Holder>> {
     let rows = tx.query_typed(include_str!("../sql/holders.sql"), &[(&HOLDERS_MAX, Type::INT8)]).await?;
-    let mut holders = rows.iter().map(Holder::of).collect::<Db<Vec<_>>>()?;
+    let mut holders = Holder::all(&rows)?;
     holders.retain(|holder| holder.seconds.is_none_or(|seconds| seconds >= HELD_SECONDS_MIN));
     Ok(holders)
 }
@@ -103,7 +114,7 @@ pub(super) async fn of_floor(tx: &Transaction<'_>) -> Db<Vec<Holder>> {
 /// Whoever keeps the oldest snapshots of this database, for too long.
 pub(super) async fn of_snapshots(tx: &Transaction<'_>) -> Db<Vec<Holder>> {
     let rows = tx.query_typed(include_str!("../sql/snapshot_holders.sql"), &[(&HOLDERS_MAX, Type::INT8)]).await?;
-    let mut holders = rows.iter().map(Holder::of).collect::<Db<Vec<_>>>()?;
+    let mut holders = Holder::all(&rows)?;
     holders.retain(|holder| holder.seconds.is_some_and(|seconds| seconds >= SNAPSHOT_SECONDS_MAX));
     Ok(holders)
 }
@@ -175,8 +186,7 @@ mod tests {
     #[test]
     fn what_is_hidden_is_said() {
         let mut holder = Holder {
-            pid: Some(7),
-            gid: None,
+            who: Who::Session(7),
             user: Some("app".into()),
             application: Some("shop".into()),
             state: Some("idle in transaction".into()),
@@ -188,7 +198,7 @@ mod tests {
         assert_eq!(holder.of_floor(), said);
         (holder.seconds, holder.state) = (None, None);
         assert!(holder.of_floor().contains("`grant pg_read_all_stats to viewer`"), "{}", holder.of_floor());
-        (holder.pid, holder.gid) = (None, Some("'it''s'".into()));
+        holder.who = Who::Prepared("'it''s'".into());
         assert!(holder.of_floor().contains("`rollback prepared 'it''s'`"), "{}", holder.of_floor());
     }
 }

@@ -1,7 +1,7 @@
 use pillarbox::{Check, ErrorKind, Level};
 use tokio_postgres::Row;
 
-use crate::connection::Session;
+use crate::connection::{DIRECTLY, Session};
 use crate::error::{Db, DbError};
 
 /// The oldest PostgreSQL that has what the schema needs (ranges of ranges), as it counts its versions.
@@ -155,8 +155,7 @@ fn settings(row: &Row) -> Db<Check> {
             format!(
                 "default_transaction_isolation is '{isolation}' and synchronous_commit '{commit}', not what was asked for"
             ),
-            "something between here and the server drops the settings of a session: connect to the server itself, not \
-             through a pooler (publishers may)",
+            format!("something between here and the server drops the settings of a session; {DIRECTLY}"),
         ),
     })
 }

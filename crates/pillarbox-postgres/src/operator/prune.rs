@@ -28,8 +28,16 @@ const REASON_DEAD: &str = "dropped by retention: dead for longer than retention.
 const COUNTED_AT_ONCE: i64 = 1_000_000;
 
 /// Removes one slice of what nobody needs: of events a whole leaf, or none. Nobody rewinds or subscribes between what it reads
-/// and what it removes: they share the lock that this takes on `meta`.
+/// and what it removes: they share the lock that this takes on `meta`. A failure is written down for `status`: a relay tries again
+/// and again, and nobody may read its log.
 pub(super) async fn prune(session: &mut Session, policy: &PrunePolicy) -> Db<Pruned> {
+    match prune_slice(session, policy).await {
+        Err(error) => Err(leaves::note_failure(session, error).await),
+        pruned => pruned,
+    }
+}
+
+async fn prune_slice(session: &mut Session, policy: &PrunePolicy) -> Db<Pruned> {
     let mut pruned = Pruned::default();
     let suspects = risen::look(session).await?;
     let keep = tidy(session, policy, suspects, &mut pruned).await?;

@@ -17,8 +17,9 @@ pub async fn publish_in(publisher: &Publisher, transaction: &mut PgConnection, e
 }
 
 async fn run(transaction: &mut PgConnection, statement: PublishStatement) -> Result<Uuid> {
-    // The text is ours; every value is a parameter.
-    let mut query = ::sqlx::query_scalar::<_, String>(AssertSqlSafe(statement.sql));
+    // The text is ours; every value is a parameter. Prepared without a name: the next transaction may be on another server
+    // connection, where a pooler such as PgBouncer before 1.21 knows nothing of that name.
+    let mut query = ::sqlx::query_scalar::<_, String>(AssertSqlSafe(statement.sql)).persistent(false);
     for parameter in statement.parameters {
         query = match parameter {
             Parameter::Text(text) => query.bind(text),

@@ -9,8 +9,11 @@ grant usage on schema @schema@ to pillarbox_publisher, pillarbox_relay, pillarbo
 -- where every reader has been already.
 grant insert (id, topic, key, type, payload, payload_bytes, content_type, headers, deliver_at) on @schema@.event
 to pillarbox_publisher;
+-- The first three are called by a plain insert too. Named one by one, since not every database lets everybody call what is new.
 grant execute on function
     @schema@.new_id(),
+    @schema@.is_well_formed(text, text, text, json, bytea, jsonb),
+    @schema@.payload_bytes_max(),
     @schema@.order_key(text),
     @schema@.publish(text, text, jsonb, text, jsonb, timestamptz, text, uuid, boolean),
     @schema@.publish_bytes(text, text, bytea, text, text, jsonb, timestamptz, text, uuid, boolean),

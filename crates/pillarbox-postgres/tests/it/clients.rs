@@ -2,10 +2,10 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use pillarbox::{NewEvent, Payload};
-use pillarbox_postgres::{publish, publish_all};
+use pillarbox::{ErrorKind, NewEvent, Payload};
+use pillarbox_postgres::{PostgresStore, migrate, publish, publish_all};
 use pillarbox_testkit::postgres::Server;
 
 use crate::fixture::{Database, connect, events};
@@ -67,87 +67,48 @@ async fn the_example_for_drizzle_publishes() {
     check_example("node".as_ref(), "node/publish_drizzle.mjs").await;
 }
 
+fn user_crates() -> PathBuf {
+    root().join("tests/user-crates")
+}
+
+/// Builds and runs a small application; what it prints.
+fn run_user_crate(which: &[&str], url: &str) -> String {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(user_crates()).args(["run", "--quiet", "--locked"]).args(which);
+    command.env("CARGO_TARGET_DIR", root().join("target/user-crates")).env("DATABASE_URL", url);
+    let output = command.stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success(), "{which:?} failed");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
 /// Small applications with tokio-postgres, sqlx, SeaORM and Diesel, built as a user would build them.
 #[tokio::test]
 #[ignore = "builds some 200 crates; `cargo xtask test --full` runs it"]
 async fn applications_with_other_clients_build_and_publish() {
     let database = Database::new().await;
-    let folder = root().join("tests/user-crates");
     let clients = ["tokio-postgres", "sqlx", "sea-orm", "diesel"];
     for client in clients {
-        let name = format!("with-{client}");
-        let mut command = Command::new(env!("CARGO"));
-        command.current_dir(&folder).args(["run", "--quiet", "--locked", "--package", &name]);
-        command.env("CARGO_TARGET_DIR", root().join("target/user-crates")).env("DATABASE_URL", database.url());
-        let output = command.stderr(Stdio::inherit()).output().unwrap();
-        assert!(output.status.success(), "{name} failed");
-        let id: uuid::Uuid = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
+        let id: uuid::Uuid = run_user_crate(&["--package", &format!("with-{client}")], database.url()).parse().unwrap();
         let events = events(&database.store().await).await;
         let event = events.iter().find(|event| event.id == id).unwrap();
         assert_eq!(event.key.as_deref(), Some(client));
         assert_eq!(event.payload, Payload::Json(r#"{"total":42}"#.into()));
     }
-    let tree = Command::new(env!("CARGO")).current_dir(&folder).args(["tree", "--locked"]).output().unwrap();
+    let tree = Command::new(env!("CARGO")).current_dir(user_crates()).args(["tree", "--locked"]).output().unwrap();
     let tree = String::from_utf8(tree.stdout).unwrap();
     assert!(tree.contains("tokio-postgres") && !tree.contains("sqlite"), "the PostgreSQL crates bring no SQLite along");
 }
 
-/// A PgBouncer in transaction mode with one server connection for everybody.
-struct Bouncer {
-    process: Child,
-    port: u16,
-    _folder: tempfile::TempDir,
-}
-
-impl Bouncer {
-    fn start(server: &Server) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let settings = format!(
-            "[databases]\n* = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
-             unix_socket_dir =\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 1\n",
-            server.port()
-        );
-        let path = folder.path().join("pgbouncer.ini");
-        std::fs::write(&path, settings).unwrap();
-        // It refuses to run as root, but can become somebody else, who has to read the file.
-        let mut command = Command::new("/usr/sbin/pgbouncer");
-        if String::from_utf8_lossy(&Command::new("id").arg("-u").output().unwrap().stdout).trim() == "0" {
-            let readable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-            std::fs::set_permissions(folder.path(), readable).unwrap();
-            command.args(["-u", "nobody"]);
-        }
-        command.arg("-q").arg(&path).stdout(Stdio::null()).stderr(Stdio::null());
-        let process = command.spawn().expect("PgBouncer is there; `cargo xtask test` installs it");
-        Bouncer { process, port, _folder: folder }
-    }
-
-    /// Once it takes connections.
-    async fn url(&mut self, database: &str) -> String {
-        let url = format!("postgres://postgres@127.0.0.1:{}/{database}", self.port);
-        while tokio_postgres::connect(&url, tokio_postgres::NoTls).await.is_err() {
-            assert!(self.process.try_wait().unwrap().is_none(), "PgBouncer ended");
-            tokio::task::yield_now().await;
-        }
-        url
-    }
-}
-
-impl Drop for Bouncer {
-    fn drop(&mut self) {
-        // It has ended already, or ends now.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
+/// One server connection for everybody, given to another client with each transaction.
+const TRANSACTION_MODE: [(&str, &str); 2] = [("pool_mode", "transaction"), ("default_pool_size", "1")];
 
 #[tokio::test]
 async fn publishers_work_through_pgbouncer_in_transaction_mode() {
     let server = Server::builder().start().unwrap();
     let database = Database::on(&server).await;
     let name = database.url().rsplit('/').next().unwrap();
-    let mut bouncer = Bouncer::start(&server);
-    let url = bouncer.url(name).await;
+    let bouncer = server.bouncer(&TRANSACTION_MODE).unwrap();
+    let url = bouncer.url(name);
     let (mut one, mut two) = (connect(&url).await, connect(&url).await);
     for round in 0..10 {
         // Each transaction gets the one server connection anew: what the other client has prepared there must not matter.
@@ -163,4 +124,41 @@ async fn publishers_work_through_pgbouncer_in_transaction_mode() {
     let pids = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()";
     assert_eq!(database.number(pids).await, 1, "all through one connection");
     assert_eq!(events(&database.store().await).await.len(), 10 * 2 * 5 - 10);
+}
+
+#[tokio::test]
+#[ignore = "builds some 100 crates; `cargo xtask test --full` runs it"]
+async fn publishers_by_sqlx_work_through_pgbouncer_in_transaction_mode() {
+    let server = Server::builder().start().unwrap();
+    let database = Database::on(&server).await;
+    let name = database.url().rsplit('/').next().unwrap();
+    // What sqlx asks for when it connects.
+    let settings = [TRANSACTION_MODE[0], TRANSACTION_MODE[1], ("ignore_startup_parameters", "extra_float_digits")];
+    let bouncer = server.bouncer(&settings).unwrap();
+    run_user_crate(&["--package", "with-sqlx", "--bin", "behind_pooler"], &bouncer.url(name));
+    assert_eq!(events(&database.store().await).await.len(), 10 * 2 + 10);
+}
+
+#[tokio::test]
+async fn a_store_behind_pgbouncer_is_refused_at_once_with_what_to_do() {
+    let server = Server::builder().start().unwrap();
+    let database = Database::on(&server).await;
+    let name = database.url().rsplit('/').next().unwrap();
+    let silently = [TRANSACTION_MODE[0], TRANSACTION_MODE[1], ("ignore_startup_parameters", "options")];
+    let session_mode = [("pool_mode", "session")];
+    for settings in [&TRANSACTION_MODE[..], &silently, &session_mode] {
+        let bouncer = server.bouncer(settings).unwrap();
+        let refused = [
+            PostgresStore::open(&bouncer.url(name)).await.map(drop),
+            migrate(&bouncer.url(name).parse().unwrap()).await.map(drop),
+        ];
+        for error in refused.map(Result::unwrap_err) {
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{settings:?}: {error}");
+            let said = error.to_string();
+            assert!(
+                said.contains("direct connection") && said.contains("settings of a session"),
+                "{settings:?}: {said}"
+            );
+        }
+    }
 }

@@ -2,13 +2,13 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use pillarbox::{InstanceId, NewEvent, Position, Result};
+use pillarbox::{InstanceId, NewEvent, PollRequest, Position, Result, Store};
 use pillarbox_postgres::{Hook, Mutant, PostgresStore};
 use pillarbox_testkit::postgres::{Mode, Server};
 use pillarbox_testkit::store_suite::{DuringPoll, Fixture, FixtureFeatures, SuiteReport, check_all, check_named};
 use tokio_postgres::Client;
 
-use crate::fixture::Database;
+use crate::fixture::{Database, poll_tail, tail};
 
 /// What a relay has open: control, waiter, reader and writer. The waiter's may be noticed later.
 const STEADY_CONNECTIONS: i64 = 3;
@@ -219,6 +219,38 @@ async fn what_was_polled_survives_a_crash_of_the_server() {
 async fn without_a_barrier_a_crash_takes_back_what_was_polled() {
     let report = after_a_crash(Some(Mutant::NoBarrier)).await;
     assert_eq!(report.failed, [(POWER_LOSS, "{1-3} were read, {} survived".to_owned())]);
+}
+
+/// The same for the short way of a poll: what was read, and what of it is there after the crash.
+async fn glance_before_a_crash(mutant: Option<Mutant>) -> [String; 2] {
+    let server = Server::builder().setting("wal_writer_delay", "10s").start().unwrap();
+    let database = Database::on(&server).await;
+    let store = database.store().await;
+    if mutant.is_some() {
+        store.experiment(mutant, None).await;
+    }
+    // What the first poll of a session asks for, the short way takes for known.
+    assert!(poll_tail(&store, 0).await.visible.is_empty());
+    let publisher = database.client().await;
+    publisher.batch_execute("set synchronous_commit = off").await.unwrap();
+    for _ in 0..3 {
+        insert(&publisher, &NewEvent::new("t", "y")).await;
+    }
+    let page = store.poll(&PollRequest { without_writers: true, ..tail(0, 1_000) }).await.unwrap();
+    assert!(page.writers.is_none() && page.scans[0].events.len() == 3, "{page:?}");
+    server.restart(Mode::Immediate).unwrap();
+    let survived = poll_tail(&database.store().await, 0).await.visible;
+    [page.scans[0].visible.to_string(), survived.to_string()]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_read_at_a_glance_survives_a_crash_of_the_server() {
+    assert_eq!(glance_before_a_crash(None).await, ["1-3", "1-3"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_barrier_a_crash_takes_back_what_was_read_at_a_glance() {
+    assert_eq!(glance_before_a_crash(Some(Mutant::NoBarrierAtAGlance)).await, ["1-3", ""]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -112,6 +112,7 @@ pub(crate) fn write(lane: LaneRef, epoch: Epoch, floor: Position) -> LaneWrite {
         put: Vec::new(),
         change: Vec::new(),
         finish: Vec::new(),
+        calm: false,
         release: false,
     }
 }

@@ -218,6 +218,18 @@ async fn a_truncated_and_restarted_log_is_noticed_though_new_events_have_grown_o
 }
 
 #[tokio::test]
+async fn a_standby_is_refused_with_its_reason() {
+    let primary = Server::builder().start().unwrap();
+    let standby = primary.standby().unwrap();
+    settled_six(&primary.url("postgres")).await;
+    standby.wait_until_replayed(&primary).unwrap();
+    let error = PostgresStore::open(&standby.url("postgres")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    let said = error.to_string();
+    assert!(said.contains("is a standby") && said.contains("name the primary"), "{said}");
+}
+
+#[tokio::test]
 async fn a_promoted_standby_goes_on_under_its_name_as_another_incarnation() {
     let primary = Server::builder().start().unwrap();
     let standby = primary.standby().unwrap();

@@ -245,6 +245,27 @@ async fn a_lost_control_connection_ends_the_instance_and_others_wait_while_it_wo
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_instance_is_not_at_work_because_its_retention_still_counts() {
+    let database = Database::new().await;
+    let (a, b) = (database.store().await, database.store().await);
+    let (lane, _) = own(&a, "s").await;
+    let a_id = a.observe(&Report::default()).await.unwrap().instances[0].id;
+    join(&b, [one_lane("s")]).await;
+    assert_eq!(locks(&b).await, [Lock::Held; 2]);
+    kill(&database, a, a_id).await;
+    // A statement that the server goes on with: it has not noticed that nobody waits for it any more.
+    let counting = database.client().await;
+    counting.batch_execute(&format!("set application_name = 'pillarbox relay {} operator'", a_id.0)).await.unwrap();
+    let counted = tokio::spawn(async move { counting.batch_execute("select pg_sleep(600)").await });
+    let client = database.client().await;
+    until(&client, &sessions_of(a_id, "operator"), 1).await;
+    assert_eq!(locks(&b).await, [Lock::Free, Lock::Held]);
+    take(&b, lane, TakeCause::Lock).await.unwrap();
+    until(&client, &sessions_of(a_id, "operator"), 0).await;
+    assert!(counted.await.unwrap().is_err(), "it was ended");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_restart_of_the_database_nobody_is_taken_for_dead() {
     let server = Server::builder().start().unwrap();
     let database = Database::on(&server).await;

@@ -19,12 +19,18 @@ struct Roles {
 
 impl Roles {
     async fn new() -> Self {
+        Self::after("").await
+    }
+
+    /// With statements that are run before the schema is made.
+    async fn after(sql: &str) -> Self {
         let server = Server::builder().start().unwrap();
         let database = server.create_database().unwrap();
         let name = database.name().to_owned();
         let roles = "create role owner login; create role app login; create role relay login; create role viewer login;
             create role stranger login";
         server.psql("postgres", &format!("{roles}; alter database {name} owner to owner")).unwrap();
+        database.psql(sql).unwrap();
         migrate(&server.url_as("owner", &name).parse::<PgConfig>().unwrap()).await.unwrap();
         database.psql(&print_roles("pillarbox")).unwrap();
         let grants =
@@ -106,6 +112,43 @@ async fn a_viewer_reads_and_writes_nothing() {
 }
 
 #[tokio::test]
+async fn grants_are_complete_where_nobody_may_call_a_function_by_default() {
+    let roles = Roles::after("alter default privileges for role owner revoke execute on functions from public").await;
+    refused(&roles.client("viewer").await, "select pillarbox.new_id()").await;
+    let app = roles.client("app").await;
+    for sql in WAYS.iter().filter(|sql| !sql.starts_with("copy")) {
+        app.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+    publish(&app, &NewEvent::new("t", "y").dedup_key("e")).await.unwrap();
+    publish_all(&app, &[NewEvent::new("t", "y"), NewEvent::new("t", "y")]).await.unwrap();
+    app.batch_execute("select pillarbox.accept('c', gen_random_uuid())").await.unwrap();
+
+    let handler = |_| std::future::ready(Ok::<(), pillarbox::Failure>(()));
+    let store = PostgresStore::open(&roles.url("relay")).await.unwrap();
+    let relay = pillarbox::Relay::builder(store).handle(fixture::one_lane("s"), handler);
+    let queue = Subscription { mode: Mode::Queue, ..fixture::one_lane("q") };
+    let relay = relay.handle(queue, handler).start().await.unwrap();
+    relay.until_idle().await.unwrap();
+    relay.drain().await.unwrap();
+    let store = PostgresStore::open(&roles.url("relay")).await.unwrap();
+    let policy = pillarbox::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
+    crate::retention::prune_all(&store, &policy).await;
+
+    let store = PostgresStore::open(&roles.url("viewer")).await.unwrap();
+    let status = pillarbox::Operator::status(&store).await.unwrap();
+    assert!(status.subscriptions.iter().all(|subscription| subscription.pending == 0), "{status:?}");
+    let events = fixture::events(&store).await;
+    assert_eq!(events.len(), 8);
+    assert!(pillarbox::Operator::show(&store, events[0].id).await.unwrap().is_some());
+    let query = pillarbox::ListQuery { limit: 100, ..Default::default() };
+    assert_eq!(pillarbox::Operator::list(&store, &query).await.unwrap().len(), 8);
+    let viewer = roles.client("viewer").await;
+    for sql in ["select * from pillarbox.event_view", "select * from pillarbox.delivery_state"] {
+        viewer.batch_execute(sql).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_relay_works_on_a_queue() {
     let roles = Roles::new().await;
     roles.client("app").await.batch_execute(WAYS[0]).await.unwrap();
@@ -152,6 +195,63 @@ async fn a_relay_works_without_owning_anything_and_cannot_write_the_log() {
     }
     let window = Some(std::time::Duration::from_secs(3600));
     store.set_limits(pillarbox_postgres::Limits { dedup_window: window, ..Default::default() }).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_relay_goes_on_with_leaves_that_were_made_after_its_grants() {
+    let roles = Roles::new().await;
+    let (owner, app) = (roles.client("owner").await, roles.client("app").await);
+    let store = PostgresStore::open(&roles.url("relay")).await.unwrap();
+    let (lane, epoch) = fixture::own(&store, "s").await;
+    let policy = pillarbox::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
+    let in_use = "select count(*) from pillarbox.leaf where low = $1 and high = $2";
+    // Each time the leaf in use is far too large; from the second time on it is one that no grant names.
+    for (round, size) in [(1, 1_000), (2, 100), (3, 10)] {
+        app.batch_execute(&format!("{0}; {0}; {0}", WAYS[0])).await.unwrap();
+        owner.batch_execute(&format!("update pillarbox.meta set leaf_size = {size}")).await.unwrap();
+        pillarbox::Operator::prune(&store, &policy).await.unwrap();
+        let (low, high): (i64, i64) = (round * 3 - 2, round * 3 + 1);
+        let cut: i64 = owner.query_one(in_use, &[&low, &high]).await.unwrap().get(0);
+        assert_eq!(cut, 1, "the leaf from {low} ends before {high}");
+    }
+    let granted =
+        "select count(*) from pillarbox.leaf where has_table_privilege('relay', 'pillarbox.' || name, 'select')";
+    let granted: i64 = owner.query_one(granted, &[]).await.unwrap().get(0);
+    let leaves: i64 = owner.query_one("select count(*) from pillarbox.leaf", &[]).await.unwrap().get(0);
+    assert!(granted < leaves, "{granted} of {leaves} leaves are named by grants");
+    assert!(fixture::settle(&store, fixture::write(lane, epoch, 9)).await);
+    assert_eq!(crate::retention::prune_all(&store, &policy).await.events, 9);
+}
+
+#[tokio::test]
+async fn retention_that_fails_again_and_again_is_an_alarm() {
+    let roles = Roles::new().await;
+    let owner = roles.client("owner").await;
+    owner
+        .batch_execute("revoke execute on function pillarbox.arrange_leaves(bigint[]) from pillarbox_relay")
+        .await
+        .unwrap();
+    owner.batch_execute("update pillarbox.meta set leaf_size = 10").await.unwrap();
+    roles.client("app").await.batch_execute(WAYS[0]).await.unwrap();
+    let store = PostgresStore::open(&roles.url("relay")).await.unwrap();
+    let policy = pillarbox::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
+    let alarms = async || pillarbox::Operator::status(&store).await.unwrap().log.alarms.join("\n");
+    for _ in 0..2 {
+        let error = pillarbox::Operator::prune(&store, &policy).await.unwrap_err();
+        assert!(error.to_string().contains("arrange_leaves"), "{error}");
+        assert_eq!(alarms().await, "", "not at once");
+    }
+    let back = "update pillarbox.meta set leaves_due_since = leaves_due_since - interval '11 minutes'";
+    owner.batch_execute(back).await.unwrap();
+    assert!(pillarbox::Operator::prune(&store, &policy).await.is_err());
+    let said = alarms().await;
+    assert!(said.contains("permission denied for function arrange_leaves") && said.contains("--print-roles"), "{said}");
+    owner
+        .batch_execute("grant execute on function pillarbox.arrange_leaves(bigint[]) to pillarbox_relay")
+        .await
+        .unwrap();
+    pillarbox::Operator::prune(&store, &policy).await.unwrap();
+    assert_eq!(alarms().await, "", "it is over");
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ pub(super) fn judge(url: &Url, status: StatusCode, headers: &HeaderMap) -> Resul
         410 => Failure::gone(format!("{said}: it wants nothing more; resume the subscription once it does")),
         408 | 425 | 429 | 503 => Failure {
             retry_after: retry_after(headers, SystemTime::now()),
-            ..named("overloaded", Failure::sink(format!("{said}; delivery goes on by itself")))
+            ..named("overloaded", Failure::sink(format!("{said}; it is tried again")))
         },
         400..=499 => named("http_status", Failure::event(said)),
         500..=599 => named("server_error", Failure::sink(format!("{said}; look at the receiver's log"))),

@@ -3,9 +3,9 @@ use std::time::{Duration, Instant};
 
 use pillarbox::{Failure, Fault};
 
-/// After this time no further request of a batch is begun, so that the answer reaches the engine long before it gives the
-/// batch up and forgets what was delivered.
-const BATCH_TIME_MAX: Duration = Duration::from_secs(60);
+/// After this time no further request of a batch is begun, so that the answer reaches the engine before it gives the batch up and
+/// forgets what was delivered: give it this time and one [`HttpConfig::timeout`](crate::HttpConfig::timeout).
+pub const HTTP_BATCH_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// So many requests in a row without an answer, and the receiver is left alone.
 const NO_ANSWER_MAX: u32 = 3;
@@ -24,7 +24,7 @@ impl Course {
 
     /// Whether a further request makes sense.
     pub(super) fn goes_on(&self, now: Instant) -> bool {
-        let in_time = now.saturating_duration_since(self.began) < BATCH_TIME_MAX;
+        let in_time = now.saturating_duration_since(self.began) < HTTP_BATCH_TIME_MAX;
         in_time && !self.down.load(Ordering::Relaxed) && self.no_answer.load(Ordering::Relaxed) < NO_ANSWER_MAX
     }
 
@@ -75,7 +75,7 @@ mod tests {
     fn a_batch_ends_in_time() {
         let began = Instant::now();
         let course = Course::new(began);
-        assert!(course.goes_on(began + BATCH_TIME_MAX - Duration::from_nanos(1)));
-        assert!(!course.goes_on(began + BATCH_TIME_MAX));
+        assert!(course.goes_on(began + HTTP_BATCH_TIME_MAX - Duration::from_nanos(1)));
+        assert!(!course.goes_on(began + HTTP_BATCH_TIME_MAX));
     }
 }

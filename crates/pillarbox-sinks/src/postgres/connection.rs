@@ -350,7 +350,7 @@ fn refused(pool: &Pool, error: &pillarbox::Error) -> Failure {
         Some(postgres) if postgres.as_db_error().is_some() => pool.failure(postgres),
         _ => {
             let cause = source.map_or_else(|| error.to_string(), cause_of);
-            let message = format!("{} cannot be reached: {cause}; delivery goes on by itself", pool.place());
+            let message = format!("{} cannot be reached: {cause}; it is tried again", pool.place());
             Failure { kind: "unreachable", ..Failure::sink(message) }
         }
     }

@@ -26,7 +26,7 @@ impl Refusal {
             Some(said) if matches!(said.parsed_severity(), Some(Severity::Fatal | Severity::Panic)) => {
                 Refusal::Lost(match Refusal::of_code(said, table) {
                     Refusal::Sink(failure) => failure,
-                    _ => sink("postgres", said, "delivery goes on by itself"),
+                    _ => sink("postgres", said, "it is tried again"),
                 })
             }
             Some(said) => Refusal::of_code(said, table),
@@ -59,14 +59,12 @@ impl Refusal {
             ("25006", _) => {
                 Refusal::Sink(sink("read_only", said, "connect to the primary, or wait for the failover to end"))
             }
-            ("53100", _) => Refusal::Sink(sink("full", said, "make room there; delivery goes on by itself")),
+            ("53100", _) => Refusal::Sink(sink("full", said, "make room there; it is tried again")),
             (_, "28") => {
                 Refusal::Sink(sink("login", said, "see the user and password in the sink's url, and pg_hba.conf"))
             }
             (_, "3D") => Refusal::Sink(sink("database", said, "create the database, or correct the sink's url")),
-            (_, class) if RECEIVER.contains(&class) => {
-                Refusal::Sink(sink("postgres", said, "delivery goes on by itself"))
-            }
+            (_, class) if RECEIVER.contains(&class) => Refusal::Sink(sink("postgres", said, "it is tried again")),
             // What is left is raised by triggers, in their own words or codes.
             _ => Refusal::Event(refused(&format!("a trigger of {} refused it: {}", table.name(), raised(said, code)))),
         }

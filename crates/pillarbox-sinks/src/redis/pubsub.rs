@@ -46,15 +46,35 @@ impl RedisPubSub {
 
     fn judge(&self, reply: Value) -> Outcome {
         match reply {
-            Value::Int(0) if self.require_receivers => {
-                let message = format!("nobody is subscribed to '{}'; start a subscriber", self.channel.as_str());
-                // Where events choose their channel, one without a subscriber says nothing of the others.
-                let failure = if self.channel.is_constant() { Failure::sink(message) } else { Failure::event(message) };
-                Outcome::Failed(Failure { kind: "no_receivers", ..failure })
-            }
+            Value::Int(0) if self.require_receivers => Outcome::Failed(self.no_receivers()),
             Value::Int(_) => Outcome::Delivered,
             Value::ServerError(error) => Outcome::Failed(refusal(&error, &self.channel)),
             _ => strange(&self.channel),
+        }
+    }
+
+    fn no_receivers(&self) -> Failure {
+        let message = format!("nobody is subscribed to '{}'; start a subscriber", self.channel.as_str());
+        // Where events choose their channel, one without a subscriber says nothing of the others.
+        let failure = if self.channel.is_constant() { Failure::sink(message) } else { Failure::event(message) };
+        Failure { kind: "no_receivers", ..failure }
+    }
+
+    /// Whether somebody is subscribed. A user who may not ask is let through, and so is a server where somebody is subscribed to
+    /// patterns: which, it does not say.
+    async fn check_receivers(&self) -> std::result::Result<(), Failure> {
+        let mut subscribers = redis::cmd("PUBSUB");
+        subscribers.arg("NUMSUB").arg(self.channel.literal_start());
+        match self.server.command(subscribers).await? {
+            Value::Array(told) if told.last() == Some(&Value::Int(0)) => {}
+            Value::ServerError(error) if error.code() != "NOPERM" => return Err(refusal(&error, &self.channel)),
+            _ => return Ok(()),
+        }
+        let mut patterns = redis::cmd("PUBSUB");
+        patterns.arg("NUMPAT");
+        match self.server.command(patterns).await? {
+            Value::Int(0) => Err(self.no_receivers()),
+            _ => Ok(()),
         }
     }
 }
@@ -77,6 +97,9 @@ impl Sink for RedisPubSub {
     }
 
     fn check(&self) -> BoxFuture<'_, std::result::Result<(), Failure>> {
-        Box::pin(async { self.server.ping().await })
+        Box::pin(async {
+            self.server.ping().await?;
+            if self.require_receivers && self.channel.is_constant() { self.check_receivers().await } else { Ok(()) }
+        })
     }
 }

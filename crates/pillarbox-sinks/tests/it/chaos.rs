@@ -13,7 +13,7 @@ use pillarbox_testkit::sink_chaos::{ChaosRun, events_wanted, run_chaos};
 use pillarbox_testkit::sink_suite::SinkFixture;
 use rusqlite::{Connection, Row};
 use tempfile::TempDir;
-#[cfg(all(feature = "postgres", feature = "redis"))]
+#[cfg(all(feature = "postgres", any(feature = "kafka", feature = "redis")))]
 use uuid::Uuid;
 
 /// A partition of the mock keeps 5 MB; so many have room for every run.
@@ -125,9 +125,24 @@ async fn redis_pubsub_publishes_everything_in_order() {
 /// PostgreSQL first, then a Redis stream; they are killed in turn.
 #[cfg(all(feature = "postgres", feature = "redis"))]
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_chain_loses_nothing_in_any_of_its_steps() {
-    let fixture = chain::Fixture::new();
-    let run = run("chain", &fixture, 7).await;
+async fn a_chain_to_redis_loses_nothing_in_any_of_its_steps() {
+    check_chain("chain to redis_stream", chain::Fixture::new(crate::redis::StreamFixture::new()), 7).await;
+}
+
+/// An event store first, then Kafka: whatever a consumer of the topic has seen is in the store. They are killed in turn, or, with real
+/// brokers, the store alone.
+#[cfg(all(feature = "postgres", feature = "kafka"))]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_chain_to_kafka_loses_nothing_in_any_of_its_steps() {
+    let kafka = crate::kafka::Fixture::with_partitions(KAFKA_PARTITIONS);
+    // Seeds 8 to 15 leave out two of the thousand keys.
+    check_chain("chain to kafka", chain::Fixture::new(kafka), 16).await;
+}
+
+/// Both steps have everything, the store each event once.
+#[cfg(all(feature = "postgres", any(feature = "kafka", feature = "redis")))]
+async fn check_chain<L: SinkFixture>(name: &str, fixture: chain::Fixture<L>, seed: u64) {
+    let run = run(name, &fixture, seed).await;
     run.assert_sound();
     let mut first: Vec<Uuid> = fixture.first.received().await.iter().map(|received| received.id).collect();
     let mut last: Vec<Uuid> = fixture.received().await.iter().map(|received| received.id).collect();
@@ -138,7 +153,7 @@ async fn a_chain_loses_nothing_in_any_of_its_steps() {
     assert_eq!(first, last);
 }
 
-#[cfg(all(feature = "postgres", feature = "redis"))]
+#[cfg(all(feature = "postgres", any(feature = "kafka", feature = "redis")))]
 mod chain {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -147,28 +162,29 @@ mod chain {
     use pillarbox_sinks::Chain;
     use pillarbox_testkit::sink_suite::{Received, ServerControl, SinkFixture};
 
-    pub(super) struct Fixture {
+    /// A chain of PostgreSQL and something else.
+    pub(super) struct Fixture<L> {
         pub(super) first: crate::postgres::Fixture,
-        last: crate::redis::StreamFixture,
+        last: L,
         /// How often one of them was killed.
         kills: AtomicUsize,
     }
 
-    impl Fixture {
-        pub(super) fn new() -> Self {
-            let (first, last) = (crate::postgres::Fixture::new(), crate::redis::StreamFixture::new());
-            Fixture { first, last, kills: AtomicUsize::new(0) }
+    impl<L: SinkFixture> Fixture<L> {
+        pub(super) fn new(last: L) -> Self {
+            Fixture { first: crate::postgres::Fixture::new(), last, kills: AtomicUsize::new(0) }
         }
 
         /// The server of the `kill`-th kill.
         fn victim(&self, kill: usize) -> &dyn ServerControl {
-            if kill.is_multiple_of(2) { &self.first } else { &self.last }
+            let last = self.last.server().filter(|_| !kill.is_multiple_of(2));
+            last.unwrap_or(&self.first)
         }
     }
 
-    impl SinkFixture for Fixture {
+    impl<L: SinkFixture> SinkFixture for Fixture<L> {
         fn sink(&self) -> Arc<dyn Sink> {
-            let steps = vec![("store".to_owned(), self.first.sink()), ("stream".to_owned(), self.last.sink())];
+            let steps = vec![("first".to_owned(), self.first.sink()), ("last".to_owned(), self.last.sink())];
             Arc::new(Chain::new(steps).unwrap())
         }
 
@@ -181,7 +197,7 @@ mod chain {
         }
     }
 
-    impl ServerControl for Fixture {
+    impl<L: SinkFixture> ServerControl for Fixture<L> {
         fn kill(&self) -> BoxFuture<'_, ()> {
             self.victim(self.kills.load(Ordering::SeqCst)).kill()
         }

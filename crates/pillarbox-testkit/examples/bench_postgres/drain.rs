@@ -5,12 +5,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use pillarbox::{Relay, Subscription};
 use pillarbox_postgres::PostgresStore;
+use tokio::runtime::Runtime;
 use tokio_postgres::types::{FromSql, Type};
 use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
 use crate::Result;
-use crate::database::{TOPICS, connect};
+use crate::database::{TOPICS, connect, migrated};
 use crate::process::{Figures, peak_mib};
 
 /// What the engine reads at once by default; the plain scan does the same.
@@ -37,17 +38,34 @@ pub(crate) async fn one(url: &str, count: usize) -> Result<Figures> {
         .with("peak_mib", peak_mib()?))
 }
 
-/// Ten subscriptions, one a topic, while a publisher's transaction is open that holds a position in the middle of the log.
+/// A publisher's transaction that was there before every event and does not end: all that is drained lies above its hole.
+pub(crate) struct Hole {
+    _holder: Client,
+    /// Keeps the connection going.
+    _runtime: Runtime,
+}
+
+impl Hole {
+    /// Makes the log and opens the transaction.
+    pub(crate) fn open(url: &str) -> Result<Hole> {
+        let runtime = Runtime::new()?;
+        let holder = runtime.block_on(async {
+            let holder = migrated(url).await?;
+            holder.batch_execute("begin; insert into pillarbox.event (topic, type) values ('never', 'y')").await?;
+            Result::Ok(holder)
+        })?;
+        Ok(Hole { _holder: holder, _runtime: runtime })
+    }
+}
+
+/// Ten subscriptions, one a topic.
 pub(crate) async fn ten(url: &str, count: usize) -> Result<Figures> {
-    let holder = connect(url).await?;
-    holder.batch_execute("begin; insert into pillarbox.event (topic, type) values ('never', 'y')").await?;
     let name = Uuid::now_v7();
     let subscription = |topic| {
         let name = format!("drain-{name}-{topic}");
         Subscription { lanes: LANES, ..Subscription::new(name) }.topics([format!("orders{topic}")])
     };
     let elapsed = drain(url, (0..TOPICS).map(subscription).collect(), count).await?;
-    holder.batch_execute("rollback").await?;
     Ok(Figures::default().with("rate", count as f64 / elapsed.as_secs_f64()))
 }
 

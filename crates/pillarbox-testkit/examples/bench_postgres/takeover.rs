@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::Result;
 use crate::database::{connect, migrated};
+use crate::distribution::kill_name;
 use crate::process::{CHILD, Figures};
 
 /// The process that is killed.
@@ -53,23 +54,19 @@ pub(crate) async fn kills(url: &str, count: usize) -> Result<Figures> {
     let mut relays = vec![start()?, start()?];
     drop(client);
     let publisher = tokio::spawn(publish(url.to_owned()));
-    let mut times = Vec::new();
-    for _ in 0..count {
+    let mut figures = Figures::default();
+    for number in 0..count {
         let owners = both_deliver(&mut arrivals, &relays).await?;
-        let (number, mut victim) = relays.remove(0);
+        let (relay, mut victim) = relays.remove(0);
         let killed = Instant::now();
         victim.start_kill()?;
-        times.push(first_of_others(&mut arrivals, &owners, number).await?.duration_since(killed));
+        let taken_over = first_of_others(&mut arrivals, &owners, relay).await?.duration_since(killed);
+        figures = figures.with(&kill_name(number), taken_over.as_secs_f64() * 1e3);
         victim.wait().await?;
         relays.push(start()?);
     }
     publisher.abort();
-    times.sort_unstable();
-    let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    Ok(Figures::default()
-        .with("p50", ms(times[(times.len() - 1) / 2]))
-        .with("min", ms(times[0]))
-        .with("max", ms(times[times.len() - 1])))
+    Ok(figures)
 }
 
 fn spawn(url: &str, relay: usize, arrivals: mpsc::UnboundedSender<Arrival>) -> Result<Child> {

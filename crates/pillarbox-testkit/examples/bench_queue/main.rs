@@ -6,6 +6,8 @@
 #[path = "../bench_postgres/database.rs"]
 #[allow(dead_code, reason = "shared with another benchmark, which uses all of it")]
 mod database;
+#[path = "../bench/distribution.rs"]
+mod distribution;
 mod flood;
 mod graphile;
 mod hand_written;
@@ -28,9 +30,9 @@ use std::process::ExitCode;
 
 use pillarbox_testkit::postgres::Server;
 
+use crate::distribution::Distribution;
 use crate::process::{Figures, measure};
 use crate::queue::Pace;
-use crate::recovery::Distribution;
 use crate::report::Report;
 use crate::summary::{Goal, Row};
 

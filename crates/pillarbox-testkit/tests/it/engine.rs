@@ -3,9 +3,9 @@ use std::time::Duration;
 
 use pillarbox::engine::{Action, Engine, EngineConfig, Input};
 use pillarbox::{
-    BREAKER_BASE, BREAKER_KEYS_MAX, BatchId, Cursor, Event, Failure, Filter, Fleet, Headers, InstanceId, InstanceView,
-    Joined, LaneRef, LaneState, LaneView, Lock, Now, Outcome, Page, PollRequest, Position, Scan, SinkFeatures,
-    StoreFeatures, Subscription, SubscriptionId, SubscriptionView, Timestamp, Writer,
+    BREAKER_BASE, BREAKER_KEYS_MAX, BatchId, Cursor, Delivery, Event, Failure, Filter, Fleet, Headers, InstanceId,
+    InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Now, Outcome, Page, PollRequest, Position, Scan,
+    SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, SubscriptionView, Timestamp, Writer,
 };
 use uuid::Uuid;
 
@@ -90,11 +90,24 @@ impl Bench {
 
     /// Takes the lane and loads this cursor; the poll that follows.
     fn own(&mut self, cursor: Cursor) -> PollRequest {
+        self.own_as(LaneState { cursor, ..LaneState::default() })
+    }
+
+    fn own_as(&mut self, state: LaneState) -> PollRequest {
         self.step(Input::Tick);
         self.step(Input::Observed(fleet(view(), None, 0)));
         self.step(Input::Taken(vec![Some(1)]));
-        let state = LaneState { cursor, ..LaneState::default() };
         poll(&self.step(Input::Loaded(vec![Some(state)])))
+    }
+
+    /// Lets time pass until a lane is written; whether the write says that its owner is calm.
+    fn until_written(&mut self) -> bool {
+        for _ in 0..100 {
+            if let Some(calm) = calm(&self.step(Input::Tick)) {
+                return calm;
+            }
+        }
+        panic!("nothing was written");
     }
 
     fn pruned(&mut self) -> u64 {
@@ -118,6 +131,13 @@ fn sent(actions: &[Action]) -> Vec<Position> {
 
 fn batch(actions: &[Action]) -> Option<(usize, BatchId)> {
     actions.iter().find_map(|action| if let Action::Deliver { batch, .. } = action { Some(*batch) } else { None })
+}
+
+/// Whether a lane is written as calm, if one is written.
+fn calm(actions: &[Action]) -> Option<bool> {
+    actions
+        .iter()
+        .find_map(|action| if let Action::Settle(settlement) = action { Some(settlement.lanes[0].calm) } else { None })
 }
 
 /// Why pausing is asked for, each time.
@@ -184,6 +204,95 @@ fn what_retention_kept_is_delivered_on_the_way_up() {
     assert_eq!((sent(&actions), bench.pruned()), (vec![3, 7], 4));
     let request = poll(&actions);
     assert_eq!((request.scans[0].after, request.scans[0].to), (5, 6), "6 may still come");
+}
+
+#[test]
+fn a_hole_that_stays_is_looked_at_ever_less_often_until_another_appears() {
+    let mut bench = Bench::new(Subscription { lanes: 1, ..Subscription::new("s") }, view());
+    bench.own(Cursor::default());
+    // In ten seconds, with a step every tenth of one.
+    let mut polls = |visible: &[Position]| {
+        let last = *visible.last().unwrap();
+        let shows = || Input::Polled(page(1, last, vec![scan(0, last, visible)]));
+        let mut actions = bench.step(shows());
+        let mut count = 0;
+        for _ in 0..100 {
+            count += u32::from(actions.iter().any(|action| matches!(action, Action::Poll(_))));
+            let polls = actions.iter().any(|action| matches!(action, Action::Poll(_)));
+            actions = bench.step(if polls { shows() } else { Input::Tick });
+        }
+        count
+    };
+    let first = polls(&[2]);
+    (0..9).for_each(|_| _ = polls(&[2]));
+    let later = polls(&[2]);
+    assert!(later * 2 < first, "{later} after {first}");
+    bench.go_on(Input::Rang);
+    let mut count = 0;
+    for _ in 0..20 {
+        let actions = bench.step(Input::Polled(page(1, 4, vec![scan(0, 4, &[2, 4])])));
+        count += u32::from(actions.iter().any(|action| matches!(action, Action::Poll(_))));
+    }
+    assert!(count > 0, "3 is looked for at once");
+}
+
+/// A lane that was seized once, and what the poll after that shows.
+fn seized(visible: &[Position], deliveries: Vec<Delivery>) -> (Bench, Option<(usize, BatchId)>) {
+    let subscription = Subscription { lanes: 1, workers: 4, batch_size: 1, ..Subscription::new("s") };
+    let mut bench = Bench::new(subscription, view());
+    bench.own_as(LaneState { takeovers: 1, deliveries, ..LaneState::default() });
+    let last = visible.last().copied().unwrap_or(0);
+    let actions = bench.step(Input::Polled(page(1, last, vec![scan(0, last, visible)])));
+    (bench, batch(&actions))
+}
+
+fn delivered(batch: (usize, BatchId)) -> Input {
+    Input::Delivered { batch, outcomes: vec![Outcome::Delivered] }
+}
+
+#[test]
+fn seizures_count_until_the_lowest_event_is_over_whatever_else_gets_on() {
+    let (mut bench, first) = seized(&[1, 2], Vec::new());
+    let first = first.unwrap();
+    let newer = (first.0, first.1 + 1);
+    let calm_by_then = calm(&bench.step(delivered(newer))).unwrap_or_else(|| bench.until_written());
+    assert!(!calm_by_then, "event 1 may be what killed the owner before");
+    bench.step(Input::Settled(vec![true]));
+    let calm_by_then = calm(&bench.step(delivered(first))).unwrap_or_else(|| bench.until_written());
+    assert!(calm_by_then);
+}
+
+#[test]
+fn an_owner_that_finds_nothing_is_calm_and_says_so() {
+    let (mut bench, _) = seized(&[], Vec::new());
+    let mut said = Vec::new();
+    for _ in 0..200 {
+        let mut actions = bench.step(Input::Tick);
+        if actions.iter().any(|action| matches!(action, Action::Poll(_))) {
+            actions = bench.step(Input::Polled(page(1, 0, vec![scan(0, 0, &[])])));
+        }
+        if let Some(calm) = calm(&actions) {
+            said.push(calm);
+            bench.step(Input::Settled(vec![true]));
+        }
+    }
+    assert_eq!(said, [true], "once");
+}
+
+#[test]
+fn seizures_count_until_what_was_due_has_come_back() {
+    let due = Delivery {
+        position: 1,
+        key: None,
+        arrival: 1,
+        state: State::Retrying,
+        attempts: 1,
+        due_at: Timestamp(0),
+        since: Timestamp(0),
+    };
+    let (mut bench, first) = seized(&[2], vec![due]);
+    let calm_by_then = calm(&bench.step(delivered(first.unwrap()))).unwrap_or_else(|| bench.until_written());
+    assert!(!calm_by_then, "the delivery that is due may be what killed the owner before");
 }
 
 #[test]

@@ -71,7 +71,18 @@ fn an_audit_notices_a_cursor_moved_by_hand_and_nothing_before() {
     .unwrap();
     let cursor = Cursor { floor: at[3], settled: [at[5]..=at[6]].into_iter().collect(), anchor: None };
     let (put, change, finish) = (Vec::new(), Vec::new(), Vec::new());
-    let write = LaneWrite { lane, epoch, revision: 0, cursor, put, queue: Vec::new(), change, finish, release: false };
+    let write = LaneWrite {
+        lane,
+        epoch,
+        revision: 0,
+        cursor,
+        put,
+        queue: Vec::new(),
+        change,
+        finish,
+        calm: false,
+        release: false,
+    };
     assert_eq!(
         log.settle(joined.instance, &Settlement { lanes: vec![write], ..Settlement::default() }).unwrap(),
         [true]
@@ -100,7 +111,18 @@ fn rewinding_a_key_makes_its_settled_events_deliveries_in_log_order() {
     .unwrap();
     let cursor = Cursor { floor: at[2], ..Cursor::default() };
     let (put, change, finish) = (Vec::new(), Vec::new(), Vec::new());
-    let write = LaneWrite { lane, epoch, revision: 0, cursor, put, queue: Vec::new(), change, finish, release: false };
+    let write = LaneWrite {
+        lane,
+        epoch,
+        revision: 0,
+        cursor,
+        put,
+        queue: Vec::new(),
+        change,
+        finish,
+        calm: false,
+        release: false,
+    };
     log.settle(joined.instance, &Settlement { lanes: vec![write], ..Settlement::default() }).unwrap();
     let rewind = Change::Rewind { subscription: "s".into(), to: Start::Beginning, key: Some("k".into()) };
     assert_eq!(log.change(&rewind, false).unwrap().count, 2, "the fourth was not settled and comes by itself");

@@ -139,6 +139,7 @@ impl Engine {
                 lane.fail(row.position, key, failed, on_dead);
                 lane.careful = true;
             }
+            self.lane_mut(reference).expect("just loaded").begin_trial(now.wall);
         }
         self.rang_at.get_or_insert(now.mono);
     }

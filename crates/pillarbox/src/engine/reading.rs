@@ -6,8 +6,9 @@ use super::{Action, Call, Engine, Mutant, PollPlan};
 use crate::lane::{Lane, Phase};
 use crate::{Now, Page, PollRequest, Position, RangeSet, Scan, ScanRequest, lane_of};
 
-/// The shortest and the longest wait between polls while a hole is open.
-const HOLE_POLL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+/// The shortest and the longest wait between polls while a hole is open. It grows with each poll, so that a writer which has been open for
+/// ten seconds is looked at five times a second, and one that was forgotten costs next to nothing.
+const HOLE_POLL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_secs(1));
 /// Lanes far from each other are read for in so many places at once, and at the highest top.
 const TAIL_SCANS_MAX: usize = 8;
 /// A careful lane moves at most this many events into the delivery table ahead.
@@ -41,8 +42,18 @@ impl Engine {
                 self.dead.union(&dead);
             }
         }
-        let holes = self.subscribers.iter().flat_map(Subscriber::active).any(|lane| !lane.holes.is_empty());
-        self.hole_polls = if holes { self.hole_polls.saturating_add(1) } else { 0 };
+        let horizon = self.horizon;
+        self.subscribers
+            .iter_mut()
+            .flat_map(|sub| sub.lanes.iter_mut().flatten())
+            .for_each(|lane| lane.note_poll(horizon));
+        let newest = self.subscribers.iter().flat_map(Subscriber::active).filter_map(|lane| lane.holes.last()).max();
+        self.hole_polls = match newest {
+            None => 0,
+            Some(hole) if self.newest_hole.is_none_or(|before| before < hole) => 1,
+            Some(_) => self.hole_polls.saturating_add(1),
+        };
+        self.newest_hole = newest;
         self.stuck = self.progress() == before;
     }
 

@@ -28,6 +28,9 @@ impl Engine {
                 continue;
             }
             lane.written = (write.cursor.floor, now.mono);
+            if write.calm {
+                lane.takeovers = 0;
+            }
             self.stuck = false;
             let begin = |item: &mut Item| item.lane == number && announced.contains(&item.event.position);
             for item in sub.announced.extract_if(.., begin).collect::<Vec<_>>() {

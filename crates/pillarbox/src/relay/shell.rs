@@ -11,8 +11,8 @@ use super::{Command, End, Face, Target};
 use crate::engine::{Action, Call, Engine, EngineConfig, Figures, Input};
 use crate::handler::Patience;
 use crate::{
-    Advice, Attempt, Batch, BatchId, Change, ClaimPlace, Error, Failpoint, Hello, Joined, Mode, Now, Operator, Origin,
-    PausedBy, PrunePolicy, Result, Store, Subscription, SubscriptionView, Timestamp, metric,
+    Advice, Attempt, Batch, BatchId, BreakerReport, Change, ClaimPlace, Error, Failpoint, Hello, Joined, Mode, Now,
+    Operator, Origin, PausedBy, PrunePolicy, Result, Store, Subscription, SubscriptionView, Timestamp, metric,
 };
 
 /// How long a stop waits for the database to be told.
@@ -472,7 +472,7 @@ fn rejoin_wait(failures: u32) -> Duration {
 }
 
 fn publish_figures(figures: Figures) {
-    let Figures { delivered, failed, dead, takeovers, pruned, recovered, refused, warnings } = figures;
+    let Figures { delivered, failed, dead, takeovers, pruned, recovered, refused, sinks, warnings } = figures;
     for (subscription, count) in delivered {
         metrics::counter!(metric::DELIVERED, "subscription" => subscription.to_string()).increment(count);
     }
@@ -499,6 +499,14 @@ fn publish_figures(figures: Figures) {
     for (subscription, count) in refused {
         tracing::warn!(%subscription, count, "work was finished after it had been taken from this relay; it is done again");
         metrics::counter!(metric::REFUSED, "subscription" => subscription.to_string()).increment(count);
+    }
+    for (subscription, down) in sinks {
+        match down {
+            Some(BreakerReport { next_try, error, .. }) => {
+                tracing::warn!(%subscription, %next_try, error, "the sink is taken to be down; its events wait");
+            }
+            None => tracing::info!(%subscription, "the sink takes events again"),
+        }
     }
     warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
 }

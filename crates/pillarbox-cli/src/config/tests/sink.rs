@@ -138,7 +138,7 @@ fn http_is_checked_without_connecting() {
         (r#"url = "https://h", ca_file = "/no/such/ca.pem""#, ["subscription 'a'.sink.ca_file", "/no/such/ca.pem"]),
         (r#"url = "https://h", mode = "batch""#, ["sink.mode", "did you mean \"batched\"?"]),
         (r#"url = "https://h", timeout = "0s""#, ["sink.timeout", "longer than 0"]),
-        (r#"url = "https://h", timeout = 5"#, ["sink.timeout", "5s or 5ms"]),
+        (r#"url = "https://h", timeout = 5"#, ["sink.timeout", "5ms, 5s, 5m"]),
         (r#"url = "https://h", concurrency = 0"#, ["sink.concurrency", "outside 1 to 1024"]),
         (r#"url = "https://h", headers = "x""#, ["sink.headers", "a table of strings"]),
         (r#"url = "https://h", headers = { a = { env = "PILLARBOX_NO_SUCH" } }"#, ["sink.headers.a", "not set"]),
@@ -308,4 +308,154 @@ fn what_a_sink_says_is_shown_without_its_secrets() {
     let redactions = config.subscriptions[0].sink.redactions();
     let said = "https://u:canary@h: canary-1 is not an abc, nor is canary";
     assert_eq!(redactions.apply(said), "https://u:***@h: *** is not an abc, nor is ***");
+}
+
+/// The keys of a sink that something is wrong with, in order.
+fn keys_at_fault(sink: &str) -> Vec<String> {
+    let (_, problems) = with_sink(sink);
+    let key = |problem: &String| {
+        let place = problem.strip_prefix("line 3: subscription 'a'.sink").unwrap_or_else(|| panic!("{problem}"));
+        place.split(": ").next().unwrap().trim_start_matches('.').to_owned()
+    };
+    problems.iter().map(key).collect()
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_key_that_is_missing_hides_no_other() {
+    let (_, problems) = with_sink(r#"kind = "redis_stream", url = "localhost:6379""#);
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    assert!(problems[0].contains("needs `stream`") && problems[1].contains("sink.url: "), "{problems:?}");
+}
+
+#[cfg(feature = "http")]
+#[test]
+fn a_key_that_cannot_be_read_hides_no_other() {
+    let sink =
+        r#"kind = "http", mode = "bin", url = "http://u:canary@h/", headers = { Host = "h", "a b" = "c", Ok = "d" }"#;
+    assert_eq!(keys_at_fault(sink), ["mode", "headers", "headers", "url"]);
+    let (_, problems) = with_sink(sink);
+    assert!(problems.iter().any(|problem| problem.contains("Authorization")), "{problems:?}");
+    assert!(!problems.concat().contains("canary"), "{problems:?}");
+    assert_eq!(keys_at_fault(r#"kind = "http", url = "https://h", timeout = "0s", ca_file = "/no/ca.pem""#).len(), 2);
+    assert_eq!(keys_at_fault(r#"kind = "http", url = "https://h", mode = "bin", timeot = "1s""#), ["mode", "timeot"]);
+}
+
+#[cfg(feature = "http")]
+#[test]
+fn every_string_of_a_list_is_judged() {
+    let http = |more: &str| with_sink(&format!("kind = \"http\", url = \"https://h\", {more}")).1;
+    let problems = http(&format!(r#"secrets = ["x", "{WHSEC}", "whsec_!"]"#));
+    let problem = only(&problems);
+    assert!(
+        problem.contains("sink.secrets: secret 1 of 3") && problem.contains("entries 1, 3 of this list"),
+        "{problem}"
+    );
+    let problems = http(&format!(r#"secrets = ["{WHSEC}", "x"], mode = "bin""#));
+    assert!(problems[1].contains("secret 2 of 2") && !problems[1].contains("entries"), "{problems:?}");
+}
+
+/// A URL may be in a variable that is not set where the config is checked.
+#[cfg(feature = "redis")]
+#[test]
+fn keys_that_need_each_other_are_not_blamed_for_one_that_cannot_be_read() {
+    let ca = concat!("ca_file = '", env!("CARGO_MANIFEST_DIR"), "/src/config/tests/ca.pem'");
+    let stream = |more: &str| format!("kind = \"redis_stream\", stream = \"s\", {more}");
+    for (more, keys) in [
+        (format!(r#"url = {{ env = "PILLARBOX_NO_SUCH" }}, {ca}"#), vec!["url"]),
+        (format!(r#"url = "localhost:6379", {ca}"#), vec!["url"]),
+        (format!(r#"url = "redis://h", {ca}"#), vec!["ca_file"]),
+        (r#"url = "redis://h", sentinels = ["a:1"], master = """#.to_owned(), vec!["master"]),
+        (r#"url = "redis://h", sentinels = "a:1", master = "m""#.to_owned(), vec!["sentinels"]),
+        (r#"url = "redis://h", sentinels = ["a:b:c"], master = "m""#.to_owned(), vec!["sentinels"]),
+        (r#"url = "redis://h", master = "m""#.to_owned(), vec!["master"]),
+        (
+            r#"url = "redis://h", sentinels = "a:1", master = "m", ca_file = "/no/ca.pem""#.to_owned(),
+            vec!["sentinels", "ca_file"],
+        ),
+    ] {
+        assert_eq!(keys_at_fault(&stream(&more)), keys, "{more}");
+    }
+}
+
+#[test]
+fn a_chain_that_is_too_long_is_found_beside_what_is_wrong_in_it() {
+    let sinks = [r#"{ kind = "file" }"#; 9].join(", ");
+    let (_, problems) = with_sink(&format!("kind = \"chain\", sinks = [{sinks}]"));
+    assert_eq!(problems.iter().filter(|problem| problem.contains("needs `path`")).count(), 9, "{problems:?}");
+    assert!(problems.iter().any(|problem| problem.contains("sink.sinks: a chain of 9 sinks")), "{problems:?}");
+    assert_eq!(problems.len(), 10, "{problems:?}");
+}
+
+/// A subscription of these settings with this sink; its problems.
+fn timed(settings: &str, sink: &str) -> Vec<String> {
+    check(&format!("[[subscription]]\nname = \"a\"\n{settings}\nsink = {{ {sink} }}\n")).1
+}
+
+#[cfg(feature = "http")]
+#[test]
+fn a_webhook_is_given_the_time_that_its_batches_may_take() {
+    let http = r#"kind = "http", url = "https://h""#;
+    let problems = timed("processing_timeout = \"90s\"", http);
+    assert_eq!(
+        only(&problems),
+        "line 3: subscription 'a'.processing_timeout: processing_timeout = \"90s\" is not longer than one delivery may take, 90s: \
+         http begins requests of a batch for 1m, and the last may take timeout = \"30s\". What was acknowledged by then would be \
+         sent again: write processing_timeout = \"2m\" or more, or a shorter timeout for the sink"
+    );
+    assert_eq!(timed("processing_timeout = \"91s\"", http), Vec::<String>::new());
+    assert_eq!(timed("", http), Vec::<String>::new());
+    let long = |time: &str| timed("", &format!("{http}, timeout = \"{time}\""));
+    assert_eq!(long("239s"), Vec::<String>::new());
+    assert!(only(&long("4m")).starts_with("line 4: subscription 'a'.sink: processing_timeout = \"5m\" (the default)"));
+    let queue = "mode = \"queue\"\nheartbeat_timeout = \"20s\"\nprocessing_timeout = \"10m\"";
+    assert!(only(&timed(queue, http)).contains(".heartbeat_timeout: heartbeat_timeout = \"20s\""));
+    // Nothing else is sent before.
+    let single = |size: u32| timed(&format!("batch_size = {size}\nprocessing_timeout = \"31s\""), http);
+    assert_eq!(single(1), Vec::<String>::new());
+    assert!(only(&single(2)).contains("2 requests one after the other"));
+}
+
+#[cfg(feature = "http")]
+#[test]
+fn a_time_that_cannot_be_read_is_compared_with_nothing() {
+    let problems = timed("processing_timeout = 20", r#"kind = "http", url = "https://h", timeout = "10m""#);
+    assert!(only(&problems).contains("'20' has no unit"), "{problems:?}");
+    let problems = timed("processing_timeout = \"80s\"", r#"kind = "http", url = "https://h", timeout = 5"#);
+    assert!(only(&problems).contains("'5' has no unit"), "{problems:?}");
+    let problems = timed("processing_timeout = \"80s\"", r#"kind = "http", url = "ftp://h""#);
+    assert_eq!(problems.len(), 2, "{problems:?}");
+}
+
+#[test]
+fn other_sinks_and_chains_are_given_their_time() {
+    let refused_at = |sink: &str, time: u64| {
+        let (short, long) = (timed(&format!("processing_timeout = \"{time}s\""), sink), time + 1);
+        assert!(only(&short).contains("is not longer than one delivery may take"), "{short:?}");
+        assert_eq!(timed(&format!("processing_timeout = \"{long}s\""), sink), Vec::<String>::new());
+    };
+    if cfg!(feature = "redis") {
+        refused_at(r#"kind = "redis_stream", url = "redis://h", stream = "s""#, 20);
+        refused_at(r#"kind = "redis_pubsub", url = "redis://h", channel = "c", timeout = "3s""#, 6);
+    }
+    if cfg!(feature = "postgres") {
+        refused_at(r#"kind = "postgres", url = "postgres://h/d", table = "t""#, 30);
+    }
+    if cfg!(feature = "kafka") {
+        refused_at(r#"kind = "kafka", brokers = "h:1", topic = "t", timeout = "7s""#, 7);
+    }
+    if cfg!(all(feature = "redis", feature = "postgres")) {
+        let redis = r#"{ kind = "redis_stream", url = "redis://h", stream = "s" }"#;
+        let postgres = r#"{ kind = "postgres", url = "postgres://h/d", table = "t", timeout = "5s" }"#;
+        refused_at(&format!(r#"kind = "chain", sinks = [{postgres}, {{ kind = "stdout" }}, {redis}]"#), 25);
+    }
+    assert_eq!(timed("processing_timeout = \"1s\"", r#"kind = "file", path = "x""#), Vec::<String>::new());
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn every_property_of_kafka_is_judged() {
+    let properties = r#"{ "no.such" = "1", "acks" = "0", "sasl.mechanism" = "PLAIN", "sasl.username" = "u", "sasl.password" = "p" }"#;
+    let sink = format!(r#"kind = "kafka", brokers = "h:9092", topic = "{{tpoic}}", properties = {properties}"#);
+    assert_eq!(keys_at_fault(&sink), ["properties", "properties", "topic"], "{:?}", with_sink(&sink).1);
 }

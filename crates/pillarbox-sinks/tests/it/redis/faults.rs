@@ -127,14 +127,33 @@ async fn without_a_receiver_pubsub_waits_if_it_is_told_to() {
     assert_eq!(deliver_one(&careless, event(1)).await, Outcome::Delivered, "and gone");
     let failure = refused(&careful, event(2)).await;
     assert_eq!((failure.fault, failure.kind), (Fault::Sink, "no_receivers"));
+    assert_eq!(careful.check().await, Err(failure), "what is told before is what happens then");
+    assert_eq!(careless.check().await, Ok(()));
     let subscriber = Subscriber::start(&server.url(), &channel);
     subscriber.until_subscribed(1).await;
+    assert_eq!(careful.check().await, Ok(()));
     assert_eq!(deliver_one(&careful, event(2)).await, Outcome::Delivered);
     let messages = subscriber.received(server).await;
     assert_eq!(messages.len(), 1);
     assert!(messages[0].contains("\"sequence\":\"2\""), "{}", messages[0]);
     let one_of_several = pubsub(&server.url(), &format!("{channel}-{{type}}")).require_receivers(true);
     assert_eq!(refused(&one_of_several, event(3)).await.fault, Fault::Event);
+    assert_eq!(one_of_several.check().await, Ok(()), "which channels there will be nobody knows");
+}
+
+/// Redis counts those who are subscribed to a pattern when it delivers, and not when it is asked about a channel.
+#[tokio::test]
+async fn a_receiver_by_pattern_is_one() {
+    let server = Server::builder().start().unwrap();
+    let sink = pubsub(&server.url(), "orders").require_receivers(true);
+    assert_eq!(sink.check().await.unwrap_err().kind, "no_receivers");
+    let client = redis::Client::open(format!("{}/?protocol=resp3", server.url())).unwrap();
+    let (pushes, _pushed) = tokio::sync::mpsc::unbounded_channel();
+    let config = redis::AsyncConnectionConfig::new().set_push_sender(pushes);
+    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.unwrap();
+    connection.psubscribe("ord*").await.unwrap();
+    assert_eq!(sink.check().await, Ok(()));
+    assert_eq!(deliver_one(&sink, event(1)).await, Outcome::Delivered);
 }
 
 #[tokio::test]

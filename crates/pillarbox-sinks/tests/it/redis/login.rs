@@ -48,6 +48,8 @@ async fn a_user_needs_no_more_than_the_right_to_publish_to_its_channels() {
     let outcomes = deliver(&sink, [event_for(1, &format!("{own}.news")), event_for(2, &own_name())]).await;
     let [Outcome::Delivered, Outcome::Failed(failure)] = &outcomes[..] else { panic!("{outcomes:?}") };
     assert_eq!((failure.fault, failure.kind), (Fault::Event, "permission"));
+    let careful = pubsub(&url_of(server, &own), &format!("{own}.news")).require_receivers(true);
+    assert_eq!(careful.check().await, Ok(()), "it may not ask who is subscribed");
 }
 
 #[tokio::test]
