@@ -20,7 +20,7 @@ const SCHEMA_TEST: &str = "schema::the_committed_schema_is_what_the_migrations_m
 /// What is said where the tool is missing.
 const NO_CARGO_DENY: &str = "not run: cargo install --locked cargo-deny";
 
-/// The tests that build applications with other clients of PostgreSQL: too long for every day.
+/// The tests that build applications with other clients of the databases: too long for every day.
 const CLIENT_TESTS: &str = "clients::";
 
 /// The tests that kill the servers of sinks while events are delivered to them.
@@ -107,10 +107,11 @@ fn schema_test() -> Command {
 
 /// Runs the ignored tests of other clients, with the installed PostgreSQL.
 fn other_clients() -> Result<()> {
-    let command = cargo(&["test", "--package", "pillarbox-postgres", "--test", "it", "--", "--ignored", CLIENT_TESTS]);
-    let printed = output(command)?;
-    if printed.contains("ok. 0 passed") || !printed.contains("ok. ") {
-        bail!("no ignored test begins with {CLIENT_TESTS}; was it renamed?\n{printed}");
+    for package in ["pillarbox-postgres", "pillarbox-sqlite"] {
+        let printed = output(cargo(&["test", "--package", package, "--test", "it", "--", "--ignored", CLIENT_TESTS]))?;
+        if printed.contains("ok. 0 passed") || !printed.contains("ok. ") {
+            bail!("no ignored test of {package} begins with {CLIENT_TESTS}; was it renamed?\n{printed}");
+        }
     }
     Ok(())
 }

@@ -1,11 +1,12 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use pillarbox_testkit::http_receiver::{HttpAnswer, HttpReceiver};
 use serde_json::Value;
 
 use crate::http;
@@ -309,7 +310,70 @@ fn taken_by_lock(address: &str) -> u64 {
     line.map_or(0, |count| count.parse().unwrap())
 }
 
-on_each!(kills_at_random_lose_nothing, a_killed_relay_is_replaced_by_its_lock_and_not_by_the_lease);
+/// An event that kills whoever works on it, each time a moment after newer events of its lane were settled: its attempts are counted all
+/// the same until it is dead, and everything else is delivered.
+fn an_event_that_kills_its_relays_is_dead_in_the_end(on: On) {
+    /// Of these attempts each may take a few relays.
+    const KILLS_MAX: usize = 20;
+    /// How often it is looked, at most, whether the newer event was settled: a careful relay does not touch it.
+    const LOOKS_MAX: usize = 100;
+    let place = Place::new(on);
+    let receiver = HttpReceiver::start().unwrap();
+    let config = format!(
+        "[relay]\nlease_ttl = \"1s\"\n[[subscription]]\nname = \"hook\"\nlanes = 1\n\
+         retry = {{ max_attempts = 2, min_dead_age = \"0s\", base = \"10ms\", cap = \"50ms\" }}\nsink = {{ kind = \"http\", url = \"{}\" }}\n",
+        receiver.url("/")
+    );
+    place.write("pillarbox.toml", &config);
+    let anchor = |sql: &Sql| sql.number("select coalesce(max(anchor_position), 0) from pillarbox_cursor");
+    let (reached, poison) = mpsc::channel();
+    receiver.answer(move |request| {
+        if !request.text().contains("poison") {
+            return HttpAnswer::status(204);
+        }
+        // The test ends before the receiver does.
+        let _ = reached.send(());
+        HttpAnswer::Hang
+    });
+    let sql = place.sql();
+    let kills_all = "insert into pillarbox_event (topic, key, type, payload) values ('t', 'poison', 'y', '{}')";
+    sql.execute(kills_all);
+    let is_dead = || sql.number("select count(*) from pillarbox_delivery where state = 'dead'") == 1;
+    let mut kills = 0;
+    let mut relay = Victim::start(&place, None);
+    while !is_dead() {
+        if poison.try_recv().is_err() {
+            thread::park_timeout(Duration::from_millis(5));
+            continue;
+        }
+        let before = anchor(&sql);
+        publish(&sql, [1]);
+        (0..LOOKS_MAX)
+            .take_while(|_| anchor(&sql) == before)
+            .for_each(|_| thread::park_timeout(Duration::from_millis(5)));
+        kills += 1;
+        assert!(kills <= KILLS_MAX, "it is not dead after {kills} kills");
+        relay.child.kill().unwrap();
+        assert_eq!(relay.child.wait().unwrap().signal(), Some(SIGKILL));
+        relay = Victim::start(&place, None);
+    }
+    publish(&sql, [2]);
+    let status = place.until(&["status"], |status| {
+        let hook = &status["subscriptions"][0];
+        hook["pending"] == 0 && hook["processing"] == 0 && hook["retrying"] == 0 && hook["lag"] == 0
+    });
+    assert_eq!(status["subscriptions"][0]["dead"], 1, "{status}");
+    let others = receiver.accepted().iter().filter(|request| !request.text().contains("poison")).count();
+    assert!(others > kills, "every other event has arrived: {others}");
+    println!("dead after {kills} kills");
+    relay.terminate(&place);
+}
+
+on_each!(
+    kills_at_random_lose_nothing,
+    a_killed_relay_is_replaced_by_its_lock_and_not_by_the_lease,
+    an_event_that_kills_its_relays_is_dead_in_the_end
+);
 
 #[cfg(feature = "failpoints")]
 mod failpoints {
