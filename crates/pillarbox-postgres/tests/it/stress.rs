@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use pillarbox::engine::EngineConfig;
 use pillarbox::testing::Capture;
-use pillarbox::{Relay, RelayConfig, Subscription};
+use pillarbox::{Relay, RelayConfig, RetryPolicy, Subscription};
 use pillarbox_postgres::{Mutant, PostgresStore};
 use pillarbox_testkit::{Committed, Verdict};
 use tokio_postgres::Client;
 use uuid::Uuid;
 
 use crate::fixture::Database;
+use crate::ownership::until;
 
 const WRITERS: usize = 12;
 /// Transactions of each writer.
@@ -88,9 +89,10 @@ fn builder(store: PostgresStore, capture: &Capture) -> pillarbox::RelayBuilder<P
         ..EngineConfig::default()
     };
     let sink = Arc::new(capture.clone());
+    let retry = RetryPolicy { base: Duration::from_millis(1), cap: Duration::from_millis(10), ..RetryPolicy::sink() };
     Relay::builder(store)
         .config(RelayConfig { engine, ..RelayConfig::default() })
-        .subscribe(Subscription::new("all"), sink)
+        .subscribe(Subscription { retry, ..Subscription::new("all") }, sink)
 }
 
 /// Two relays; one after the other is dropped as a crash drops it, or loses its backends.
@@ -131,6 +133,13 @@ async fn committed(database: &Database) -> Vec<Committed> {
     rows.iter().map(|row| Committed { id: row.get(0), key: row.get(1), position: row.get(2) }).collect()
 }
 
+async fn come_to_rest(relays: &[Relay]) {
+    for relay in relays {
+        let idle = tokio::time::timeout(PATIENCE, relay.until_idle()).await;
+        assert!(idle.is_ok(), "the relays did not come to rest");
+    }
+}
+
 /// Runs everything; the verdict, and how many rows lie inside what was closed as dead.
 async fn run(mutant: Option<Mutant>, seed: u64) -> (Verdict, i64) {
     let database = Arc::new(Database::new().await);
@@ -146,9 +155,11 @@ async fn run(mutant: Option<Mutant>, seed: u64) -> (Verdict, i64) {
     }
     done.store(true, Ordering::Relaxed);
     let relays = relays.await.unwrap();
-    for relay in &relays {
-        let idle = tokio::time::timeout(PATIENCE, relay.until_idle()).await;
-        assert!(idle.is_ok(), "the relays did not come to rest");
+    come_to_rest(&relays).await;
+    if mutant.is_none() {
+        // An attempt that a crash has cut off while its lane was careful has failed: it is made again in a moment.
+        until(&database.client().await, "select count(*) from pillarbox.delivery", 0).await;
+        come_to_rest(&relays).await;
     }
     let wrongly_closed =
         "select count(*) from pillarbox.event, pillarbox.dead_range where position between low and high";
