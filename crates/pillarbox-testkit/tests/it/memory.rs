@@ -1,6 +1,6 @@
 use pillarbox::{
-    Auditor, Change, Cursor, Hello, LaneRef, LaneWrite, NewEvent, PollRequest, Position, ScanRequest, Settlement,
-    Start, Store, Subscription, Take, TakeCause,
+    Auditor, Change, Cursor, Epoch, Hello, LaneRef, LaneWrite, NewEvent, PollRequest, Position, ScanRequest,
+    Settlement, Start, Store, Subscription, Take, TakeCause,
 };
 use pillarbox_testkit::{MemoryLog, MemoryStore};
 
@@ -59,6 +59,12 @@ async fn a_frozen_store_answers_once_it_is_thawed() {
     poll.await.unwrap();
 }
 
+/// Settles the cursor and nothing else.
+fn write(lane: LaneRef, epoch: Epoch, cursor: Cursor) -> LaneWrite {
+    let (put, queue, change, finish) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    LaneWrite { lane, epoch, revision: 0, cursor, put, queue, change, finish, calm: false, release: false }
+}
+
 #[test]
 fn an_audit_notices_a_cursor_moved_by_hand_and_nothing_before() {
     let log = MemoryLog::new();
@@ -70,19 +76,7 @@ fn an_audit_notices_a_cursor_moved_by_hand_and_nothing_before() {
         [0]
     .unwrap();
     let cursor = Cursor { floor: at[3], settled: [at[5]..=at[6]].into_iter().collect(), anchor: None };
-    let (put, change, finish) = (Vec::new(), Vec::new(), Vec::new());
-    let write = LaneWrite {
-        lane,
-        epoch,
-        revision: 0,
-        cursor,
-        put,
-        queue: Vec::new(),
-        change,
-        finish,
-        calm: false,
-        release: false,
-    };
+    let write = write(lane, epoch, cursor);
     assert_eq!(
         log.settle(joined.instance, &Settlement { lanes: vec![write], ..Settlement::default() }).unwrap(),
         [true]
@@ -110,19 +104,7 @@ fn rewinding_a_key_makes_its_settled_events_deliveries_in_log_order() {
         [0]
     .unwrap();
     let cursor = Cursor { floor: at[2], ..Cursor::default() };
-    let (put, change, finish) = (Vec::new(), Vec::new(), Vec::new());
-    let write = LaneWrite {
-        lane,
-        epoch,
-        revision: 0,
-        cursor,
-        put,
-        queue: Vec::new(),
-        change,
-        finish,
-        calm: false,
-        release: false,
-    };
+    let write = write(lane, epoch, cursor);
     log.settle(joined.instance, &Settlement { lanes: vec![write], ..Settlement::default() }).unwrap();
     let rewind = Change::Rewind { subscription: "s".into(), to: Start::Beginning, key: Some("k".into()) };
     assert_eq!(log.change(&rewind, false).unwrap().count, 2, "the fourth was not settled and comes by itself");
