@@ -157,7 +157,8 @@ async fn run(mutant: Option<Mutant>, seed: u64) -> (Verdict, i64) {
     let relays = relays.await.unwrap();
     come_to_rest(&relays).await;
     if mutant.is_none() {
-        // An attempt that a crash has cut off while its lane was careful has failed: it is made again in a moment.
+        // A relay that joins again after the last blow may give lanes to one that was found at rest before; and an attempt that was
+        // cut off while its lane was careful is made again in a moment.
         until(&database.client().await, "select count(*) from pillarbox.delivery", 0).await;
         come_to_rest(&relays).await;
     }
