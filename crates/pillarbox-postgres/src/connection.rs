@@ -26,10 +26,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a relay waits for an answer before it gives the connection up.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What every session is pinned to, whatever the database, the role or the environment say. A frozen host frees its locks
-/// within seconds, and no statement of ours waits for long on a lock unless it says so itself.
+/// What every session is pinned to, whatever the database, the role or the environment say. No statement of ours waits for long on a
+/// lock unless it says so itself. What a frozen relay has locked is freed by whoever takes its lanes over; of a frozen command, which
+/// nobody takes over, the server ends a transaction that stands still.
 const SETTINGS: &str = "-c synchronous_commit=on -c statement_timeout=0 -c lock_timeout=10s \
-    -c idle_in_transaction_session_timeout=60s -c idle_session_timeout=0 -c default_transaction_isolation=read\\ committed \
+    -c idle_in_transaction_session_timeout=10s -c idle_session_timeout=0 -c default_transaction_isolation=read\\ committed \
     -c default_transaction_read_only=off -c client_encoding=UTF8 -c TimeZone=UTC -c client_min_messages=warning \
     -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000";
 

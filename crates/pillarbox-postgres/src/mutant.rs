@@ -9,7 +9,7 @@ use crate::connection::Session;
 use crate::error::Db;
 use crate::queue;
 use crate::reader::{Answers, Gathered, Reader, ScanPlan, SeenWriter};
-use crate::settle::{Statements, answers, check_horizon, close_dead, fence, write_cursors, write_deliveries};
+use crate::settle::{Statements, check_horizon, close_dead, fence, write_cursors, write_deliveries};
 
 /// Deliberately broken variants of the store; the tests must find each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -176,10 +176,9 @@ async fn read_rows(
     Ok(if laboratory.mutant == Some(Mutant::WantedApart) { second } else { first })
 }
 
-/// A settlement one step at a time. The broken variant looks at the epoch as a sub-select of its first write would: the cursor
-/// is locked by nobody until it is written, after the deliveries.
+/// A settlement one step at a time. The broken variant does not lock the cursor until it writes it, after the deliveries.
 pub(crate) async fn settle(
-    session: &mut Session,
+    session: &Session,
     settlement: &Settlement,
     me: Option<i32>,
     laboratory: &Laboratory,
@@ -190,23 +189,16 @@ pub(crate) async fn settle(
     assert_ne!(looking, locking, "the fence is a lock");
     let lock = session.prepare(if broken { &looking } else { locking }).await?;
     let statements = Statements::prepare(session).await?;
-    let tx = session.begin().await?;
-    let writes = fence(&tx, &lock, settlement).await?;
-    check_horizon(&tx, &statements, &writes).await?;
+    session.batch_execute("begin").await?;
+    let answers = fence(session, &lock, settlement).await?;
+    check_horizon(session, &statements, &settlement.lanes).await?;
     laboratory.call(SETTLE_STEPS + 1).await;
-    if broken {
-        write_deliveries(&tx, &statements, &writes).await?;
-        laboratory.call(SETTLE_STEPS + 2).await;
-        write_cursors(&tx, &statements, &writes).await?;
-    } else {
-        write_cursors(&tx, &statements, &writes).await?;
-        laboratory.call(SETTLE_STEPS + 2).await;
-        write_deliveries(&tx, &statements, &writes).await?;
-    }
-    queue::put(&tx, &statements.queue, &writes, me).await?;
+    write_deliveries(session, &statements, &settlement.lanes).await?;
+    queue::put(session, &statements.queue, &settlement.lanes, me).await?;
+    laboratory.call(SETTLE_STEPS + 2).await;
+    write_cursors(session, &statements, &settlement.lanes).await?;
     laboratory.call(SETTLE_STEPS + 3).await;
-    close_dead(&tx, &statements, &settlement.dead).await?;
-    let answers = answers(settlement, &writes);
-    tx.commit().await?;
+    close_dead(session, &statements, &settlement.dead).await?;
+    session.batch_execute("commit").await?;
     Ok(answers)
 }

@@ -49,6 +49,8 @@ pub(crate) enum Role {
     Reader,
     Writer,
     Operator,
+    /// Runs a transactional handler; named so for as long as its transaction lasts.
+    Transaction,
 }
 
 impl Role {
@@ -56,7 +58,7 @@ impl Role {
     /// nor settle. The waiter's and the operator's do not: the server notices only after a while that whoever waits for a lock, or
     /// for an answer that takes long, is gone; and retention does nothing that the owner of a lane alone may do.
     pub(crate) const AT_WORK: [Role; 3] = [Role::Control, Role::Reader, Role::Writer];
-    const ALL: [Role; 5] = [Role::Control, Role::Waiter, Role::Reader, Role::Writer, Role::Operator];
+    const ALL: [Role; 6] = [Role::Control, Role::Waiter, Role::Reader, Role::Writer, Role::Operator, Role::Transaction];
 
     fn name(self) -> &'static str {
         match self {
@@ -65,14 +67,34 @@ impl Role {
             Role::Reader => "reader",
             Role::Writer => "writer",
             Role::Operator => "operator",
+            Role::Transaction => "transaction",
         }
     }
 }
 
 /// The `application_name` of an instance's session. A log in a schema of another name is another fleet with the same numbers.
 pub(crate) fn session_name(config: &PgConfig, id: InstanceId, role: Role) -> String {
-    let name = format!("pillarbox relay {} {}", id.0, role.name());
-    if config.schema == SCHEMA { name } else { format!("{name} {:x}", config.lock_class()) }
+    format!("pillarbox relay {}{}", id.0, name_ending(config, role))
+}
+
+/// What follows the instance's number in the name.
+fn name_ending(config: &PgConfig, role: Role) -> String {
+    let name = role.name();
+    if config.schema == SCHEMA { format!(" {name}") } else { format!(" {name} {:x}", config.lock_class()) }
+}
+
+/// What the names of all sessions of an instance end with.
+pub(crate) fn name_endings(config: &PgConfig) -> Vec<String> {
+    Role::ALL.iter().map(|role| name_ending(config, *role)).collect()
+}
+
+/// Ends the sessions of instances that have ended, as far as this role may. What is left ends by itself, a little later.
+pub(crate) async fn end_sessions(session: &Session, ids: &[InstanceId]) {
+    let names = session_names(session.config(), ids, &Role::ALL);
+    let names: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
+    if let Err(error) = session.query(include_str!("sql/end_backends.sql"), &[&names]).await {
+        tracing::debug!(%error, "sessions of an ended instance could not be ended");
+    }
 }
 
 fn session_names(config: &PgConfig, ids: &[InstanceId], roles: &[Role]) -> Vec<(String, InstanceId)> {
@@ -207,12 +229,7 @@ impl Membership {
 
     /// Ends the sessions of instances that have ended, and tells everybody once: events that nobody was rung for may be there.
     async fn clear_away(&self, control: &Session, ids: &[InstanceId]) -> Db<()> {
-        let names = session_names(&self.config, ids, &Role::ALL);
-        let names: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
-        // What this role may not end ends by itself, or is found by the watchdog.
-        if let Err(error) = control.query(include_str!("sql/end_backends.sql"), &[&names]).await {
-            tracing::debug!(%error, "sessions of an ended instance could not be ended");
-        }
+        end_sessions(control, ids).await;
         for id in ids {
             tracing::info!(instance = id.0, "another instance has ended");
             announce(&**control, &format!("ended {}", id.0)).await?;
@@ -238,7 +255,7 @@ impl Membership {
     }
 
     /// Takes each lane whose epoch is still the expected one; committed when it returns. Who is seized for his silence loses
-    /// his sessions too, and with them the doorbell.
+    /// his sessions first, since one of them may hold the lane's lock, and with them the doorbell.
     pub(crate) async fn take(&self, writer: &mut Session, lanes: &[Take]) -> Db<Vec<Option<Epoch>>> {
         self.check()?;
         let taken = take(writer, self.id, lanes).await?;

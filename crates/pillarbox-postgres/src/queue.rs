@@ -5,8 +5,6 @@ mod recover;
 
 use std::collections::BTreeSet;
 
-use tokio_postgres::GenericClient;
-
 pub(crate) use self::claim::Claiming;
 pub(crate) use self::finish::finish;
 pub(crate) use self::put::{put, put_statement};
@@ -42,9 +40,4 @@ impl Keys {
             0
         })
     }
-}
-
-/// Gives the claims of an instance back as if they had never been made.
-pub(crate) async fn give_back(client: &impl GenericClient, instance: i32) -> Db<u64> {
-    Ok(client.execute(include_str!("sql/give_back.sql"), &[&instance]).await?)
 }

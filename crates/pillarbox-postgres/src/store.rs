@@ -195,7 +195,9 @@ impl PostgresStore {
             home::check(&mut session).await?;
             if let Some(former) = self.member() {
                 former.end();
-                give_up(&mut session, former.instance()).await?;
+                // The server may not have noticed yet that they were lost, and they may hold locks.
+                ownership::end_sessions(&session, &[former.instance()]).await;
+                give_up(&session, former.instance()).await?;
             }
         }
         *self.member.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -296,9 +298,9 @@ impl Store for PostgresStore {
         let me = member.as_deref().map(number);
         #[cfg(feature = "mutants")]
         if let Some(laboratory) = self.lane_laboratory() {
-            return Ok(crate::mutant::settle(&mut *self.writer.session().await?, settlement, me, &laboratory).await?);
+            return Ok(crate::mutant::settle(&*self.writer.session().await?, settlement, me, &laboratory).await?);
         }
-        let settle = async { settle(&mut *self.writer.session().await?, settlement, me).await };
+        let settle = async { settle(&*self.writer.session().await?, settlement, me).await };
         let settled = self.writer.bounded(settle).await?;
         if let (true, Some(member)) = (settled.queued, member) {
             member.made_ready();
@@ -360,13 +362,11 @@ fn number(member: &Membership) -> i32 {
     member.instance().0 as i32
 }
 
-/// Ends what this process was before: nobody need wait until it is found dead.
-async fn give_up(desk: &mut Session, former: InstanceId) -> Db<()> {
-    let tx = desk.begin().await?;
-    tx.execute("update cursor set owner = null, epoch = epoch + 1 where owner = $1", &[&former.0]).await?;
-    queue::give_back(&tx, former.0 as i32).await?;
-    tx.execute("delete from instance where id::bigint = $1", &[&former.0]).await?;
-    Ok(tx.commit().await?)
+/// Ends what this process was before: nobody need wait until it is found dead. One statement, which holds no lock while it waits for
+/// this process.
+async fn give_up(session: &Session, former: InstanceId) -> Db<()> {
+    session.execute(include_str!("sql/give_up_instance.sql"), &[&(former.0 as i32)]).await?;
+    Ok(())
 }
 
 impl std::fmt::Debug for PostgresStore {

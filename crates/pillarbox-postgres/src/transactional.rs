@@ -10,6 +10,7 @@ use tokio_postgres::{Client, IsolationLevel, Row, Statement, Transaction};
 
 use crate::connection::PgConfig;
 use crate::error::{Db, DbError};
+use crate::ownership::{Role, session_name};
 
 /// How much longer than this process the server waits. It ends the transaction of a process that stands still.
 const SERVER_GRACE: Duration = Duration::from_secs(1);
@@ -270,7 +271,7 @@ impl Connection {
         if let Err(error) = client.batch_execute(CHECK_CLIENT).await {
             tracing::debug!(%error, "the server cannot tell when a client has gone");
         }
-        let statements = Statements::prepare(&client, config.schema()).await?;
+        let statements = Statements::prepare(&client, config).await?;
         let backend = client.query_one("select pg_backend_pid()", &[]).await?.try_get(0)?;
         Ok(Connection { client, statements, backend, busy: false, config: config.clone() })
     }
@@ -312,6 +313,7 @@ async fn cancel(config: Arc<PgConfig>, backend: i32) {
 }
 
 struct Statements {
+    config: Arc<PgConfig>,
     begin: Statement,
     claims: Statement,
     end: Statement,
@@ -319,9 +321,10 @@ struct Statements {
 }
 
 impl Statements {
-    async fn prepare(client: &Client, schema: &str) -> Db<Self> {
-        let fill_in = |sql: &str| sql.replace("@schema@", schema);
+    async fn prepare(client: &Client, config: &Arc<PgConfig>) -> Db<Self> {
+        let fill_in = |sql: &str| sql.replace("@schema@", config.schema());
         Ok(Statements {
+            config: config.clone(),
             begin: client.prepare(include_str!("sql/transaction_begin.sql")).await?,
             claims: client.prepare(&fill_in(include_str!("sql/transaction_claims.sql"))).await?,
             end: client.prepare(&fill_in(include_str!("sql/transaction_end.sql"))).await?,
@@ -338,7 +341,7 @@ impl Statements {
         limit: Duration,
     ) -> Db<HashSet<Position>> {
         let server_limit = (limit + SERVER_GRACE).as_millis().min(i32::MAX as u128).to_string();
-        let name = format!("pillarbox relay {} transaction", place.instance.0);
+        let name = session_name(&self.config, place.instance, Role::Transaction);
         let (positions, claims) = claims_of(events.iter());
         let settings: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&server_limit, &name];
         let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =

@@ -25,6 +25,7 @@ pub struct Proxy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flow {
     Pass,
+    Mute,
     Stall,
     Cut,
 }
@@ -83,6 +84,11 @@ impl Proxy {
     /// under way at this moment may still arrive.
     pub fn stall(&self) -> Result<()> {
         self.set(Flow::Stall)
+    }
+
+    /// Holds what the server says, and passes on what the clients do. What is under way at this moment may still arrive.
+    pub fn mute(&self) -> Result<()> {
+        self.set(Flow::Mute)
     }
 
     /// Passes everything on again, held bytes first. New connections are accepted when this returns.

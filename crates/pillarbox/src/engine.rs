@@ -486,7 +486,7 @@ impl Engine {
         let mut deadline = now.mono + self.config.beat_interval;
         let mut sooner =
             |at: Option<Duration>| deadline = at.filter(|&at| at > now.mono).map_or(deadline, |at| at.min(deadline));
-        sooner(self.last_observe.map(|last| last + self.observe_wait()));
+        sooner(self.observe_at());
         sooner(self.good_until());
         sooner(self.last_poll.map(|last| last + self.poll_wait()));
         sooner(self.rang_at.map(|at| at + self.config.debounce));

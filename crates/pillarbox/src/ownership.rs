@@ -23,6 +23,8 @@ pub(crate) struct Ownership {
     beats: HashMap<InstanceId, (i64, Duration)>,
     /// When each owner that is dead was first seen to be.
     dead_since: HashMap<InstanceId, Duration>,
+    /// When the first of the living is dead unless it beats.
+    lease_end: Option<Duration>,
 }
 
 /// What to do about lanes.
@@ -39,7 +41,12 @@ pub(crate) struct Plan {
 impl Ownership {
     /// For this instance.
     pub(crate) fn new(me: InstanceId, lease_ttl: Duration, features: StoreFeatures) -> Self {
-        Ownership { me, lease_ttl, features, beats: HashMap::new(), dead_since: HashMap::new() }
+        Ownership { me, lease_ttl, features, beats: HashMap::new(), dead_since: HashMap::new(), lease_end: None }
+    }
+
+    /// When to look again, besides regularly: the lease of one that has not beaten since is over then.
+    pub(crate) fn lease_end(&self) -> Option<Duration> {
+        self.lease_end
     }
 
     /// Plans from what can be seen. `mine` are the lanes in memory with their epochs.
@@ -54,6 +61,9 @@ impl Ownership {
         let deaths: HashMap<InstanceId, Option<TakeCause>> =
             fleet.instances.iter().map(|instance| (instance.id, self.death(instance, now))).collect();
         self.note_deaths(fleet, &deaths, now);
+        let others = fleet.instances.iter().filter(|other| other.id != self.me && deaths[&other.id].is_none());
+        let ends = others.filter_map(|other| Some(self.beats.get(&other.id)?.1 + self.lease_ttl));
+        self.lease_end = ends.min().filter(|_| !self.features.lock_proves_life);
         let mut plan = Plan::default();
         for (instance, cause) in &deaths {
             let Some(cause) = *cause else { continue };
@@ -248,6 +258,22 @@ mod tests {
         assert_eq!(taken(&at(&beaten, 11)), []);
         assert_eq!(taken(&at(&beaten, 20)), []);
         assert_eq!(taken(&at(&beaten, 21)).len(), 2);
+    }
+
+    #[test]
+    fn the_end_of_a_lease_is_known_in_advance() {
+        for (lock_proves_life, end) in [(false, Some(Duration::from_secs(13))), (true, None)] {
+            let mut ownership = ownership(lock_proves_life);
+            let mut at = |beat, seconds| {
+                let view = fleet(&[(1, 1, Lock::Held), (2, beat, Lock::Held)], &[Some(2), Some(2)]);
+                ownership.plan(&view, &HashMap::new(), &[SUBSCRIPTION], Duration::from_secs(seconds));
+                ownership.lease_end()
+            };
+            at(8, 0);
+            at(9, 3);
+            assert_eq!(at(9, 4), end, "ten seconds after the beat was first seen");
+            assert_eq!(at(9, 13), None, "it is over");
+        }
     }
 
     #[test]

@@ -43,7 +43,7 @@ async fn examine(session: &mut Session) -> Db<Vec<Check>> {
     checks.extend([leaves(&tx).await?, orphans(&world), instances(&world)]);
     checks.extend([floor(&tx).await?, vacuum_horizon(&tx).await?, own_sessions(&tx).await?]);
     let server = tx.query_typed_one(include_str!("../sql/server.sql"), &[]).await?;
-    checks.extend([grants(&tx, &server).await?, doorbell(&tx, &server).await?]);
+    checks.extend([grants(&tx, &server).await?, heirs(&tx).await?, doorbell(&tx, &server).await?]);
     checks.extend([durability(&server)?, autovacuum(&server)?, connections(&server)?]);
     Ok(checks)
 }
@@ -234,6 +234,27 @@ async fn grants(tx: &Transaction<'_>, server: &Row) -> Db<Check> {
             format!("{user} owns the log and could choose positions; nothing in PostgreSQL keeps an owner from it"),
             "let publishers and relays use roles of their own, as `pillarbox migrate --print-roles` prints them",
         ),
+    })
+}
+
+/// Whether relays can end what is left of each other.
+async fn heirs(tx: &Transaction<'_>) -> Db<Check> {
+    let rows = tx.query_typed(include_str!("../sql/strangers.sql"), &[]).await?;
+    let pairs: Vec<(&str, &str)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    Ok(match pairs.first() {
+        None => ok("heirs", "running relays can end the sessions of one that is frozen or cut off"),
+        Some((heir, owner)) => {
+            let all: Vec<String> = pairs
+                .iter()
+                .map(|(heir, owner)| format!("a relay of {heir} may not end sessions of {owner}"))
+                .collect();
+            let finding = format!(
+                "{}: lanes of one that is frozen inside a transaction are taken over only when the server ends that by itself",
+                all.join(", ")
+            );
+            let fix = format!("let relays of one log use one role, or run `grant {owner} to {heir}`");
+            bad("heirs", Level::Warning, finding, fix)
+        }
     })
 }
 

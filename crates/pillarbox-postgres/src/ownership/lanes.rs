@@ -6,6 +6,7 @@ use uuid::Uuid;
 use crate::connection::Session;
 use crate::error::Db;
 use crate::home;
+use crate::ownership::name_endings;
 use crate::types::{Time, range_set};
 
 /// Loads lanes at the given epochs in one snapshot; one round trip.
@@ -103,6 +104,11 @@ pub(super) async fn take(writer: &Session, me: InstanceId, lanes: &[Take]) -> Db
     let expected: Vec<i64> = lanes.iter().map(|take| take.expected).collect();
     let beats: Vec<Option<i64>> = lanes.iter().map(|take| take.beat).collect();
     let number = me.0 as i32;
+    if beats.iter().any(Option::is_some) {
+        let end = writer.statement(include_str!("../sql/take_end.sql")).await?;
+        let endings = name_endings(writer.config());
+        writer.query(&end, &[&subscriptions, &numbers, &expected, &beats, &endings]).await?;
+    }
     let statement = writer.statement(include_str!("../sql/take.sql")).await?;
     let alive = writer.statement("select exists (select from instance where id = $1)").await?;
     let (rows, alive) = try_join(

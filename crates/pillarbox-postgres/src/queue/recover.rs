@@ -12,6 +12,7 @@ use tokio_postgres::{Row, Transaction};
 use super::Keys;
 use crate::connection::Session;
 use crate::error::Db;
+use crate::ownership::name_endings;
 use crate::settle::with_errors;
 use crate::types::Time;
 
@@ -23,6 +24,11 @@ pub(crate) async fn recover(session: &mut Session, request: &RecoverRequest) -> 
     let owners: Vec<i32> = request.dead.iter().map(|(owner, ..)| owner.0 as i32).collect();
     let causes: Vec<&str> = request.dead.iter().map(|(_, cause, _)| cause.name()).collect();
     let beats: Vec<Option<i64>> = request.dead.iter().map(|(.., beat)| *beat).collect();
+    if beats.iter().any(Option::is_some) {
+        // A frozen one may be in the middle of a transaction that holds its claims.
+        let end = session.statement(include_str!("../sql/recover_end.sql")).await?;
+        session.query(&end, &[&owners, &beats, &name_endings(session.config())]).await?;
+    }
     let hold = session.statement(include_str!("../sql/recover_hold.sql")).await?;
     let select = session.statement(include_str!("../sql/recover.sql")).await?;
     let mut tx = session.begin().await?;

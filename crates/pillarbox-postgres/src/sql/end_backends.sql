@@ -4,4 +4,8 @@ from pg_stat_activity as a
 where a.datname = current_database()
     and a.application_name = any($1::text[])
     and a.pid <> pg_backend_pid()
-    and (a.usename = session_user or (select rolsuper from pg_roles where rolname = session_user))
+    and case
+        when (select rolsuper from pg_roles where oid = a.usesysid)
+            then (select rolsuper from pg_roles where rolname = current_user)
+        else pg_has_role(a.usesysid, 'usage') or pg_has_role('pg_signal_backend', 'usage')
+    end

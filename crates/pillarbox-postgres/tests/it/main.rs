@@ -6,6 +6,7 @@ mod alarms;
 mod beside_relays;
 mod clients;
 mod conformance;
+mod cut_off;
 mod doctor;
 mod fixture;
 mod home;

@@ -2,6 +2,7 @@
 //!
 //! A private server that really writes to disk; every measurement in a process of its own. Rounds are interleaved, a baseline
 //! beside each measurement, and ratios are taken within a round: the machine's mood cancels out.
+mod cuts;
 mod database;
 #[path = "../bench/distribution.rs"]
 mod distribution;
@@ -20,6 +21,7 @@ use std::process::ExitCode;
 
 use pillarbox_testkit::postgres::Server;
 
+use crate::cuts::Way;
 use crate::distribution::Distribution;
 use crate::drain::Hole;
 use crate::process::measure;
@@ -36,12 +38,14 @@ struct Scale {
     idle_seconds: usize,
     /// In each round.
     kills: usize,
+    /// In each round, half of them by a proxy and half by SIGSTOP.
+    cuts: usize,
 }
 
 const FULL: Scale =
-    Scale { rounds: 5, events: 1_000_000, publish_seconds: 4, samples: 5_000, idle_seconds: 10, kills: 20 };
+    Scale { rounds: 5, events: 1_000_000, publish_seconds: 4, samples: 5_000, idle_seconds: 10, kills: 20, cuts: 10 };
 const QUICK: Scale =
-    Scale { rounds: 2, events: 200_000, publish_seconds: 2, samples: 1_500, idle_seconds: 5, kills: 5 };
+    Scale { rounds: 2, events: 200_000, publish_seconds: 2, samples: 1_500, idle_seconds: 5, kills: 5, cuts: 2 };
 
 fn main() -> ExitCode {
     process::run(child, parent)
@@ -63,6 +67,9 @@ fn child(arguments: &[String]) -> Result<()> {
         "listener" => runtime.block_on(latency::listener(url, count))?,
         "idle" => idle::pillarbox(&runtime, url, count as u64)?,
         "takeover" => runtime.block_on(takeover::kills(url, count))?,
+        "cuts" => runtime.block_on(cuts::cuts(url, count, Way::CutOff))?,
+        "freezes" => runtime.block_on(cuts::cuts(url, count, Way::Frozen))?,
+        cuts::RELAY => return runtime.block_on(cuts::relay(url)),
         takeover::RELAY => return runtime.block_on(takeover::relay(url)),
         publish::READER => return runtime.block_on(publish::read(url)),
         publish::RELAY => return runtime.block_on(publish::relay(url)),
@@ -105,6 +112,7 @@ impl Bench {
     fn run(&self) -> Result<Rows> {
         let mut rows = Rows::default();
         let mut taken_over = Distribution::default();
+        let mut lost = [Distribution::default(), Distribution::default()];
         let log = self.server.create_database()?;
         if self.wants("drain") {
             eprintln!("filling a log with {} events", self.scale.events);
@@ -127,12 +135,18 @@ impl Bench {
             if self.wants("takeover") {
                 self.takeover(&mut taken_over)?;
             }
+            if self.wants("cuts") {
+                self.cuts(&mut lost)?;
+            }
         }
         if self.wants("drain") {
             self.drain_holed(&mut rows)?;
         }
         if self.wants("takeover") {
             report_takeover(&taken_over, &mut rows);
+        }
+        if self.wants("cuts") {
+            report_cuts(&lost, &mut rows);
         }
         Ok(rows)
     }
@@ -227,6 +241,29 @@ impl Bench {
         taken_over.extend(&self.measure("takeover", database.url(), self.scale.kills)?, self.scale.kills);
         Ok(())
     }
+
+    fn cuts(&self, lost: &mut [Distribution; 2]) -> Result<()> {
+        let each = self.scale.cuts / lost.len();
+        for (name, lost) in ["cuts", "freezes"].into_iter().zip(lost) {
+            let database = self.server.create_database()?;
+            lost.extend(&self.measure(name, database.url(), each)?, each);
+        }
+        Ok(())
+    }
+}
+
+/// The cuts of all rounds together. What is promised is the lease and a second.
+fn report_cuts([cut_off, frozen]: &[Distribution; 2], rows: &mut Rows) {
+    let lease = cuts::LEASE_TTL.as_secs_f64() * 1e3;
+    eprintln!("cuts: {} by a proxy, {} by SIGSTOP, lease_ttl = {lease} ms", cut_off.len(), frozen.len());
+    let goal = || Goal::Below(lease + 1e3);
+    let mut add = |name, found: &Distribution, share| {
+        rows.add(Row { name, unit: "ms", goal: goal() }, found.quantile(share), None);
+    };
+    add("take-over of one cut off, p50", cut_off, 0.5);
+    add("take-over of one cut off, max", cut_off, 1.0);
+    add("take-over of a frozen one, p50", frozen, 0.5);
+    add("take-over of a frozen one, max", frozen, 1.0);
 }
 
 /// The kills of all rounds together.

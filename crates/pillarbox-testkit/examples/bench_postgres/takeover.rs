@@ -3,7 +3,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillarbox::{Event, Relay, Subscription};
+use pillarbox::{Event, Relay, RelayConfig, Subscription};
 use pillarbox_postgres::PostgresStore;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -26,17 +26,22 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A relay that prints the key of each event.
 pub(crate) async fn relay(url: &str) -> Result<()> {
+    deliver(url, RelayConfig::default()).await
+}
+
+/// Prints the key of each event, as this configuration says.
+pub(crate) async fn deliver(url: &str, config: RelayConfig) -> Result<()> {
     let store = PostgresStore::open(url).await?;
     let handler = |event: Arc<Event>| {
         println!("{}", event.key.as_deref().unwrap_or(""));
         std::future::ready(Ok(()))
     };
-    let relay = Relay::builder(store).handle(Subscription::new("takeover"), handler).start().await?;
+    let relay = Relay::builder(store).config(config).handle(Subscription::new("takeover"), handler).start().await?;
     Err(relay.failed().await.into())
 }
 
 /// What came from a relay.
-struct Arrival {
+pub(crate) struct Arrival {
     relay: usize,
     key: String,
     at: Instant,
@@ -49,14 +54,15 @@ pub(crate) async fn kills(url: &str, count: usize) -> Result<Figures> {
     let mut next = 0;
     let mut start = || -> Result<(usize, Child)> {
         next += 1;
-        Ok((next, spawn(url, next, sender.clone())?))
+        Ok((next, spawn(RELAY, url, next, sender.clone())?))
     };
     let mut relays = vec![start()?, start()?];
     drop(client);
     let publisher = tokio::spawn(publish(url.to_owned()));
     let mut figures = Figures::default();
     for number in 0..count {
-        let owners = both_deliver(&mut arrivals, &relays).await?;
+        let numbers: Vec<usize> = relays.iter().map(|(number, _)| *number).collect();
+        let owners = both_deliver(&mut arrivals, &numbers).await?;
         let (relay, mut victim) = relays.remove(0);
         let killed = Instant::now();
         victim.start_kill()?;
@@ -69,9 +75,9 @@ pub(crate) async fn kills(url: &str, count: usize) -> Result<Figures> {
     Ok(figures)
 }
 
-fn spawn(url: &str, relay: usize, arrivals: mpsc::UnboundedSender<Arrival>) -> Result<Child> {
+pub(crate) fn spawn(name: &str, url: &str, relay: usize, arrivals: mpsc::UnboundedSender<Arrival>) -> Result<Child> {
     let mut child = Command::new(std::env::current_exe()?)
-        .args([CHILD, RELAY, url, "0"])
+        .args([CHILD, name, url, "0"])
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()?;
@@ -85,7 +91,7 @@ fn spawn(url: &str, relay: usize, arrivals: mpsc::UnboundedSender<Arrival>) -> R
 }
 
 /// Publishes for ever, one event every [`PAUSE`].
-async fn publish(url: String) -> Result<()> {
+pub(crate) async fn publish(url: String) -> Result<()> {
     let client = connect(&url).await?;
     let statement = client.prepare("insert into pillarbox.event (topic, key, type) values ('t', $1, 'y')").await?;
     let mut ticks = tokio::time::interval(PAUSE);
@@ -97,16 +103,16 @@ async fn publish(url: String) -> Result<()> {
 }
 
 /// Waits until every key is delivered by one of the two, and each of them has its half; who delivers what.
-async fn both_deliver(
+pub(crate) async fn both_deliver(
     arrivals: &mut mpsc::UnboundedReceiver<Arrival>,
-    relays: &[(usize, Child)],
+    relays: &[usize],
 ) -> Result<HashMap<String, usize>> {
     let mut owners: HashMap<String, usize> = HashMap::new();
     let all = async {
         while let Some(Arrival { relay, key, .. }) = arrivals.recv().await {
             owners.insert(key, relay);
             let share = |number: usize| owners.values().filter(|owner| **owner == number).count();
-            if owners.len() == KEYS && relays.iter().all(|(number, _)| share(*number) > KEYS / 4) {
+            if owners.len() == KEYS && relays.iter().all(|number| share(*number) > KEYS / 4) {
                 break;
             }
         }
@@ -115,7 +121,7 @@ async fn both_deliver(
     Ok(owners)
 }
 
-async fn first_of_others(
+pub(crate) async fn first_of_others(
     arrivals: &mut mpsc::UnboundedReceiver<Arrival>,
     owners: &HashMap<String, usize>,
     killed: usize,

@@ -75,7 +75,7 @@ async fn exchange(
     mut flow: watch::Receiver<Flow>,
     budget: &Budget,
 ) -> ControlFlow<()> {
-    until_not_stalled(&mut flow).await;
+    until_passing(&mut flow, &[Flow::Stall]).await;
     let Ok(connected) = TcpStream::connect(("127.0.0.1", target)).await else {
         return ControlFlow::Continue(());
     };
@@ -99,12 +99,14 @@ async fn pass_on(
     mut flow: watch::Receiver<Flow>,
     budget: Option<&Budget>,
 ) -> Result<(), End> {
+    // Only the server's direction has a budget.
+    let held: &[Flow] = if budget.is_some() { &[Flow::Stall, Flow::Mute] } else { &[Flow::Stall] };
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
-        until_not_stalled(&mut flow).await;
+        until_passing(&mut flow, held).await;
         let read = from.read(&mut chunk).await.map_err(|_| End::Lost)?;
         // It may have changed while there was nothing to read.
-        until_not_stalled(&mut flow).await;
+        until_passing(&mut flow, held).await;
         if read == 0 {
             return to.shutdown().await.map_err(|_| End::Lost);
         }
@@ -116,7 +118,7 @@ async fn pass_on(
     }
 }
 
-async fn until_not_stalled(flow: &mut watch::Receiver<Flow>) {
+async fn until_passing(flow: &mut watch::Receiver<Flow>, held: &[Flow]) {
     // Fails only when the proxy is gone, and this with it.
-    let _ = flow.wait_for(|flow| *flow != Flow::Stall).await;
+    let _ = flow.wait_for(|flow| !held.contains(flow)).await;
 }

@@ -47,6 +47,20 @@ async fn a_stall_holds_every_byte_and_loses_none() {
 }
 
 #[tokio::test]
+async fn a_mute_proxy_holds_the_answers_alone() {
+    let (proxy, _) = proxy();
+    let database = Server::shared().create_database().unwrap();
+    let client = connect(&proxy.url(database.url())).await.unwrap();
+    proxy.mute().unwrap();
+    let held = client.simple_query("create table made ()");
+    tokio::pin!(held);
+    assert!(tokio::time::timeout(SILENCE, &mut held).await.is_err(), "an answer came through");
+    while database.psql("select to_regclass('made')").unwrap() != "made" {}
+    proxy.resume().unwrap();
+    tokio::time::timeout(ANSWER_TIMEOUT, held).await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn an_answer_is_lost_although_the_server_has_done_the_work() {
     let (proxy, _) = proxy();
     let database = Server::shared().create_database().unwrap();

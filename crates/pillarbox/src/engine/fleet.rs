@@ -189,8 +189,15 @@ impl Engine {
         if self.observe_now { OBSERVE_MIN } else { self.config.beat_interval.min(self.config.lease_ttl / 3) }
     }
 
+    /// When to look at the fleet again: regularly, and as soon as somebody's lease is over.
+    pub(super) fn observe_at(&self) -> Option<Duration> {
+        let last = self.last_observe?;
+        let regular = last + self.observe_wait();
+        Some(self.ownership.lease_end().filter(|end| *end > last).map_or(regular, |end| end.min(regular)))
+    }
+
     pub(super) fn call_fleet(&mut self, now: Now) {
-        let due = self.last_observe.is_none_or(|last| now.mono >= last + self.observe_wait());
+        let due = self.observe_at().is_none_or(|at| now.mono >= at);
         let leaving = self.draining && self.is_empty();
         if due && !leaving && !self.observing && self.may_call(now, Call::Observe) {
             self.observing = true;

@@ -1,0 +1,171 @@
+//! Relays that are frozen or cut off inside a transaction: the server finishes what was sent, and who takes over waits for nobody.
+
+use pillarbox::{
+    AttemptError, InstanceId, LaneRef, LaneWrite, Level, Operator, RecoverRequest, RecoveryCause, Report, State, Store,
+    Take, TakeCause, Timestamp,
+};
+use pillarbox_postgres::PostgresStore;
+use pillarbox_testkit::postgres::Server;
+use pillarbox_testkit::proxy::Proxy;
+use tokio_postgres::Client;
+
+use crate::fixture::{Database, connect, delivery, join, one_lane, own, settle, write};
+use crate::ownership::{sessions_of, until};
+
+/// An owner of a lane that will not be heard of again, and somebody who takes it over.
+struct Frozen {
+    database: Database,
+    owner: PostgresStore,
+    id: InstanceId,
+    heir: PostgresStore,
+    lane: LaneRef,
+}
+
+impl Frozen {
+    async fn new() -> Frozen {
+        let database = Database::new().await;
+        database.publish_keys(&["a"]).await;
+        let (owner, heir) = (database.store().await, database.store().await);
+        let (lane, _) = own(&owner, "s").await;
+        let id = owner.observe(&Report::default()).await.unwrap().instances[0].id;
+        join(&heir, [one_lane("s")]).await;
+        Frozen { database, owner, id, heir, lane }
+    }
+
+    /// A session of the owner in the middle of a transaction. No time limit ends it.
+    async fn session(&self, role: &str, sql: &str) -> Client {
+        let client = self.database.client().await;
+        let name = format!("pillarbox relay {} {role}", self.id.0);
+        client.batch_execute(&format!("set application_name = '{name}'; begin; {sql}")).await.unwrap();
+        client
+    }
+
+    /// What the heir asks for when the owner's beat has stood still for a lease.
+    async fn seize(&self) -> Take {
+        let fleet = self.heir.observe(&Report::default()).await.unwrap();
+        let beat = fleet.instances.iter().find(|instance| instance.id == self.id).map(|instance| instance.beat);
+        Take { lane: self.lane, expected: fleet.lanes[0].epoch, cause: TakeCause::Lease, beat }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_settlement_is_finished_by_the_server_alone() {
+    let database = Database::new().await;
+    database.publish_keys(&["a", "b", "c", "d"]).await;
+    let proxy = Proxy::start(Server::shared().port()).unwrap();
+    let store = PostgresStore::open(&proxy.url(database.url())).await.unwrap();
+    let (lane, epoch) = own(&store, "s").await;
+    // Everything is prepared after this.
+    let parks = LaneWrite { put: vec![delivery(1, "a", State::Retrying)], ..write(lane, epoch, 1) };
+    assert!(settle(&store, parks).await);
+    proxy.mute().unwrap();
+    let error = AttemptError { at: Timestamp::now(), attempt: 1, kind: "sink".into(), message: "no".into() };
+    let everything = LaneWrite {
+        put: vec![delivery(2, "b", State::Retrying)],
+        change: vec![
+            (delivery(1, "a", State::Dead), Some(error.clone())),
+            (delivery(2, "b", State::Dead), Some(error)),
+        ],
+        ..write(lane, epoch, 3)
+    };
+    let unanswered = tokio::spawn(async move { settle(&store, everything).await });
+    let client = database.client().await;
+    until(&client, "select floor from pillarbox.cursor", 3).await;
+    let dead = "select count(*) from pillarbox.delivery where state = 'dead' and errors like '%no%'";
+    assert_eq!(database.number(dead).await, 2);
+    let open = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in%'";
+    until(&client, open, 0).await;
+    proxy.resume().unwrap();
+    assert!(unanswered.await.unwrap(), "it hears of it later");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lane_is_taken_from_one_that_is_frozen_in_a_transaction() {
+    let moments = [
+        ("writer", "select from pillarbox.cursor for update"),
+        ("writer", "update pillarbox.cursor set floor = 1"),
+        ("control", "update pillarbox.instance set beat_at = now()"),
+        ("operator", "select from pillarbox.cursor for share"),
+        ("transaction", "select from pillarbox.cursor for update"),
+    ];
+    for (role, sql) in moments {
+        let frozen = Frozen::new().await;
+        let take = frozen.seize().await;
+        let _session = frozen.session(role, sql).await;
+        let taken = frozen.heir.take(&[take]).await.unwrap();
+        assert!(taken[0].is_some(), "{role}: {sql}");
+        until(&frozen.database.client().await, &sessions_of(frozen.id, "%"), 0).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_has_beaten_meanwhile_keeps_its_sessions_and_its_lane() {
+    let frozen = Frozen::new().await;
+    let take = frozen.seize().await;
+    frozen.owner.observe(&Report::default()).await.unwrap();
+    let client = frozen.database.client().await;
+    let count = async || client.query_one(&sessions_of(frozen.id, "%"), &[]).await.unwrap().get::<_, i64>(0);
+    let before = count().await;
+    assert_eq!(frozen.heir.take(&[take]).await.unwrap(), [None]);
+    assert_eq!(count().await, before);
+    frozen.owner.observe(&Report::default()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_are_taken_from_one_that_is_frozen_in_a_transaction() {
+    let frozen = Frozen::new().await;
+    let beat = frozen.seize().await.beat;
+    frozen
+        .database
+        .execute(&format!(
+            "insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued, \
+             owner, claim, claimed_at) select id, 1, 0, 1, 'a', 'processing', 0, now(), now(), true, {}, 1, now() \
+             from pillarbox.subscription",
+            frozen.id.0
+        ))
+        .await;
+    let _session = frozen.session("transaction", "select from pillarbox.delivery for update").await;
+    let request = RecoverRequest { dead: vec![(frozen.id, RecoveryCause::Lease, beat)], ..RecoverRequest::default() };
+    let recovered = frozen.heir.recover(&request).await.unwrap();
+    assert_eq!(recovered.claims.iter().map(|(.., count)| count).sum::<u64>(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_comes_back_does_not_wait_for_what_it_has_left_behind() {
+    let frozen = Frozen::new().await;
+    let _session = frozen.session("writer", "select from pillarbox.cursor for update").await;
+    let end = sessions_of(frozen.id, "control").replace("count(*)", "pg_terminate_backend(pid)");
+    frozen.database.execute(&end).await;
+    while frozen.owner.observe(&Report::default()).await.is_ok() {}
+    join(&frozen.owner, [one_lane("s")]).await;
+    let fleet = frozen.owner.observe(&Report::default()).await.unwrap();
+    assert_eq!(fleet.lanes[0].owner, None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_may_not_end_the_sessions_of_others_is_told_so() {
+    let frozen = Frozen::new().await;
+    let roles = ["heir", "owner"].map(|name| format!("{name}_{}", std::process::id()));
+    for role in &roles {
+        frozen.database.execute(&format!("create role {role} login")).await;
+    }
+    let doctor = async || {
+        let checks = frozen.database.store().await.doctor().await.unwrap();
+        checks.into_iter().find(|check| check.name == "heirs").unwrap()
+    };
+    assert_eq!(doctor().await.level, Level::Ok);
+    let mut sessions = Vec::new();
+    for (number, role) in roles.iter().enumerate() {
+        let client = connect(&frozen.database.url().replacen("postgres@", &format!("{role}@"), 1)).await;
+        let name = format!("pillarbox relay {} writer", 100 + number);
+        client.batch_execute(&format!("set application_name = '{name}'")).await.unwrap();
+        sessions.push(client);
+    }
+    let check = doctor().await;
+    assert_eq!(check.level, Level::Warning);
+    assert!(check.finding.contains(&format!("{} may not end sessions of {}", roles[0], roles[1])), "{check:?}");
+    drop(sessions);
+    for role in &roles {
+        frozen.database.execute(&format!("drop role {role}")).await;
+    }
+}
