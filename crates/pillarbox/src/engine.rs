@@ -133,6 +133,10 @@ pub enum Mutant {
     JoinWithoutRereading,
     /// The floor is written as the highest position delivered.
     AbsoluteCursor,
+    /// What came out of turn is written as one range, with what is open between.
+    OneRangeAboveFloor,
+    /// What came out of turn is not written.
+    NoRangesAboveFloor,
     /// An instance that cannot beat any more goes on delivering until somebody tells it.
     NoOwnDeadline,
     /// It sends nothing more, but lets what is at the sinks go on.

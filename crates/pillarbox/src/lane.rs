@@ -1,4 +1,4 @@
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -19,14 +19,17 @@ pub(crate) struct Lane {
     pub(crate) top: Position,
     /// Positions up to `top` that no read has shown yet.
     pub(crate) holes: RangeSet,
-    /// The last cursor had more ranges than may be written: the lane goes no higher until there are fewer.
-    pub(crate) cut: bool,
     /// The poll under way was asked for this lane too.
     pub(crate) asked: bool,
     /// The lowest hole that the poll being looked at did not ask for, or [`Position::MAX`].
     pub(crate) bound: Position,
-    /// Positions that were handed on and are not settled in the database yet, ascending.
-    open: VecDeque<Open>,
+    /// Positions that were handed on and are not settled.
+    open: BTreeSet<Position>,
+    /// What is settled above the floor, from the first to the last position of each range. Nothing in a range is open or a hole; what
+    /// else lies in it is another lane's, not wanted or dead.
+    ahead: BTreeMap<Position, Position>,
+    /// Settled by the scan that is being looked at, before the holes and the top say what is around them.
+    early: Vec<Position>,
     /// Handed on, and neither written as settled nor in a write under way.
     pub(crate) window: usize,
     /// Settled in memory since the last write was built.
@@ -75,6 +78,9 @@ struct Trial {
     polled: bool,
 }
 
+/// What lies above everything open is written as settled only if it is so long that it is worth a range: the rest is read again.
+const TAIL_MIN: Position = 1_000;
+
 /// A careful lane that has delivered this many events goes on at full speed.
 const CAREFUL_EVENTS: u32 = 20;
 
@@ -94,12 +100,6 @@ pub(crate) enum Phase {
     Waiting,
     /// Paused by an operator; finishes what is at the sink.
     Paused,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Open {
-    position: Position,
-    done: bool,
 }
 
 /// The key of a chain of deliveries; an event without a key is a chain of its own.
@@ -161,10 +161,11 @@ impl Lane {
             phase: Phase::Active,
             top,
             holes: settled.missing(floor + 1, top),
-            cut: false,
             asked: false,
             bound: Position::MAX,
-            open: VecDeque::new(),
+            open: BTreeSet::new(),
+            ahead: settled.iter().map(|range| (*range.start(), *range.end())).filter(|range| range.1 > floor).collect(),
+            early: Vec::new(),
             window: 0,
             done_unwritten: 0,
             anchor,
@@ -204,31 +205,75 @@ impl Lane {
 
     /// An event of this lane is handed on.
     pub(crate) fn admit(&mut self, position: Position) {
-        let entry = Open { position, done: false };
         self.window += 1;
         self.trial.first = Some(self.trial.first.map_or(position, |first| first.min(position)));
-        match self.open.back() {
-            Some(last) if last.position > position => {
-                let index = self.open.partition_point(|open| open.position < position);
-                self.open.insert(index, entry);
-            }
-            _ => self.open.push_back(entry),
-        }
+        self.open.insert(position);
     }
 
     /// An event is settled: delivered, or moved to the delivery table by the same write.
     pub(crate) fn done(&mut self, position: Position, id: Uuid) {
-        let index = self.open.partition_point(|open| open.position < position);
-        let Some(open) = self.open.get_mut(index).filter(|open| open.position == position) else { return };
-        if open.done {
+        if !self.open.remove(&position) {
             return;
         }
-        open.done = true;
         self.done_unwritten += 1;
         self.trial.passed |= self.trial.first == Some(position);
         if self.anchor.is_none_or(|anchor| anchor.0 < position) {
             self.anchor = Some((position, id));
         }
+        if position > self.top || (!self.holes.is_empty() && self.holes.contains(position)) {
+            self.early.push(position);
+        } else {
+            self.pass(position);
+        }
+    }
+
+    /// Notes a settled position: the floor has passed it, or it belongs to a range above the floor.
+    fn pass(&mut self, position: Position) {
+        let floor = self.floor();
+        if position <= floor {
+            return self.drop_passed(floor);
+        }
+        let below = self.unsettled_below(position).unwrap_or(floor);
+        let above = [self.open.range(position..).next().copied(), self.holes.after(position)];
+        let above = above.into_iter().flatten().min().unwrap_or(Position::MAX);
+        let (mut low, mut high) = (position, position);
+        if let Some((&from, &to)) = self.ahead.range(..=position).next_back().filter(|range| *range.1 > below) {
+            (low, high) = (from, high.max(to));
+        }
+        if let Some((&from, &to)) = self.ahead.range(position + 1..).next().filter(|range| *range.0 < above) {
+            self.ahead.remove(&from);
+            high = to;
+        }
+        self.ahead.insert(low, high);
+    }
+
+    fn drop_passed(&mut self, floor: Position) {
+        while self.ahead.first_entry().is_some_and(|range| *range.get() <= floor) {
+            self.ahead.pop_first();
+        }
+    }
+
+    /// A scan was looked at: the top and the holes are as it left them. Ranges that a hole divided become one when it closes.
+    pub(crate) fn scanned(&mut self, holes_closed: bool) {
+        std::mem::take(&mut self.early).into_iter().for_each(|position| self.pass(position));
+        if !holes_closed {
+            return;
+        }
+        self.drop_passed(self.floor());
+        let mut joined: Vec<(Position, Position)> = Vec::with_capacity(self.ahead.len());
+        for (low, high) in std::mem::take(&mut self.ahead) {
+            match joined.last_mut() {
+                Some(last) if self.unsettled_below(low).is_none_or(|below| below < last.1) => last.1 = high,
+                _ => joined.push((low, high)),
+            }
+        }
+        self.ahead.extend(joined);
+    }
+
+    /// The highest position below this one that is open or a hole.
+    fn unsettled_below(&self, position: Position) -> Option<Position> {
+        let open = self.open.range(..position).next_back().copied();
+        [open, self.holes.before(position)].into_iter().flatten().max()
     }
 
     /// What is due now may be what the last owner died of.
@@ -266,48 +311,24 @@ impl Lane {
 
     /// Everything up to here is settled.
     pub(crate) fn floor(&self) -> Position {
-        let open = self.open.iter().find(|open| !open.done).map(|open| open.position);
-        [self.holes.first(), open].into_iter().flatten().min().map_or(self.top, |position| position - 1)
+        let lowest = [self.holes.first(), self.open.first().copied()].into_iter().flatten().min();
+        lowest.map_or(self.top, |position| position - 1)
     }
 
     /// Whether the lane may go higher.
     pub(crate) fn may_rise(&self, ranges_max: usize) -> bool {
-        // What was cut off may have closed since the cursor was last written.
-        let cut = self.cut && self.holes.len() + self.open.len() >= ranges_max;
-        !cut && self.holes.len() < ranges_max
+        self.ahead.len() < ranges_max && self.holes.len() < ranges_max
     }
 
-    /// The cursor as it would be written now. Beyond `ranges_max` ranges the highest are left out: they would come again
-    /// after a crash, nothing more.
-    pub(crate) fn cursor(&mut self, ranges_max: usize) -> Cursor {
-        self.open.retain(|open| !open.done);
-        let waiting = self.open.iter().map(|open| open.position);
-        let lowest = [self.holes.first(), waiting.clone().next()].into_iter().flatten().min();
-        let floor = lowest.map_or(self.top, |position| position - 1);
-        let mut settled = RangeSet::new();
-        let mut next = floor + 1;
-        let mut holes = self.holes.iter().peekable();
-        let mut waiting = waiting.peekable();
-        while settled.len() < ranges_max {
-            let hole = holes.peek().map(|range| (*range.start(), *range.end()));
-            let (low, high) = match (hole, waiting.peek().copied()) {
-                (None, None) => break,
-                (Some(hole), position) if position.is_none_or(|position| hole.0 < position) => {
-                    holes.next();
-                    hole
-                }
-                (_, Some(position)) => {
-                    waiting.next();
-                    (position, position)
-                }
-                (Some(_), None) => unreachable!("covered by the arm before"),
-            };
-            settled.insert_range(next, low - 1);
-            next = next.max(high + 1);
-        }
-        self.cut = settled.len() >= ranges_max;
-        if !self.cut {
-            settled.insert_range(next, self.top);
+    /// The cursor as it would be written now. Above the floor only those ranges are written that hold an event of the lane's own which
+    /// came out of turn: the rest is read again after a crash, and costs nothing. Beyond `ranges_max` ranges the highest are left out:
+    /// they would come again after a crash, nothing more.
+    pub(crate) fn cursor(&self, ranges_max: usize) -> Cursor {
+        let floor = self.floor();
+        let mut settled: RangeSet = self.ahead.iter().take(ranges_max).map(|(low, high)| *low..=*high).collect();
+        let highest = [self.holes.last(), self.open.last().copied()].into_iter().flatten().max();
+        if let Some(highest) = highest.filter(|highest| self.top - highest >= TAIL_MIN && settled.len() < ranges_max) {
+            settled.insert_range(highest + 1, self.top);
         }
         Cursor { floor, settled, anchor: self.anchor }
     }
@@ -681,59 +702,125 @@ mod tests {
         position <= cursor.floor || cursor.settled.contains(position)
     }
 
+    /// What a position of the log is to the lane.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Kind {
+        Hole,
+        /// Another lane's, or not wanted.
+        Other,
+        Open,
+        Done,
+    }
+
+    /// Shows the lane a page that ends at its last position.
+    fn show(lane: &mut Lane, kinds: &[Kind]) {
+        for (index, kind) in kinds.iter().enumerate() {
+            let position = index as Position + 1;
+            match kind {
+                Kind::Open => lane.admit(position),
+                Kind::Done => {
+                    lane.admit(position);
+                    lane.done(position, Uuid::nil());
+                }
+                Kind::Hole | Kind::Other => {}
+            }
+        }
+        lane.top = kinds.len() as Position;
+        let holes = kinds.iter().enumerate().filter(|(_, kind)| **kind == Kind::Hole);
+        holes.for_each(|(index, _)| lane.holes.insert(index as Position + 1));
+        lane.scanned(false);
+    }
+
+    /// What is the lane's own and done is settled, what is open or a hole is not, and whatever the cursor leaves out is asked for again.
+    fn check_cursor(lane: &Lane, kinds: &[Kind]) {
+        let cursor = lane.cursor(1000);
+        let again = self::lane(cursor.clone());
+        for (index, kind) in kinds.iter().enumerate() {
+            let position = index as Position + 1;
+            match kind {
+                Kind::Done => assert!(settled(&cursor, position), "{position} is done: {cursor:?}"),
+                Kind::Open | Kind::Hole => assert!(!settled(&cursor, position), "{position} is not settled: {cursor:?}"),
+                Kind::Other => {}
+            }
+            let asked = position > again.top || again.holes.contains(position);
+            assert_eq!(asked, !settled(&cursor, position));
+        }
+        assert!(!settled(&cursor, lane.top + 1));
+        // No range is there for nothing, and none could be one with its neighbour.
+        let of = |range: std::ops::RangeInclusive<Position>| &kinds[*range.start() as usize - 1..*range.end() as usize];
+        let ranges: Vec<_> = cursor.settled.iter().collect();
+        assert!(ranges.iter().all(|range| of(range.clone()).contains(&Kind::Done)), "for nothing: {cursor:?}");
+        for pair in ranges.windows(2) {
+            let between = of(pair[0].end() + 1..=pair[1].start() - 1);
+            assert!(between.iter().any(|kind| matches!(kind, Kind::Open | Kind::Hole)), "not joined: {cursor:?}");
+        }
+    }
+
+    fn kinds() -> impl Strategy<Value = Vec<Kind>> {
+        let kind = prop_oneof![Just(Kind::Hole), Just(Kind::Other), Just(Kind::Open), Just(Kind::Done)];
+        prop::collection::vec(kind, 1..80)
+    }
+
     proptest! {
-        /// Model: each position is a hole, open, or settled. The cursor must say exactly what the model says, and a lane
-        /// loaded from it must ask again for exactly what is not settled.
+        /// Model: each position is a hole, another lane's, open, or done. Events finish and holes close in any order.
         #[test]
-        fn the_cursor_says_exactly_what_is_settled(
-            shown in prop::collection::vec(0u8..4, 1..80),
-            finished in prop::collection::vec(any::<prop::sample::Index>(), 0..80),
+        fn the_cursor_says_what_came_out_of_turn_and_nothing_else(
+            mut kinds in kinds(),
+            steps in prop::collection::vec((any::<prop::sample::Index>(), 0u8..3), 0..80),
         ) {
             let mut lane = lane(Cursor::default());
-            let mut model = BTreeMap::new();
-            for (index, kind) in shown.iter().enumerate() {
+            show(&mut lane, &kinds);
+            check_cursor(&lane, &kinds);
+            for (index, step) in steps {
+                let index = index.index(kinds.len());
                 let position = index as Position + 1;
-                lane.top = position;
-                match kind {
-                    0 => { lane.holes.insert(position); model.insert(position, false); }
-                    1 => { model.insert(position, true); } // of another lane, or not wanted
-                    _ => { lane.admit(position); model.insert(position, false); }
+                match (kinds[index], step) {
+                    (Kind::Open, _) => {
+                        lane.done(position, Uuid::nil());
+                        kinds[index] = Kind::Done;
+                    }
+                    (Kind::Hole, 0) => {
+                        lane.holes.remove(position);
+                        lane.scanned(true);
+                        kinds[index] = Kind::Other;
+                    }
+                    // An event of the lane's own appears; it may be settled at once, as one that has a row is.
+                    (Kind::Hole, step) => {
+                        lane.admit(position);
+                        if step == 1 {
+                            lane.done(position, Uuid::nil());
+                        }
+                        lane.holes.remove(position);
+                        lane.scanned(true);
+                        kinds[index] = if step == 1 { Kind::Done } else { Kind::Open };
+                    }
+                    _ => {}
                 }
-            }
-            let open: Vec<Position> = lane.open.iter().map(|open| open.position).collect();
-            for index in finished {
-                if open.is_empty() { break }
-                let position = *index.get(&open);
-                lane.done(position, Uuid::nil());
-                model.insert(position, true);
-                let cursor = lane.cursor(1000);
-                for (&position, &done) in &model {
-                    prop_assert_eq!(settled(&cursor, position), done, "{} in {:?}", position, cursor);
-                }
-                prop_assert!(!settled(&cursor, lane.top + 1));
-            }
-            let cursor = lane.cursor(1000);
-            let again = self::lane(cursor);
-            for (&position, &done) in &model {
-                let asked = position > again.top || again.holes.contains(position);
-                prop_assert_eq!(asked, !done);
+                check_cursor(&lane, &kinds);
             }
         }
 
         #[test]
-        fn a_cursor_cut_at_its_limit_never_claims_more(done in prop::collection::vec(any::<bool>(), 1..60), limit in 1usize..5) {
+        fn a_cursor_cut_at_its_limit_never_claims_more(kinds in kinds(), limit in 1usize..5) {
             let mut lane = lane(Cursor::default());
-            for (index, &done) in done.iter().enumerate() {
-                let position = index as Position + 1;
-                lane.top = position;
-                lane.admit(position);
-                if done { lane.done(position, Uuid::nil()); }
-            }
+            show(&mut lane, &kinds);
             let cursor = lane.cursor(limit);
             prop_assert!(cursor.settled.len() <= limit);
-            for (index, &done) in done.iter().enumerate() {
-                prop_assert!(done || !settled(&cursor, index as Position + 1));
+            for (index, kind) in kinds.iter().enumerate() {
+                prop_assert!(*kind == Kind::Done || *kind == Kind::Other || !settled(&cursor, index as Position + 1));
             }
         }
+    }
+
+    #[test]
+    fn what_lies_above_a_hole_and_is_long_is_not_read_again() {
+        let mut lane = lane(Cursor::default());
+        lane.holes.insert(5);
+        lane.top = 5 + TAIL_MIN - 1;
+        assert_eq!(lane.cursor(10).settled, RangeSet::new());
+        lane.top = 5 + TAIL_MIN;
+        let cursor = lane.cursor(10);
+        assert_eq!((cursor.floor, cursor.settled.to_string()), (4, format!("6-{}", lane.top)));
+        assert_eq!(self::lane(cursor).top, lane.top);
     }
 }

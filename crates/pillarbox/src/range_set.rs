@@ -53,6 +53,18 @@ impl RangeSet {
         self.ranges.get(index).is_some_and(|range| range.0 <= position)
     }
 
+    /// The highest position of the set below `position`.
+    pub fn before(&self, position: Position) -> Option<Position> {
+        let index = self.ranges.partition_point(|range| range.0 < position);
+        self.ranges[..index].last().map(|range| range.1.min(position - 1))
+    }
+
+    /// The lowest position of the set above `position`.
+    pub fn after(&self, position: Position) -> Option<Position> {
+        let index = self.ranges.partition_point(|range| range.1 <= position);
+        self.ranges.get(index).map(|range| range.0.max(position + 1))
+    }
+
     /// Adds one position; cheap when it is the highest so far.
     pub fn insert(&mut self, position: Position) {
         self.insert_range(position, position);
@@ -207,6 +219,8 @@ mod tests {
                 let missing: BTreeSet<_> = (10..=40).filter(|position| !model.contains(position)).collect();
                 prop_assert_eq!(positions(&set.missing(10, 40)), missing);
                 prop_assert!((0..80).all(|position| set.contains(position) == model.contains(&position)));
+                prop_assert!((0..80).all(|position| set.before(position) == model.range(..position).next_back().copied()));
+                prop_assert!((0..80).all(|position| set.after(position) == model.range(position + 1..).next().copied()));
             }
         }
     }

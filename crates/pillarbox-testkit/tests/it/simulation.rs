@@ -106,6 +106,16 @@ fn finds_absolute_cursor_writes() {
 }
 
 #[test]
+fn finds_a_range_over_what_is_open() {
+    check_mutant(Mutant::OneRangeAboveFloor);
+}
+
+#[test]
+fn finds_events_out_of_turn_that_are_not_written() {
+    check_mutant(Mutant::NoRangesAboveFloor);
+}
+
+#[test]
 fn finds_a_missing_deadline_of_ones_own() {
     check_mutant(Mutant::NoOwnDeadline);
 }

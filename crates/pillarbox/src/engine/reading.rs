@@ -105,7 +105,8 @@ impl Engine {
                 lane.top = top;
                 lane.holes.union(&missing);
             }
-            if !lane.holes.is_empty() {
+            let had_holes = !lane.holes.is_empty();
+            if had_holes {
                 // What was shown has been handed on, or is not this lane's.
                 let shown = scan.visible.within(scan.after + 1, scan.covered_to.min(lane.top).min(lane.bound - 1));
                 lane.holes.subtract(&shown);
@@ -121,6 +122,7 @@ impl Engine {
             if self.config.mutant == Some(Mutant::CursorAtHighestVisible) {
                 lane.holes = RangeSet::new();
             }
+            lane.scanned(had_holes);
         }
         if pruned > 0 {
             let name = sub.name.clone();

@@ -110,6 +110,11 @@ impl Engine {
 fn break_cursor(mutant: Option<Mutant>, top: Position, cursor: &mut Cursor) {
     match mutant {
         Some(Mutant::CursorAtHighestVisible) => cursor.floor = top,
+        Some(Mutant::OneRangeAboveFloor) => {
+            let ends = cursor.settled.first().zip(cursor.settled.last());
+            return ends.into_iter().for_each(|(low, high)| cursor.settled.insert_range(low, high));
+        }
+        Some(Mutant::NoRangesAboveFloor) => return cursor.settled = RangeSet::new(),
         Some(Mutant::AbsoluteCursor) => {
             cursor.floor = cursor.anchor.map_or(cursor.floor, |anchor| anchor.0.max(cursor.floor))
         }
