@@ -28,9 +28,10 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: [Migration; 2] = [
+const MIGRATIONS: [Migration; 3] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
     Migration { version: 2, name: "leaves", sql: include_str!("../migrations/002_leaves.sql") },
+    Migration { version: 3, name: "dead_deliveries", sql: include_str!("../migrations/003_dead_deliveries.sql") },
 ];
 
 /// The schema version that this build is made for.

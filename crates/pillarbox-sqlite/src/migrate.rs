@@ -14,8 +14,10 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: [Migration; 1] =
-    [Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") }];
+const MIGRATIONS: [Migration; 2] = [
+    Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
+    Migration { version: 2, name: "dead_deliveries", sql: include_str!("../migrations/002_dead_deliveries.sql") },
+];
 
 /// The schema version that this build is made for.
 pub const SCHEMA_VERSION: i64 = MIGRATIONS[MIGRATIONS.len() - 1].version;

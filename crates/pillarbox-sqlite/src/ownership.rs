@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pillarbox::{
-    Cursor, Delivery, Epoch, ErrorKind, Filter, Fleet, Hello, InstanceId, InstanceView, Joined, LaneRef, LaneState,
-    LaneView, Lock, Mode, OnDead, Position, Report, Start, State, Subscription, SubscriptionId, SubscriptionView, Take,
-    Timestamp,
+    Cursor, DEAD_HEADS_MAX, Delivery, Epoch, ErrorKind, Filter, Fleet, Hello, InstanceId, InstanceView, Joined,
+    LaneRef, LaneState, LaneView, Lock, Mode, OnDead, Position, Report, Start, State, Subscription, SubscriptionId,
+    SubscriptionView, Take, Timestamp,
 };
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
@@ -410,16 +410,37 @@ fn load_lane(tx: &Transaction<'_>, lane: LaneRef, epoch: Epoch, pruned_to: Posit
     check_anchor(tx, cursor.anchor, pruned_to)?;
     let state = LaneState { cursor, takeovers, revision, ..LaneState::default() };
     let place = params![lane.subscription.0, lane.lane];
-    let sql = "select mode = 'queue' from pillarbox_subscription where id = ?1";
-    if tx.prepare_cached(sql)?.query_row([lane.subscription.0], |row| row.get(0))? {
+    let sql = "select mode = 'queue', on_dead = 'block' from pillarbox_subscription where id = ?1";
+    let (is_queue, blocks): (bool, bool) =
+        tx.prepare_cached(sql)?.query_row([lane.subscription.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    if is_queue {
         let mut statement = tx.prepare_cached(include_str!("sql/queued_keys.sql"))?;
         let keys = statement.query_map(place, |row| row.get::<_, String>(0))?;
         let queued_keys = keys.map(|key| key.map(Into::into)).collect::<Result<_, _>>()?;
         return Ok(Some(LaneState { queued_keys, ..state }));
     }
+    let sql = "select max(arrival) from pillarbox_delivery where subscription = ?1 and lane = ?2";
+    let last_arrival = tx.prepare_cached(sql)?.query_row(place, |row| row.get::<_, Option<i64>>(0))?.unwrap_or(0);
+    Ok(Some(load_deliveries(tx, lane, blocks, LaneState { last_arrival, ..state })?))
+}
+
+/// Adds the deliveries that the owner needs.
+fn load_deliveries(tx: &Transaction<'_>, lane: LaneRef, blocks: bool, mut state: LaneState) -> Db<LaneState> {
     let mut statement = tx.prepare_cached(include_str!("sql/load_deliveries.sql"))?;
-    let deliveries = statement.query_map(place, delivery_of)?.collect::<Result<_, _>>()?;
-    Ok(Some(LaneState { deliveries, ..state }))
+    let heads_max = DEAD_HEADS_MAX as i64;
+    let mut rows = statement.query(params![lane.subscription.0, lane.lane, state.cursor.floor, blocks, heads_max])?;
+    while let Some(row) = rows.next()? {
+        if row.get::<_, i64>(7)? > heads_max {
+            state.dead_heads_left_out = true;
+            continue;
+        }
+        let delivery = delivery_of(row)?;
+        // One that lies above the floor may be the first of its key too.
+        if state.deliveries.last().is_none_or(|last| last.position != delivery.position) {
+            state.deliveries.push(delivery);
+        }
+    }
+    Ok(state)
 }
 
 /// The first four columns: floor, settled, anchor_position, anchor_id.

@@ -74,6 +74,10 @@ pub enum Broken {
     LeaveStrandsClaims,
     /// A lane's load does not tell the keys of which a row is being worked on.
     LoadForgetsClaimedKeys,
+    /// A load brings every dead delivery of the lane.
+    LoadsAllDead,
+    /// A load does not tell which keys a dead event holds back.
+    LoadForgetsDeadHeads,
     /// A rewind leaves the rows that somebody works on.
     RewindSparesClaims,
     /// A subscription that has a mode can be joined with another.
@@ -86,7 +90,7 @@ pub enum Broken {
 
 impl Broken {
     /// All of them.
-    pub const ALL: [Broken; 40] = [
+    pub const ALL: [Broken; 42] = [
         Broken::WritersBeforeHorizon,
         Broken::RowsBeforeHorizon,
         Broken::WriterGoneBeforeVisible,
@@ -123,6 +127,8 @@ impl Broken {
         Broken::SuspectsTogether,
         Broken::LeaveStrandsClaims,
         Broken::LoadForgetsClaimedKeys,
+        Broken::LoadsAllDead,
+        Broken::LoadForgetsDeadHeads,
         Broken::RewindSparesClaims,
         Broken::ModeChanges,
         Broken::PauseForgetsReason,

@@ -2,8 +2,8 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use pillarbox::{
-    AttemptError, Cursor, Delivery, ERRORS_KEPT_MAX, Epoch, InstanceId, LaneState, LaneWrite, Mode, Position, RangeSet,
-    State, Timestamp,
+    AttemptError, Cursor, DEAD_HEADS_MAX, Delivery, ERRORS_KEPT_MAX, Epoch, InstanceId, LaneState, LaneWrite, Mode,
+    OnDead, Position, RangeSet, State, Timestamp,
 };
 
 use crate::Broken;
@@ -77,15 +77,24 @@ impl Lane {
         Lane { cursor, before_start, wrote_at: now, ..Lane::default() }
     }
 
-    pub(crate) fn state(&self, mode: Mode, broken: Option<Broken>) -> LaneState {
+    pub(crate) fn state(&self, mode: Mode, on_dead: OnDead, broken: Option<Broken>) -> LaneState {
         let (cursor, takeovers, revision) = (self.cursor.clone(), self.takeovers, self.revision);
+        let state = LaneState { cursor, takeovers, revision, ..LaneState::default() };
         if mode == Mode::Queue {
-            let queued_keys = self.queued_keys(broken);
-            return LaneState { cursor, deliveries: Vec::new(), queued_keys, takeovers, revision };
+            return LaneState { queued_keys: self.queued_keys(broken), ..state };
         }
         let mut deliveries: Vec<Delivery> = self.deliveries.values().map(|row| row.delivery.clone()).collect();
         deliveries.sort_by_key(|delivery| (delivery.arrival, delivery.position));
-        LaneState { cursor, deliveries, queued_keys: Vec::new(), takeovers, revision }
+        let last_arrival = deliveries.last().map_or(0, |last| last.arrival);
+        let mut heads: BTreeSet<Option<Box<str>>> = BTreeSet::new();
+        deliveries.retain(|delivery| {
+            let dead = delivery.state == State::Dead && broken != Some(Broken::LoadsAllDead);
+            let blocks = on_dead == OnDead::Block && broken != Some(Broken::LoadForgetsDeadHeads);
+            let first = dead && blocks && delivery.key.is_some() && heads.insert(delivery.key.clone());
+            !dead || delivery.position > self.cursor.floor || (first && heads.len() <= DEAD_HEADS_MAX)
+        });
+        let dead_heads_left_out = heads.len() > DEAD_HEADS_MAX;
+        LaneState { deliveries, last_arrival, dead_heads_left_out, ..state }
     }
 
     /// Makes `instance` the owner. Only a lane that another instance still owned counts as seized.

@@ -692,7 +692,8 @@ impl Inner {
 
     fn state_of(&self, lane: LaneRef, row: &Lane) -> LaneState {
         let subscription = self.subscriptions.iter().find(|row| row.id == lane.subscription);
-        row.state(subscription.map_or(Mode::Stream, |row| row.mode), self.options.broken)
+        let (mode, on_dead) = subscription.map_or((Mode::Stream, OnDead::Block), |row| (row.mode, row.on_dead));
+        row.state(mode, on_dead, self.options.broken)
     }
 
     fn take(&mut self, instance: InstanceId, takes: &[Take]) -> Result<Vec<Option<Epoch>>> {

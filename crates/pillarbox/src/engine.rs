@@ -16,9 +16,10 @@ use crate::grace::Grace;
 use crate::lane::Lane;
 use crate::ownership::Ownership;
 use crate::{
-    Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, Epoch, Event, Fleet, InstanceId, Joined, KeyHash, LaneRef,
-    LaneState, LaneWrite, Mode, Outcome, Page, PollRequest, Position, RangeSet, RecoverRequest, Recovered,
-    RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures, Subscription, SubscriptionReport, Take, Timestamp,
+    Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, DEAD_HEADS_MAX, Epoch, Event, Fleet, InstanceId, Joined,
+    KeyHash, LaneRef, LaneState, LaneWrite, Mode, Outcome, Page, PollRequest, Position, RangeSet, RecoverRequest,
+    Recovered, RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures, Subscription, SubscriptionReport, Take,
+    Timestamp,
 };
 
 /// The two clocks of a step: `mono` never jumps and measures waits; `wall` is what due times are kept in.
@@ -645,7 +646,13 @@ impl Engine {
             // Not every chain is a failing key: delayed events that are due are chains too. Counted only where it matters.
             let failing = |sub: &Subscriber| sub.lanes().map(Lane::failing).sum::<usize>();
             let failing = if chains >= self.config.parked_max { failing(sub) } else { 0 };
-            sub.stopped = if failing >= self.config.parked_max {
+            let overfull = sub.lanes().find(|lane| lane.overfull).map(|lane| lane.reference.lane);
+            sub.stopped = if let Some(lane) = overfull {
+                Some(format!(
+                    "more than {DEAD_HEADS_MAX} keys of lane {lane} are held back by a dead event; requeue or skip some, or set \
+                     on_dead = skip"
+                ))
+            } else if failing >= self.config.parked_max {
                 Some(format!(
                     "{failing} keys are failing, as many as max_parked allows; requeue or skip some, or mend the receiver"
                 ))

@@ -43,7 +43,7 @@ pub(crate) struct Lane {
     delayed: BTreeSet<(Timestamp, Position)>,
     delayed_rows: HashMap<Position, Delivery>,
     rows: usize,
-    /// Positions with a row in the delivery table, dead ones included. A cursor that was cut at its limit shows them again.
+    /// Positions above the floor with a row in the delivery table, dead ones included. A cursor that was cut at its limit shows them again.
     parked: HashSet<Position>,
     next_arrival: i64,
     put: Vec<Delivery>,
@@ -60,6 +60,8 @@ pub(crate) struct Lane {
     pub(crate) announced: Vec<Position>,
     /// How often the lane was seized, as it is in the database.
     pub(crate) takeovers: u32,
+    /// Not all keys are known that a dead event holds back: nothing is sent and nothing is read.
+    pub(crate) overfull: bool,
     trial: Trial,
 }
 
@@ -127,6 +129,11 @@ impl Row {
     }
 }
 
+/// Whether a delivery stays in its chain: a dead one does if it holds others of its key back.
+fn holds_its_place(state: State, has_key: bool, on_dead: OnDead) -> bool {
+    state != State::Dead || (has_key && on_dead == OnDead::Block)
+}
+
 /// Nobody needs to know of more heads that are due at once.
 const RUNNABLE_COUNTED: usize = 1_000;
 
@@ -175,8 +182,8 @@ impl Lane {
             delayed: BTreeSet::new(),
             delayed_rows: HashMap::new(),
             rows: 0,
-            parked: state.deliveries.iter().map(|delivery| delivery.position).collect(),
-            next_arrival: 1,
+            parked: state.deliveries.iter().map(|delivery| delivery.position).filter(|at| *at > floor).collect(),
+            next_arrival: state.last_arrival + 1,
             put: Vec::new(),
             queue: Vec::new(),
             queued_keys: (mode == Mode::Queue).then(|| state.queued_keys.iter().map(|key| KeyHash::of(key)).collect()),
@@ -187,6 +194,7 @@ impl Lane {
             careful_left: if mode == Mode::Queue { CAREFUL_ROWS } else { CAREFUL_EVENTS },
             announced: Vec::new(),
             takeovers: state.takeovers,
+            overfull: state.dead_heads_left_out && on_dead == OnDead::Block,
             trial: Trial::default(),
         };
         for delivery in state.deliveries {
@@ -194,7 +202,7 @@ impl Lane {
             if delivery.state == State::Delayed {
                 lane.delayed.insert((delivery.due_at, delivery.position));
                 lane.delayed_rows.insert(delivery.position, delivery);
-            } else if delivery.state != State::Dead || on_dead == OnDead::Block {
+            } else if holds_its_place(delivery.state, delivery.key.is_some(), on_dead) {
                 lane.append(delivery);
             }
         }
@@ -463,7 +471,7 @@ impl Lane {
         row.attempts = failed.attempts;
         self.put.push(row.clone());
         self.change.push((row.clone(), Some(failed.error)));
-        if failed.state != State::Dead || on_dead == OnDead::Block {
+        if holds_its_place(failed.state, row.key.is_some(), on_dead) {
             self.append(row);
         }
         self.done(event.position, event.id);
@@ -606,10 +614,10 @@ impl Lane {
         row.due_at = failed.due_at;
         let row = row.clone();
         self.change.push((row, Some(failed.error)));
-        if failed.state == State::Dead && on_dead == OnDead::Skip {
-            self.remove(position, key);
-        } else {
+        if holds_its_place(failed.state, key.is_some(), on_dead) {
             self.unclaim(position, key);
+        } else {
+            self.remove(position, key);
         }
     }
 
@@ -685,7 +693,6 @@ impl Lane {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
 
     use proptest::prelude::*;
 
@@ -739,7 +746,9 @@ mod tests {
             let position = index as Position + 1;
             match kind {
                 Kind::Done => assert!(settled(&cursor, position), "{position} is done: {cursor:?}"),
-                Kind::Open | Kind::Hole => assert!(!settled(&cursor, position), "{position} is not settled: {cursor:?}"),
+                Kind::Open | Kind::Hole => {
+                    assert!(!settled(&cursor, position), "{position} is not settled: {cursor:?}")
+                }
                 Kind::Other => {}
             }
             let asked = position > again.top || again.holes.contains(position);

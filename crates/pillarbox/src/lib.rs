@@ -86,10 +86,10 @@ pub use retry::RetryPolicy;
 pub use schema_state::SchemaState;
 pub use sink::{Attempt, Batch, BoxFuture, Failure, Fault, Origin, Outcome, Sink, SinkFeatures};
 pub use store::{
-    AttemptError, BreakerReport, Cursor, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, Fleet, Hello, InstanceId,
-    InstanceView, Joined, LaneRef, LaneState, LaneView, LaneWrite, Lock, Page, PollRequest, Report, Scan, ScanRequest,
-    Settlement, Store, StoreFeatures, SubscriptionId, SubscriptionReport, SubscriptionView, Take, TakeCause, Wake,
-    Writer,
+    AttemptError, BreakerReport, Cursor, DEAD_HEADS_MAX, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, Fleet,
+    Hello, InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, LaneWrite, Lock, Page, PollRequest, Report,
+    Scan, ScanRequest, Settlement, Store, StoreFeatures, SubscriptionId, SubscriptionReport, SubscriptionView, Take,
+    TakeCause, Wake, Writer,
 };
 pub use subscription::{Filter, LANES_MAX, Mode, OnDead, Start, Subscription};
 pub use token::ResumeToken;

@@ -259,8 +259,14 @@ pub struct Cursor {
 pub struct LaneState {
     /// What is settled.
     pub cursor: Cursor,
-    /// All deliveries of the lane, in order of arrival; none of a queue.
+    /// The deliveries of the lane that its owner needs, in order of arrival; none of a queue. Those that are not dead; those that are dead
+    /// and lie above the floor, which a scan may show again; and where dead events hold their key back, the first dead one of each key, up to
+    /// [`DEAD_HEADS_MAX`] keys. How many are dead besides costs nothing.
     pub deliveries: Vec<Delivery>,
+    /// More keys than [`DEAD_HEADS_MAX`] are held back by a dead event, and `deliveries` does not name them all.
+    pub dead_heads_left_out: bool,
+    /// The highest arrival of all deliveries of the lane, dead ones included; none of a queue.
+    pub last_arrival: i64,
     /// Of a queue: every key of the lane with a row, whatever its state.
     pub queued_keys: Vec<Box<str>>,
     /// How often the lane was seized since an owner was last calm: see [`LaneWrite::calm`].
@@ -268,6 +274,9 @@ pub struct LaneState {
     /// See [`LaneView::revision`].
     pub revision: i64,
 }
+
+/// Keys of one lane that are held back by a dead event and are loaded; a lane with more stands still until some are requeued or skipped.
+pub const DEAD_HEADS_MAX: usize = 10_000;
 
 /// A row of the slow path.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,5 +1,5 @@
 use futures_util::future::{try_join, try_join3, try_join4};
-use pillarbox::{Cursor, Delivery, Epoch, InstanceId, LaneRef, LaneState, Position, State, Take};
+use pillarbox::{Cursor, DEAD_HEADS_MAX, Delivery, Epoch, InstanceId, LaneRef, LaneState, Position, State, Take};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
@@ -23,7 +23,7 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
         begin,
         try_join4(
             session.query(&cursors, &[&subscriptions, &numbers, &epochs]),
-            session.query(&deliveries, &[&subscriptions, &numbers]),
+            session.query(&deliveries, &[&subscriptions, &numbers, &(DEAD_HEADS_MAX as i64)]),
             session.query(&queued_keys, &[&subscriptions, &numbers]),
             session.batch_execute("commit"),
         ),
@@ -41,8 +41,15 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
     check_anchors(&missing, after.try_get(0)?)?;
     for row in deliveries {
         let index = row.try_get::<_, i64>(0)? as usize - 1;
-        if let Some(state) = &mut states[index] {
-            state.deliveries.push(delivery_of(&row)?);
+        let Some(state) = &mut states[index] else { continue };
+        if row.try_get::<_, i64>(8)? > DEAD_HEADS_MAX as i64 {
+            state.dead_heads_left_out = true;
+            continue;
+        }
+        let delivery = delivery_of(&row)?;
+        // One that lies above the floor may be the first of its key too.
+        if state.deliveries.last().is_none_or(|last| last.position != delivery.position) {
+            state.deliveries.push(delivery);
         }
     }
     for row in queued_keys {
@@ -58,7 +65,8 @@ fn lane_state(row: &Row) -> Db<(usize, LaneState)> {
     let anchor = row.try_get::<_, Option<Position>>(3)?.zip(row.try_get::<_, Option<Uuid>>(4)?);
     let cursor = Cursor { floor: row.try_get(1)?, settled: range_set(row.try_get(2)?)?, anchor };
     let takeovers = row.try_get::<_, i32>(5)? as u32;
-    let state = LaneState { cursor, takeovers, revision: row.try_get(6)?, ..LaneState::default() };
+    let last_arrival = row.try_get::<_, Option<i64>>(8)?.unwrap_or(0);
+    let state = LaneState { cursor, takeovers, revision: row.try_get(6)?, last_arrival, ..LaneState::default() };
     Ok((row.try_get::<_, i64>(0)? as usize - 1, state))
 }
 

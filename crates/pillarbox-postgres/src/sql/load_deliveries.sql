@@ -1,4 +1,48 @@
-select w.ordinal, d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since
-from unnest($1::bigint[], $2::integer[]) with ordinality as w (subscription, lane, ordinal)
-join delivery as d on d.subscription = w.subscription and d.lane = w.lane and not d.queued
-order by w.ordinal, d.arrival, d.position
+-- What the owners of lanes need: what is not dead; what is dead and lies above the floor; and where dead events hold their key back,
+-- the first dead one of each key, found key by key. One key more than $3 says that there are more.
+with recursive lane as (
+    select w.ordinal, w.subscription, w.lane, c.floor, s.on_dead = 'block' as blocks
+    from unnest($1::bigint[], $2::integer[]) with ordinality as w (subscription, lane, ordinal)
+    join cursor as c on c.subscription = w.subscription and c.lane = w.lane
+    join subscription as s on s.id = w.subscription
+),
+head as (
+    select l.ordinal, l.subscription, l.lane, 1::bigint as number, first.position, first.key
+    from lane as l
+    cross join lateral (
+        select d.position, d.key
+        from delivery as d
+        where d.subscription = l.subscription and d.lane = l.lane and not d.queued and d.died_at is not null and d.key is not null
+        order by d.key, d.arrival
+        limit 1
+    ) as first
+    where l.blocks
+    union all
+    select h.ordinal, h.subscription, h.lane, h.number + 1, next.position, next.key
+    from head as h
+    cross join lateral (
+        select d.position, d.key
+        from delivery as d
+        where d.subscription = h.subscription and d.lane = h.lane and not d.queued and d.died_at is not null and d.key > h.key
+        order by d.key, d.arrival
+        limit 1
+    ) as next
+    where h.number <= $3::bigint
+),
+needed as (
+    select l.ordinal, 0::bigint as number, d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since
+    from lane as l
+    join delivery as d on d.subscription = l.subscription and d.lane = l.lane and not d.queued and d.died_at is null
+    union all
+    select l.ordinal, 0::bigint, d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since
+    from lane as l
+    join delivery as d on d.subscription = l.subscription and d.position > l.floor
+    where d.lane = l.lane and not d.queued and d.died_at is not null
+    union all
+    select h.ordinal, h.number, d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since
+    from head as h
+    join delivery as d on d.subscription = h.subscription and d.position = h.position
+)
+select n.ordinal, n.position, n.key, n.arrival, n.state, n.attempts, n.due_at, n.since, n.number
+from needed as n
+order by n.ordinal, n.arrival, n.position

@@ -2,10 +2,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::{
-    AttemptError, Change, Cursor, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, ErrorKind, Event, Filter, Fleet,
-    Hello, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, NewEvent, Operator, Page,
-    PausedBy, PollRequest, Position, PrunePolicy, RangeSet, Report, Scan, ScanRequest, Selection, Settlement, Start,
-    State, Store, Subscription, Take, TakeCause, Timestamp, Wake, Writer, lane_of,
+    AttemptError, Change, Cursor, DEAD_HEADS_MAX, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, ErrorKind, Event,
+    Filter, Fleet, Hello, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, NewEvent, OnDead,
+    Operator, Page, PausedBy, PollRequest, Position, PrunePolicy, RangeSet, Report, Scan, ScanRequest, Selection,
+    Settlement, Start, State, Store, Subscription, Take, TakeCause, Timestamp, Wake, Writer, lane_of,
 };
 use uuid::Uuid;
 
@@ -54,6 +54,9 @@ cases! {
         only_one_take_wins,
         a_take_raises_the_epoch_before_it_returns,
         a_load_shows_what_was_settled_before_the_take,
+        a_load_leaves_out_the_dead,
+        a_load_tells_which_keys_the_dead_hold_back,
+        a_load_says_when_the_dead_hold_back_too_many_keys,
         an_old_epoch_loads_nothing,
         an_old_epoch_settles_nothing,
         a_fenced_lane_does_not_keep_others_from_being_settled,
@@ -416,6 +419,73 @@ async fn a_load_shows_what_was_settled_before_the_take<F: Fixture>(fixture: &F) 
     let state = second.load(lane, raised).await?;
     ensure!(state.cursor.floor == at[1], "the floor is {}, settled was {}", state.cursor.floor, at[1]);
     ensure!(state.deliveries == [delivery(at[1], 0)], "the deliveries are {:?}", state.deliveries);
+    Ok(())
+}
+
+/// A lane with rows at seven positions: below the floor, three dead ones of two keys and one that is not dead, which comes after a dead
+/// one of its key; above it one that is dead. Then it is loaded.
+async fn loaded_with_dead<F: Fixture>(fixture: &F, on_dead: OnDead) -> Tried<(Vec<Position>, LaneState)> {
+    let member = join_with(fixture, Subscription { on_dead, ..subscription() }).await?;
+    let lane = member.first_lane();
+    let epoch = member.take(lane, TakeCause::Free).await?;
+    let at = fixture.publish(events("a", 7)).await?;
+    let row = |index: usize, key: Option<&str>, state| Delivery {
+        key: key.map(Into::into),
+        state,
+        ..delivery(at[index], index as i64 + 1)
+    };
+    let put = vec![
+        row(0, Some("x"), State::Dead),
+        row(1, Some("x"), State::Dead),
+        row(2, Some("y"), State::Dead),
+        row(3, None, State::Dead),
+        row(4, Some("x"), State::Pending),
+        row(5, Some("x"), State::Dead),
+    ];
+    let cursor = Cursor { floor: at[4], settled: set(&at[5..6]), ..Cursor::default() };
+    ensure!(member.settle(LaneWrite { put, cursor, ..write(lane, epoch, at[4]) }).await?, "the owner could not settle");
+    Ok((at, member.load(lane, epoch).await?))
+}
+
+async fn a_load_leaves_out_the_dead<F: Fixture>(fixture: &F) -> Outcome {
+    let (at, state) = loaded_with_dead(fixture, OnDead::Skip).await?;
+    let loaded: Vec<Position> = state.deliveries.iter().map(|delivery| delivery.position).collect();
+    ensure!(
+        loaded == at[4..6],
+        "what is not dead and what is dead above the floor are {:?}, loaded: {loaded:?}",
+        &at[4..6]
+    );
+    ensure!(state.last_arrival == 6, "the last arrival is {}", state.last_arrival);
+    Ok(())
+}
+
+async fn a_load_tells_which_keys_the_dead_hold_back<F: Fixture>(fixture: &F) -> Outcome {
+    let (at, state) = loaded_with_dead(fixture, OnDead::Block).await?;
+    let loaded: Vec<Position> = state.deliveries.iter().map(|delivery| delivery.position).collect();
+    let needed = [at[0], at[2], at[4], at[5]];
+    ensure!(loaded == needed, "of each key the first dead one, and the rest: {needed:?}, loaded: {loaded:?}");
+    ensure!(!state.dead_heads_left_out, "two keys are few");
+    Ok(())
+}
+
+async fn a_load_says_when_the_dead_hold_back_too_many_keys<F: Fixture>(fixture: &F) -> Outcome {
+    let member = join(fixture).await?;
+    let lane = member.first_lane();
+    let epoch = member.take(lane, TakeCause::Free).await?;
+    let at = fixture.publish(events("a", DEAD_HEADS_MAX + 1)).await?;
+    let dead = |(index, position): (usize, &Position)| Delivery {
+        key: Some(format!("k{index}").into()),
+        state: State::Dead,
+        ..delivery(*position, index as i64 + 1)
+    };
+    let mut dead: Vec<Delivery> = at.iter().enumerate().map(dead).collect();
+    for (put, left_out) in [(dead.drain(..DEAD_HEADS_MAX).collect(), false), (dead, true)] {
+        let settled = LaneWrite { put, ..write(lane, epoch, at[DEAD_HEADS_MAX]) };
+        ensure!(member.settle(settled).await?, "the owner could not settle");
+        let state = member.load(lane, epoch).await?;
+        let told = (state.deliveries.len(), state.dead_heads_left_out);
+        ensure!(told == (DEAD_HEADS_MAX, left_out), "told: {told:?}");
+    }
     Ok(())
 }
 

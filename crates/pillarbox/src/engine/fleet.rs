@@ -122,7 +122,7 @@ impl Engine {
             lane.written.1 = now.mono;
             if self.draining {
                 lane.phase = Phase::Releasing;
-            } else if sub.paused {
+            } else if sub.paused || lane.overfull {
                 lane.phase = Phase::Paused;
             }
             if self.config.mutant == Some(Mutant::JoinWithoutRereading) && lane.top < self.horizon {
