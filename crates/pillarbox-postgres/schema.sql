@@ -247,6 +247,10 @@ CREATE INDEX dedup_1_created_at_idx ON pillarbox.dedup_1 USING btree (created_at
 
 CREATE INDEX dedup_2_created_at_idx ON pillarbox.dedup_2 USING btree (created_at)
 
+CREATE INDEX delivery_alive ON pillarbox.delivery USING btree (subscription, lane, arrival) WHERE ((NOT queued) AND (died_at IS NULL))
+
+CREATE INDEX delivery_dead ON pillarbox.delivery USING btree (subscription, lane, key, arrival) WHERE ((NOT queued) AND (died_at IS NOT NULL) AND (key IS NOT NULL))
+
 CREATE INDEX delivery_died_at ON pillarbox.delivery USING btree (died_at) WHERE (died_at IS NOT NULL)
 
 CREATE INDEX delivery_key ON pillarbox.delivery USING btree (subscription, key, arrival) WHERE (key IS NOT NULL)

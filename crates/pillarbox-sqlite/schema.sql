@@ -190,6 +190,11 @@ CREATE TABLE pillarbox_subscription (
 
 CREATE INDEX pillarbox_dedup_created_at on pillarbox_dedup (created_at);
 
+CREATE INDEX pillarbox_delivery_alive on pillarbox_delivery (subscription, lane, arrival) where died_at is null;
+
+CREATE INDEX pillarbox_delivery_dead on pillarbox_delivery (subscription, lane, key, arrival)
+where died_at is not null and key is not null;
+
 CREATE INDEX pillarbox_delivery_delayed on pillarbox_delivery (subscription, due_at) where state = 'delayed';
 
 CREATE INDEX pillarbox_delivery_died_at on pillarbox_delivery (died_at) where died_at is not null;
