@@ -1,7 +1,9 @@
+mod health;
+mod server;
+
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use axum::Router;
@@ -9,58 +11,16 @@ use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use pillarbox::{HealthLimits, Level, Operator, Status, problems};
+use pillarbox::{HealthLimits, Level, problems};
 use serde_json::json;
 use tokio::net::TcpListener;
-use tokio::sync::Mutex;
 
 use crate::command::sentence;
-use crate::log::Log;
-use crate::recorder::Recorder;
+
+pub(crate) use health::{Health, Part};
 
 /// How many ports are tried beside the one that was asked for.
 const PORTS_TRIED_MAX: u16 = 100;
-/// A status is counted anew at most this often, however often somebody asks.
-const STATUS_AGE_MAX: Duration = Duration::from_secs(1);
-
-/// What the listener can tell of this process.
-pub(crate) struct Health {
-    operator: Arc<Log>,
-    recorder: Recorder,
-    ready: AtomicBool,
-    /// When it was read, whether this instance took part then, and the status.
-    cached: Mutex<Option<(Instant, bool, Status)>>,
-}
-
-impl Health {
-    pub(crate) fn new(operator: Arc<Log>, recorder: Recorder) -> Arc<Self> {
-        Arc::new(Health { operator, recorder, ready: AtomicBool::new(false), cached: Mutex::new(None) })
-    }
-
-    /// Whether this instance takes part: it has joined and is not draining.
-    pub(crate) fn set_ready(&self, ready: bool) {
-        self.ready.store(ready, Ordering::Release);
-    }
-
-    async fn status(&self) -> pillarbox::Result<Status> {
-        let mut cached = self.cached.lock().await;
-        let ready = self.is_ready();
-        // What was read before this instance joined says that nobody runs its subscriptions.
-        if let Some((at, was_ready, status)) = &*cached
-            && at.elapsed() < STATUS_AGE_MAX
-            && *was_ready == ready
-        {
-            return Ok(status.clone());
-        }
-        let status = self.operator.status().await?;
-        *cached = Some((Instant::now(), ready, status.clone()));
-        Ok(status)
-    }
-
-    fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Acquire)
-    }
-}
 
 /// Binds the address, or the next free port above it.
 pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
@@ -78,8 +38,8 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
         .with_context(|| format!("{address} and the {PORTS_TRIED_MAX} ports above it are taken; change http.listen"))
 }
 
-/// Answers until the process ends.
-pub(crate) async fn serve(listener: TcpListener, health: Arc<Health>) -> Result<()> {
+/// Answers at most so many connections at a time, until the process ends.
+pub(crate) async fn serve(listener: TcpListener, health: Arc<Health>, connections_max: usize) -> Infallible {
     let router = Router::new()
         .route("/livez", get(live))
         .route("/healthz", get(live))
@@ -89,7 +49,7 @@ pub(crate) async fn serve(listener: TcpListener, health: Arc<Health>) -> Result<
         .fallback(unknown)
         .method_not_allowed_fallback(not_allowed)
         .with_state(health);
-    axum::serve(listener, router).await.context("the listener ended")
+    server::serve(listener, router, connections_max).await
 }
 
 /// Depends on nothing: whoever can read this lives.
@@ -98,26 +58,32 @@ async fn live() -> Response {
 }
 
 async fn ready(State(health): State<Arc<Health>>) -> Response {
-    if !health.is_ready() {
-        return problem("not ready", "this instance has not joined yet, or is draining");
-    }
-    match health.status().await {
-        Ok(_) => text("ok\n".to_owned()),
-        Err(error) => problem("not ready", &format!("the database cannot be worked on: {error}")),
+    match health.hindrance() {
+        None => text("ok\n".to_owned()),
+        Some(hindrance) => problem("not ready", &hindrance),
     }
 }
 
 async fn progress(State(health): State<Arc<Health>>) -> Response {
-    let ready = health.is_ready();
-    let status = match health.status().await {
-        Ok(status) => status,
-        Err(error) => return problem("no progress", &format!("the database cannot be read: {error}")),
-    };
-    if !ready {
+    let (part, since) = health.part();
+    match part {
         // A relay that starts has taken no lane yet and one that drains has given them back: nothing has to move here.
-        return text("ok: this instance has not joined yet, or is draining\n".to_owned());
+        Part::Starting => return text("ok: this instance has not joined yet\n".to_owned()),
+        Part::Draining => return text("ok: this instance is draining\n".to_owned()),
+        Part::Working { .. } | Part::Lost => {}
     }
-    let serious: Vec<String> = problems(&status, &HealthLimits::default())
+    if let Some(hindrance) = health.hindrance() {
+        return problem("no progress", &hindrance);
+    }
+    let known = health.known().await;
+    // What was read before this instance joined says that nobody runs its subscriptions.
+    let Some((_, status)) = known.since(since) else {
+        return match known.error {
+            Some(error) => problem("no progress", &format!("the database cannot be read: {error}")),
+            None => text("ok: this instance has just joined\n".to_owned()),
+        };
+    };
+    let serious: Vec<String> = problems(status, &HealthLimits::default())
         .iter()
         .filter(|problem| problem.level == Level::Failed)
         .map(sentence)
@@ -126,13 +92,10 @@ async fn progress(State(health): State<Arc<Health>>) -> Response {
 }
 
 async fn metrics(State(health): State<Arc<Health>>) -> Response {
-    match health.status().await {
-        Ok(status) => {
-            let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-            (kind, health.recorder.render(&status)).into_response()
-        }
-        Err(error) => problem("no metrics", &format!("the database cannot be read: {error}")),
-    }
+    let known = health.known().await;
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    // What this process counts itself is told also while the database is away.
+    (kind, health.recorder.render(known.youngest())).into_response()
 }
 
 async fn unknown(uri: Uri) -> Response {

@@ -9,11 +9,13 @@ mod exit;
 mod http;
 mod log;
 mod logging;
+mod open_files;
 mod output;
 mod patience;
 mod recorder;
 mod secret;
 mod sink;
+mod visible;
 
 use std::process::ExitCode;
 
@@ -24,6 +26,7 @@ use crate::args::Args;
 
 fn main() -> ExitCode {
     let args = Args::try_parse().unwrap_or_else(|error| exit::refuse(&error));
+    let json = args.json;
     logging::start(&args);
     sink::log_panics();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -33,5 +36,5 @@ fn main() -> ExitCode {
         runtime.shutdown_background();
         result
     });
-    exit::finish(result)
+    exit::finish(result, json)
 }

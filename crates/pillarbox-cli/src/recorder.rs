@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -7,6 +7,9 @@ use pillarbox::{Mode, PausedBy, RecoveryCause, State, Status, SubscriptionStatus
 
 /// A gauge that was not set for so long is of a subscription that is gone, and goes too. All others are set whenever they are asked for.
 const GAUGE_IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// By what a lane comes from another instance.
+const TAKEOVER_CAUSES: [&str; 2] = ["lock", "lease"];
 
 /// Gathers this process's metrics and writes them as Prometheus text.
 #[derive(Clone)]
@@ -25,38 +28,47 @@ impl Recorder {
         Ok(Recorder { handle })
     }
 
-    /// All metrics as text, with the figures of `status` brought up to date.
-    pub(crate) fn render(&self, status: &Status) -> String {
-        for subscription in &status.subscriptions {
-            let name = &subscription.name;
-            let gauge =
-                |metric: &'static str, value: f64| metrics::gauge!(metric, "subscription" => name.clone()).set(value);
-            gauge(metric::OLDEST_AGE, subscription.oldest_age_seconds.unwrap_or(0.0));
-            gauge(metric::BACKLOG, subscription.pending as f64);
-            gauge(metric::BREAKER_OPEN, f64::from(u8::from(subscription.report.breaker.is_some())));
-            for by in [PausedBy::Operator, PausedBy::Receiver] {
-                let paused = f64::from(u8::from(subscription.paused_by == Some(by)));
-                metrics::gauge!(metric::PAUSED, "subscription" => name.clone(), "by" => by.name()).set(paused);
-            }
-            for (state, count) in [
-                (State::Delayed, subscription.delayed),
-                (State::Processing, subscription.processing),
-                (State::Retrying, subscription.retrying),
-                (State::Blocked, subscription.blocked),
-                (State::Dead, subscription.dead),
-            ] {
-                metrics::gauge!(metric::DELIVERIES, "subscription" => name.clone(), "state" => state.name())
-                    .set(count as f64);
-            }
-            // A counter that has counted nothing yet is there all the same, so that a rate over it is 0 and not absent.
-            metrics::counter!(metric::DELIVERED, "subscription" => name.clone()).increment(0);
-            metrics::counter!(metric::DIED, "subscription" => name.clone()).increment(0);
-            if subscription.mode == Mode::Queue {
-                render_queue(subscription);
-            }
+    /// All metrics as text, with the figures of a status that was read at this moment, if there is one.
+    pub(crate) fn render(&self, status: Option<(Instant, &Status)>) -> String {
+        metrics::gauge!(metric::BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+        metrics::counter!(metric::REJOINS).increment(0);
+        for cause in TAKEOVER_CAUSES {
+            metrics::counter!(metric::TAKEOVERS, "cause" => cause).increment(0);
+        }
+        if let Some((read_at, status)) = status {
+            metrics::gauge!(metric::STATUS_AGE).set(read_at.elapsed().as_secs_f64());
+            status.subscriptions.iter().for_each(render_subscription);
         }
         self.handle.run_upkeep();
         self.handle.render()
+    }
+}
+
+/// The figures of one subscription.
+fn render_subscription(subscription: &SubscriptionStatus) {
+    let name = &subscription.name;
+    let gauge = |metric: &'static str, value: f64| metrics::gauge!(metric, "subscription" => name.clone()).set(value);
+    gauge(metric::OLDEST_AGE, subscription.oldest_age_seconds.unwrap_or(0.0));
+    gauge(metric::BACKLOG, subscription.pending as f64);
+    gauge(metric::BREAKER_OPEN, f64::from(u8::from(subscription.report.breaker.is_some())));
+    for by in [PausedBy::Operator, PausedBy::Receiver] {
+        let paused = f64::from(u8::from(subscription.paused_by == Some(by)));
+        metrics::gauge!(metric::PAUSED, "subscription" => name.clone(), "by" => by.name()).set(paused);
+    }
+    for (state, count) in [
+        (State::Delayed, subscription.delayed),
+        (State::Processing, subscription.processing),
+        (State::Retrying, subscription.retrying),
+        (State::Blocked, subscription.blocked),
+        (State::Dead, subscription.dead),
+    ] {
+        metrics::gauge!(metric::DELIVERIES, "subscription" => name.clone(), "state" => state.name()).set(count as f64);
+    }
+    // A counter that has counted nothing yet is there all the same, so that a rate over it is 0 and not absent.
+    metrics::counter!(metric::DELIVERED, "subscription" => name.clone()).increment(0);
+    metrics::counter!(metric::DIED, "subscription" => name.clone()).increment(0);
+    if subscription.mode == Mode::Queue {
+        render_queue(subscription);
     }
 }
 
@@ -92,5 +104,7 @@ fn describe() {
     metrics::describe_gauge!(metric::BACKLOG, "Events that wait to be delivered");
     metrics::describe_gauge!(metric::DELIVERIES, "Deliveries of the slow path");
     metrics::describe_gauge!(metric::BREAKER_OPEN, "1 while the sink is taken to be down");
+    metrics::describe_gauge!(metric::STATUS_AGE, "The age of the gauges that were read from the database, in seconds");
+    metrics::describe_gauge!(metric::BUILD_INFO, "1, with the version of this process");
     metrics::describe_gauge!(metric::PAUSED, "1 while the subscription is paused");
 }

@@ -24,6 +24,10 @@ pub const DELIVERIES: &str = "pillarbox_deliveries";
 pub const BREAKER_OPEN: &str = "pillarbox_breaker_open";
 /// Gauge, by `subscription` and `by`: 1 while it is paused by an operator, or by its receiver.
 pub const PAUSED: &str = "pillarbox_paused";
+/// Gauge: the age of the gauges that the listener has read from the database, in seconds.
+pub const STATUS_AGE: &str = "pillarbox_status_age_seconds";
+/// Gauge, by `version`: 1.
+pub const BUILD_INFO: &str = "pillarbox_build_info";
 /// Counter, by `subscription` and `cause`: claims of queues that were taken from those who would not end them any more.
 pub const RECOVERED: &str = "pillarbox_recovered_total";
 /// Counter, by `subscription`: claims that this relay ended after they had been taken from it.

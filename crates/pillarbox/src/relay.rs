@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use self::shell::{LEAVE_TIMEOUT, Shell};
 use crate::engine::EngineConfig;
@@ -70,6 +71,8 @@ struct Face {
     instance: InstanceId,
     /// It is that instance still, and not about to become another.
     joined: bool,
+    /// When the database last answered its beat.
+    heard_at: Instant,
     report: Report,
 }
 
@@ -213,6 +216,11 @@ impl Relay {
     pub fn ready(&self) -> bool {
         let face = self.face();
         self.end.borrow().is_none() && face.joined && !face.report.draining
+    }
+
+    /// For how long the database has not answered this relay's beat, which comes about every second.
+    pub fn silence(&self) -> Duration {
+        self.face().heard_at.elapsed()
     }
 
     /// Waits until nothing can be delivered now that was committed before the call. What waits for a retry, its time, an operator,

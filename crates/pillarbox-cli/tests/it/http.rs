@@ -1,16 +1,22 @@
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::place::{On, PATIENCE, Place, Running, on_each};
+use crate::receiver::{Manners, Receiver};
 
 pub(crate) fn listen(relay: &Running) -> String {
-    let line: Value = serde_json::from_str(&relay.wait_for("\"listen\"")).unwrap();
-    let address = line["fields"]["listen"].as_str().unwrap().to_owned();
+    let address = address(relay);
     relay.wait_for("relay started");
     address
+}
+
+/// Where it listens, whether it has started or not.
+pub(crate) fn address(relay: &Running) -> String {
+    let line: Value = serde_json::from_str(&relay.wait_for("\"listen\"")).unwrap();
+    line["fields"]["listen"].as_str().unwrap().to_owned()
 }
 
 /// The status code and the rest.
@@ -49,7 +55,15 @@ fn health_and_metrics_are_served(on: On) {
     until(&address, "/progressz", |answer| answer.0 == 200);
     let (_, metrics) =
         until(&address, "/metrics", |answer| answer.1.contains("pillarbox_delivered_total{subscription=\"out\"} 1"));
-    for name in ["pillarbox_oldest_undelivered_age_seconds", "pillarbox_backlog", "pillarbox_deliveries"] {
+    for name in [
+        "pillarbox_oldest_undelivered_age_seconds",
+        "pillarbox_backlog",
+        "pillarbox_deliveries",
+        "pillarbox_status_age_seconds",
+        "pillarbox_build_info{version=",
+        "pillarbox_takeovers_total{cause=\"lease\"} 0",
+        "pillarbox_rejoins_total 0",
+    ] {
         assert!(metrics.contains(name), "{name}: {metrics}");
     }
     for (method, path, wanted) in [("GET", "/nothing", 404), ("POST", "/nothing", 404), ("POST", "/livez", 405)] {
@@ -115,7 +129,57 @@ fn listening_beyond_loopback_without_tokens_is_refused(on: On) {
     assert!(text.contains("tokens"), "{text}");
 }
 
+/// Half of them say nothing at all, half of them the beginning of a request, and nobody ever ends.
+fn silent_connections(address: &str, count: usize) -> Vec<TcpStream> {
+    let connect = |number| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        if number % 2 == 0 {
+            // It may have been closed by now.
+            let _ = stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: x\r\n");
+        }
+        stream
+    };
+    (0..count).map(connect).collect()
+}
+
+/// A service has 1,024 open files by default. Here fewer, so that the test stays small.
+fn idle_connections_to_the_listener_do_not_stop_delivery(on: On) {
+    let place = Place::new(on);
+    let receiver = Receiver::start(Manners::Takes);
+    place.write(
+        "pillarbox.toml",
+        &format!(
+            "[[subscription]]\nname = \"hook\"\nsink = {{ kind = \"http\", url = \"http://{}/\" }}\n",
+            receiver.address()
+        ),
+    );
+    let relay = place.start_after("ulimit -n 128", &["run", "--listen", "127.0.0.1:0", "--log-format", "json"]);
+    let address = listen(&relay);
+    let mut silent = silent_connections(&address, 400);
+    // The first one is closed by the relay: nobody else closes it.
+    silent[0].set_read_timeout(Some(PATIENCE)).unwrap();
+    let closed = silent[0].read(&mut [0]);
+    assert!(matches!(&closed, Ok(0)) || closed.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset));
+    let lines: String = (0..200).map(|number| format!("{number}\n")).collect();
+    assert!(place.pipe(&["publish", "--topic", "t", "--type", "y", "--ndjson"], lines.as_bytes()).status.success());
+    crate::ledger::until("all are delivered", || receiver.bodies().len() == 200);
+    until(&address, "/readyz", |answer| answer.0 == 200);
+    assert_eq!(silent.len(), 400);
+}
+
+fn a_soft_limit_of_open_files_is_raised(on: On) {
+    let place = Place::with_file_sink(on);
+    let relay = place.start_after("ulimit -S -n 64", &["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", relay.id())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let soft: u64 = line.split_whitespace().nth(3).unwrap().parse().unwrap();
+    assert!(soft > 64, "{line}");
+}
+
 on_each!(
+    idle_connections_to_the_listener_do_not_stop_delivery,
+    a_soft_limit_of_open_files_is_raised,
     health_and_metrics_are_served,
     a_relay_that_starts_on_an_old_backlog_is_never_called_stuck,
     a_taken_port_moves_on_and_says_so,

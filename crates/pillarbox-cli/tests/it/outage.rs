@@ -6,6 +6,7 @@ use std::fs::{File, OpenOptions};
 use pillarbox_testkit::postgres::{Mode, Server};
 use pillarbox_testkit::proxy::Proxy;
 
+use crate::http;
 use crate::ledger::{LANES, Ledger, until};
 use crate::place::{Place, Running};
 use crate::sql::Sql;
@@ -164,6 +165,52 @@ fn a_relay_frozen_beyond_its_lease_settles_nothing_when_it_goes_on() {
     assert_eq!(frozen.end(), Some(0), "it came back under another number");
     let verdict = ledger.verdict();
     assert!(verdict.is_sound() && verdict.committed == 100, "{verdict}");
+}
+
+/// The proxy holds every byte for the whole test: what is answered is answered without the database.
+#[test]
+fn probes_answer_while_the_database_is_frozen() {
+    let place = with_lease(Place::empty(crate::place::On::Postgres));
+    let proxy = Proxy::start(Server::shared().port()).unwrap();
+    let by_proxy = proxy.url(place.url());
+    let args = ["run", "--listen", "127.0.0.1:0", "--log-format", "json", "--database", &by_proxy];
+    let relay = place.start(&args);
+    let address = http::listen(&relay);
+    place.publish(&[]);
+    let delivered = "pillarbox_delivered_total{subscription=\"out\"} 1";
+    http::until(&address, "/metrics", |answer| answer.1.contains(delivered));
+    proxy.stall().unwrap();
+    let (_, text) = http::until(&address, "/readyz", |answer| answer.0 == 503);
+    assert!(text.contains("the database cannot be reached"), "{text}");
+    let (code, text) = http::get(&address, "/metrics");
+    assert!(code == 200 && text.contains(delivered), "{text}");
+    let (code, text) = http::get(&address, "/progressz");
+    assert!(code == 503 && text.contains("the database cannot be reached"), "{text}");
+    assert_eq!(http::get(&address, "/livez").0, 200);
+    proxy.resume().unwrap();
+    http::until(&address, "/readyz", |answer| answer.0 == 200);
+}
+
+/// A server that is stopped refuses connections; one that was not there at the start does so from the start.
+#[test]
+fn a_relay_without_its_database_says_so_and_counts_on() {
+    let server = Server::builder().start().unwrap();
+    let place = with_lease(Place::on(&server));
+    let relay = place.start(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"]);
+    let address = http::listen(&relay);
+    http::until(&address, "/readyz", |answer| answer.0 == 200);
+    server.stop(Mode::Immediate).unwrap();
+    let (_, text) = http::until(&address, "/readyz", |answer| answer.0 == 503);
+    assert!(text.contains("the database cannot be reached"), "{text}");
+    let (code, text) = http::get(&address, "/metrics");
+    assert!(code == 200 && text.contains("pillarbox_rejoins_total"), "{text}");
+    let other = place.start(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"]);
+    let address = http::address(&other);
+    assert_eq!(http::get(&address, "/livez").0, 200);
+    let (code, text) = http::get(&address, "/readyz");
+    assert!(code == 503 && text.contains("has not joined yet"), "{text}");
+    server.start().unwrap();
+    http::until(&address, "/readyz", |answer| answer.0 == 200);
 }
 
 #[test]

@@ -109,7 +109,8 @@ impl<S: Store + Operator> Shell<S> {
         joined: &Joined,
     ) -> Self {
         let life = Life::new(&config, joined, &store, &targets);
-        let face = Face { instance: joined.instance, joined: true, report: life.engine.report() };
+        let face =
+            Face { instance: joined.instance, joined: true, heard_at: Instant::now(), report: life.engine.report() };
         Shell {
             store: Arc::new(store),
             config,
@@ -176,7 +177,12 @@ impl<S: Store + Operator> Shell<S> {
             input = tokio::select! {
                 biased;
                 answer = self.life.inputs.recv() => match answer.expect("the shell keeps a sender") {
-                    Answer::Input(input) => input,
+                    Answer::Input(input) => {
+                        if matches!(input, Input::Observed(_)) {
+                            self.show().heard_at = Instant::now();
+                        }
+                        input
+                    }
                     Answer::Failed(call, error) => match self.failed(call, error) {
                         Ok(input) => input,
                         Err(error) => return over(error),
@@ -231,7 +237,7 @@ impl<S: Store + Operator> Shell<S> {
                     return None;
                 }
                 Attempted::Join(Err(error)) if may_join_later(&error) => {
-                    tracing::warn!(%error, source = cause(&error), "could not join again; trying on");
+                    tracing::warn!(%error, source = cause(&error), "could not rejoin; retrying");
                 }
                 Attempted::Join(Err(error)) => return Some(End::Failed(Arc::new(error))),
             }
@@ -264,7 +270,8 @@ impl<S: Store + Operator> Shell<S> {
         tracing::info!(instance = joined.instance.0, "joined again");
         metrics::counter!(metric::REJOINS).increment(1);
         self.life = Life::new(&self.config, joined, &*self.store, &self.targets);
-        *self.show() = Face { instance: joined.instance, joined: true, report: self.life.engine.report() };
+        let report = self.life.engine.report();
+        *self.show() = Face { instance: joined.instance, joined: true, heard_at: Instant::now(), report };
     }
 
     fn act(&mut self, action: Action) {
