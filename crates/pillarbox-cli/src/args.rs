@@ -60,7 +60,7 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Create or upgrade the schema, or say what a copied database is
     Migrate(MigrateArgs),
-    /// Run the relay with everything in the config; without a config, one subscription to standard output
+    /// Run the relay with all subscriptions of the config, or print all events by --stdout
     Run(RunArgs),
     /// Publish one event, or one per line of standard input, and print the ids
     Publish(PublishArgs),
@@ -157,6 +157,9 @@ pub(crate) struct RunArgs {
     /// Deliver what can be delivered now, then exit
     #[arg(long)]
     pub(crate) until_idle: bool,
+    /// Print all events, from the beginning of the log, in place of the config's subscriptions; nothing of it is left at the end
+    #[arg(long)]
+    pub(crate) stdout: bool,
     /// Where health checks and metrics listen, or off
     #[arg(long, value_name = "ADDRESS", value_parser = Listen::parse)]
     pub(crate) listen: Option<Listen>,

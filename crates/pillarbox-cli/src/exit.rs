@@ -3,8 +3,10 @@ use std::io;
 use std::process::ExitCode;
 
 use pillarbox::{Error, ErrorKind};
+use serde_json::json;
 
 use crate::secret::masked_arguments;
+use crate::visible::{visible, visible_json};
 
 /// How a command ends; the numbers are part of the contract with scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,12 +36,19 @@ impl From<Exit> for ExitCode {
 pub(crate) struct Stop {
     exit: Exit,
     message: String,
+    /// Each on a line of its own.
+    details: Vec<String>,
 }
 
 impl Stop {
     /// Ends the command with `exit`, saying `message`.
     pub(crate) fn with(exit: Exit, message: impl Into<String>) -> anyhow::Error {
-        Stop { exit, message: message.into() }.into()
+        Stop { exit, message: message.into(), details: Vec::new() }.into()
+    }
+
+    /// The same, with details that have a line each.
+    pub(crate) fn with_details(exit: Exit, message: impl Into<String>, details: Vec<String>) -> anyhow::Error {
+        Stop { exit, message: message.into(), details }.into()
     }
 
     /// The command was called wrongly.
@@ -50,7 +59,8 @@ impl Stop {
 
 impl fmt::Display for Stop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&visible(&self.message))?;
+        self.details.iter().try_for_each(|detail| write!(f, "\n  {}", visible(detail)))
     }
 }
 
@@ -69,17 +79,30 @@ impl fmt::Display for OutputClosed {
 impl std::error::Error for OutputClosed {}
 
 /// Turns the end of a command into its exit code, and says on standard error what went wrong.
-pub(crate) fn finish(result: anyhow::Result<Exit>) -> ExitCode {
+pub(crate) fn finish(result: anyhow::Result<Exit>, json: bool) -> ExitCode {
     let error = match result {
         Ok(exit) => return exit.into(),
         Err(error) => error,
     };
     let exit = exit_of(&error);
     if exit != Exit::Done {
-        // A failing write to standard error leaves nobody to be told.
-        let _ = io::Write::write_all(&mut io::stderr(), format!("error: {}\n", chain(&error)).as_bytes());
+        say(code_of(&error), &chain(&error), json);
     }
     exit.into()
+}
+
+/// Says what went wrong: as a line for people, or as an object for programs.
+fn say(code: &str, message: &str, json: bool) {
+    let text = if json {
+        // What our messages say behind the first semicolon is what to do about it.
+        let fix = message.split_once("; ").map(|(_, fix)| fix);
+        let error = json!({ "error": { "code": code, "message": message, "fix": fix } });
+        visible_json(&error.to_string()).into_owned()
+    } else {
+        format!("error: {message}")
+    };
+    // A failing write to standard error leaves nobody to be told.
+    let _ = io::Write::write_all(&mut io::stderr(), format!("{text}\n").as_bytes());
 }
 
 /// Ends a command line that cannot be read: wrong usage with 2, help and version with 0.
@@ -88,6 +111,11 @@ pub(crate) fn refuse(error: &clap::Error) -> ! {
     // A URL at the wrong place is repeated by the message, and may contain a password.
     let arguments = std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned());
     let shown = masked_arguments(&said, arguments);
+    if error.use_stderr() && std::env::args_os().any(|argument| argument == "--json") {
+        let message = shown.trim_end();
+        say("usage", message.strip_prefix("error: ").unwrap_or(message), true);
+        std::process::exit(error.exit_code())
+    }
     if shown == said {
         error.exit();
     }
@@ -109,9 +137,37 @@ fn exit_of(error: &anyhow::Error) -> Exit {
     }
 }
 
-/// The message and its causes, leaving out a cause that the message says already.
+/// The stable name of a failure, for programs.
+fn code_of(error: &anyhow::Error) -> &'static str {
+    if let Some(stop) = error.downcast_ref::<Stop>() {
+        return match stop.exit {
+            Exit::Done | Exit::Failed => "failed",
+            Exit::Usage => "usage",
+            Exit::Schema => "schema",
+            Exit::Unhealthy => "unhealthy",
+            Exit::Missing => "missing",
+        };
+    }
+    match error.downcast_ref::<Error>().map(Error::kind) {
+        Some(ErrorKind::Busy) => "busy",
+        Some(ErrorKind::Unavailable | ErrorKind::Ended) => "unavailable",
+        Some(ErrorKind::Full) => "full",
+        Some(ErrorKind::Invalid) => "invalid",
+        Some(ErrorKind::NotFound) => "not_found",
+        Some(ErrorKind::Schema) => "schema",
+        Some(ErrorKind::Foreign) => "foreign",
+        _ => "failed",
+    }
+}
+
+/// The message and its causes, leaving out a cause that the message says already. What servers say is on one line and acts on no
+/// terminal; only a [`Stop`] has lines of its own.
 pub(crate) fn chain(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.as_str() {
+    let text = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<Stop>() {
+        Some(stop) => stop.to_string(),
+        None => visible(&cause.to_string()).into_owned(),
+    };
+    error.chain().map(text).fold(String::new(), |text, cause| match text.as_str() {
         "" => cause,
         said if said.contains(&cause) => text,
         _ => format!("{text}: {cause}"),

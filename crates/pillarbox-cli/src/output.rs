@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::exit::{OutputClosed, Stop};
+use crate::visible::{visible, visible_json};
 
 /// Standard output, which carries data alone, and the few things that are said to a person beside it.
 #[derive(Debug, Clone, Copy)]
@@ -43,11 +44,20 @@ impl Output {
         Output { json, quiet, colors, talks: io::stderr().is_terminal() }
     }
 
-    /// One line of data.
+    /// One line of data; what a terminal would act on is escaped.
     pub(crate) fn line(&self, text: impl AsRef<str>) -> Result<()> {
-        let mut line = text.as_ref().to_owned();
-        line.push('\n');
-        self.write(line.as_bytes())
+        self.write(format!("{}\n", visible(text.as_ref())).as_bytes())
+    }
+
+    /// One line that begins in a style.
+    pub(crate) fn styled(&self, style: Style, beginning: &str, rest: &str) -> Result<()> {
+        let beginning = self.paint(style, &visible(beginning));
+        self.write(format!("{beginning}{}\n", visible(rest)).as_bytes())
+    }
+
+    /// One line of JSON, which may hold JSON of others.
+    pub(crate) fn json_line(&self, json: &str) -> Result<()> {
+        self.write(format!("{}\n", visible_json(json)).as_bytes())
     }
 
     /// Data as it is.
@@ -61,12 +71,11 @@ impl Output {
 
     /// A value as JSON, indented for people on a terminal and on one line otherwise.
     pub(crate) fn json(&self, value: &impl Serialize) -> Result<()> {
-        let text = if io::stdout().is_terminal() {
-            serde_json::to_string_pretty(value)?
-        } else {
-            serde_json::to_string(value)?
-        };
-        self.line(text)
+        if !io::stdout().is_terminal() {
+            return self.json_line(&serde_json::to_string(value)?);
+        }
+        let text = serde_json::to_string_pretty(value)?;
+        text.lines().try_for_each(|line| self.json_line(line))
     }
 
     /// A table; nothing but its headings if there are no rows.
@@ -74,7 +83,7 @@ impl Output {
         let mut table = Table::new();
         table.load_style(presets::NOTHING).set_header(headings.to_vec());
         for row in rows {
-            table.add_row(row);
+            table.add_row(row.iter().map(|cell| visible(cell).into_owned()));
         }
         for column in table.column_iter_mut() {
             column.set_padding((0, 2));
@@ -82,13 +91,13 @@ impl Output {
         let text = table.to_string();
         for (index, line) in text.lines().enumerate() {
             let line = line.trim_end();
-            if index == 0 { self.line(self.paint(Style::Bold, line))? } else { self.line(line)? }
+            if index == 0 { self.styled(Style::Bold, line, "")? } else { self.line(line)? }
         }
         Ok(())
     }
 
     /// Text in a style, where colours are wanted.
-    pub(crate) fn paint(&self, style: Style, text: &str) -> String {
+    fn paint(&self, style: Style, text: &str) -> String {
         let code = match style {
             Style::Bold => "1",
             Style::Green => "32",
@@ -103,7 +112,7 @@ impl Output {
     pub(crate) fn say(&self, text: impl AsRef<str>) {
         if !self.quiet {
             // A closed standard error is no reason to stop working.
-            let _ = writeln!(io::stderr(), "{}", text.as_ref());
+            let _ = writeln!(io::stderr(), "{}", visible(text.as_ref()));
         }
     }
 
@@ -138,10 +147,10 @@ impl Output {
         }
         if !io::stdin().is_terminal() {
             return Err(Stop::usage(format!(
-                "{question} There is no terminal to ask on; say --yes to do it or --dry-run to only look"
+                "refusing without confirmation: {question}; pass --yes to do it, or --dry-run to only look"
             )));
         }
-        let _ = write!(io::stderr(), "{question} Do it? [y/N] ");
+        let _ = write!(io::stderr(), "This {}. Do it? [y/N] ", visible(question));
         let mut answer = String::new();
         io::stdin().lock().read_line(&mut answer)?;
         Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
@@ -156,6 +165,15 @@ pub(crate) fn no_color() -> bool {
 /// A value, or a dash where there is none.
 pub(crate) fn dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+/// A count with its noun, like `1 event` and `2 events`.
+pub(crate) fn count(number: u64, noun: &str) -> String {
+    match (number, noun.strip_suffix('y')) {
+        (1, _) => format!("1 {noun}"),
+        (_, Some(stem)) if !stem.ends_with(['a', 'e', 'o', 'u']) => format!("{number} {stem}ies"),
+        _ => format!("{number} {noun}s"),
+    }
 }
 
 /// A span of time in the two largest units that matter to a person.
@@ -193,6 +211,8 @@ mod tests {
         assert_eq!(age(61.0), "61s");
         assert_eq!(age(3_661.0), "61m1s");
         assert_eq!(age(200_000.0), "2d7h");
+        assert_eq!(count(1, "delivery"), "1 delivery");
+        assert_eq!([count(0, "event"), count(2, "delivery"), count(2, "key")], ["0 events", "2 deliveries", "2 keys"]);
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");
     }

@@ -64,7 +64,7 @@ pub enum SslMode {
     Disable,
     /// If the server can; the certificate is not looked at. The default.
     Prefer,
-    /// Always; the certificate is not looked at.
+    /// Always; the certificate is not looked at, unless `sslrootcert` names an authority: then as [`VerifyCa`](SslMode::VerifyCa).
     Require,
     /// Always, with a certificate of a trusted authority.
     VerifyCa,
@@ -91,24 +91,22 @@ impl std::fmt::Debug for PgConfig {
 impl FromStr for PgConfig {
     type Err = Error;
 
-    /// Reads `postgres://user:password@host:port/database?…` with libpq's parameters, and `schema`.
+    /// Reads `postgres://user:password@host:port/database?…` with libpq's parameters, and `schema`. What it leaves out comes from where
+    /// libpq takes it: a service file (`service`, `PGSERVICE`), the variables `PGHOST`, `PGPORT`, `PGUSER`, `PGPASSWORD`, `PGDATABASE`,
+    /// `PGSSLMODE` and so on, and for the password `~/.pgpass`.
     fn from_str(url: &str) -> Result<Self> {
         let invalid = |message: String| Error::new(ErrorKind::Invalid, message);
-        let (base, query) = url.split_once('?').unwrap_or((url, ""));
-        let (mut schema, mut ssl_mode, mut ssl_root_cert) = (SCHEMA.to_owned(), SslMode::Prefer, None);
-        let mut rest = Vec::new();
-        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-            match name {
-                "schema" => schema = decode(value),
-                "sslmode" => ssl_mode = ssl_mode_of(value)?,
-                "sslrootcert" => ssl_root_cert = Some(decode(value)),
-                _ => rest.push(parameter),
-            }
+        if !["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
+            return Err(invalid(
+                "the database URL cannot be read; write it like postgres://user@host:5432/database".to_owned(),
+            ));
         }
+        let Completed { url, mut own, passfile } = Surroundings::of_process().complete(url)?;
+        let schema = own.remove("schema").unwrap_or_else(|| SCHEMA.to_owned());
         check_schema(&schema)?;
-        let joined = if rest.is_empty() { base.to_owned() } else { format!("{base}?{}", rest.join("&")) };
-        let mut postgres: Config = joined.parse().map_err(|source: tokio_postgres::Error| {
+        let ssl_root_cert = own.remove("sslrootcert");
+        let ssl_mode = ssl_mode_of(own.get("sslmode").map(String::as_str), ssl_root_cert.as_deref())?;
+        let mut postgres: Config = url.parse().map_err(|source: tokio_postgres::Error| {
             // The source may quote the URL, and with it the password.
             let what = std::error::Error::source(&source).map_or_else(|| source.to_string(), ToString::to_string);
             invalid(format!(
@@ -128,7 +126,9 @@ impl FromStr for PgConfig {
             .keepalives_interval(Duration::from_secs(2))
             .keepalives_retries(3);
         postgres.tcp_user_timeout(Duration::from_secs(10));
-        Ok(PgConfig { postgres, schema, ssl_mode, ssl_root_cert })
+        let mut config = PgConfig { postgres, schema, ssl_mode, ssl_root_cert };
+        config.look_up_password(passfile.as_deref());
+        Ok(config)
     }
 }
 
@@ -145,6 +145,19 @@ impl PgConfig {
         format!("postgres://{host}:{port}/{database}")
     }
 
+    /// The password of libpq's password file, where nothing else has named one.
+    fn look_up_password(&mut self, passfile: Option<&std::path::Path>) {
+        let Some(file) = passfile.filter(|_| self.postgres.get_password().is_none()) else { return };
+        let user = self.postgres.get_user().map(str::to_owned);
+        let user = user.or_else(|| std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).ok());
+        let Some(user) = user else { return };
+        let database = self.postgres.get_dbname().unwrap_or(&user).to_owned();
+        let Some((host, port)) = self.servers().into_iter().next() else { return };
+        if let Some(password) = surroundings::password(file, &host, port, &database, &user) {
+            self.postgres.password(password);
+        }
+    }
+
     /// The hosts and ports that are tried, in order.
     pub(crate) fn servers(&self) -> Vec<(String, u16)> {
         let ports = self.postgres.get_ports();
@@ -155,7 +168,13 @@ impl PgConfig {
             #[allow(unreachable_patterns, reason = "sockets are not everywhere")]
             Host::Unix(path) => path.display().to_string(),
         };
-        self.postgres.get_hosts().iter().enumerate().map(|(at, host)| (name(host), port(at))).collect()
+        let hosts = self.postgres.get_hosts().iter().map(name);
+        let addresses = self.postgres.get_hostaddrs().iter().map(ToString::to_string);
+        let mut named: Vec<String> = hosts.collect();
+        if named.is_empty() {
+            named.extend(addresses);
+        }
+        named.into_iter().enumerate().map(|(at, host)| (host, port(at))).collect()
     }
 
     /// A connection of an application's own, secured as the URL says. It ends with the client.
@@ -213,17 +232,25 @@ fn is_plain(name: &str) -> bool {
     first && name.len() <= 48 && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
 }
 
-fn ssl_mode_of(text: &str) -> Result<SslMode> {
-    Ok(match text {
-        "disable" => SslMode::Disable,
-        "allow" | "prefer" => SslMode::Prefer,
-        "require" => SslMode::Require,
-        "verify-ca" => SslMode::VerifyCa,
-        "verify-full" => SslMode::VerifyFull,
-        other => {
-            return Err(Error::new(
-                ErrorKind::Invalid,
-                format!("sslmode={other} is not known; use disable, prefer, require, verify-ca or verify-full"),
+/// The mode, with what an authority that is named makes of it: as with libpq, `require` then verifies as `verify-ca` does, and the
+/// authorities of the system, which anybody can get a certificate of, are for `verify-full` alone.
+fn ssl_mode_of(mode: Option<&str>, root_cert: Option<&str>) -> Result<SslMode> {
+    let refuse = |message: String| Err(Error::new(ErrorKind::Invalid, message));
+    let of_system = root_cert == Some("system");
+    Ok(match mode {
+        None if of_system => SslMode::VerifyFull,
+        Some("verify-full") => SslMode::VerifyFull,
+        Some(weak @ ("disable" | "allow" | "prefer" | "require" | "verify-ca")) if of_system => {
+            return refuse(format!("sslmode={weak} is too weak for sslrootcert=system; use sslmode=verify-full"));
+        }
+        None | Some("allow" | "prefer") => SslMode::Prefer,
+        Some("disable") => SslMode::Disable,
+        Some("require") if root_cert.is_some() => SslMode::VerifyCa,
+        Some("require") => SslMode::Require,
+        Some("verify-ca") => SslMode::VerifyCa,
+        Some(other) => {
+            return refuse(format!(
+                "sslmode={other} is not known; use disable, prefer, require, verify-ca or verify-full"
             ));
         }
     })
@@ -539,4 +566,7 @@ async fn drive<S, T>(
     }
 }
 
+mod surroundings;
 mod tls;
+
+use surroundings::{Completed, Surroundings};

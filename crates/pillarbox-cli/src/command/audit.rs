@@ -125,7 +125,7 @@ fn print(output: &Output, audit: &Audit, received: bool) -> Result<()> {
                 missing.position,
                 reason.as_str().unwrap_or_default().replace('_', " ")
             );
-            output.line(output.paint(Style::Red, &text))?;
+            output.styled(Style::Red, &text, "")?;
         }
         if one.missing as usize > MISSING_PRINTED_MAX {
             output.line(format!("… and {} more; --json lists them", one.missing as usize - MISSING_PRINTED_MAX))?;

@@ -106,7 +106,7 @@ pub(super) async fn confirmed(scope: &Scope, change: &Change, confirm: &ConfirmA
         if changed.count == 0 {
             return print(scope, &changed, false);
         }
-        let question = format!("This {}.", would(change, &changed, &store.status().await?));
+        let question = would(change, &changed, &store.status().await?);
         if !scope.output.confirm(false, &question)? {
             scope.output.say("nothing was changed");
             return Ok(Exit::Failed);

@@ -41,7 +41,9 @@ fn say_sound(scope: &Scope, name: &str, config: &Config) -> Result<()> {
         scope.output.line(format!("`pillarbox run` needs a database: {}", chain(&error)))?;
     }
     if count == 0 {
-        scope.output.line("without a subscription, `pillarbox run` prints all events to standard output")?;
+        scope.output.line(
+            "without a [[subscription]] `pillarbox run` refuses to start; `pillarbox run --stdout` prints all events",
+        )?;
     }
     Ok(())
 }

@@ -89,11 +89,11 @@ fn print(output: &Output, checks: &[Check]) -> Result<()> {
     }
     for check in checks {
         let mark = match check.level {
-            Level::Ok => output.paint(Style::Green, "ok     "),
-            Level::Warning => output.paint(Style::Yellow, "warning"),
-            Level::Failed => output.paint(Style::Red, "failed "),
+            Level::Ok => (Style::Green, "ok     "),
+            Level::Warning => (Style::Yellow, "warning"),
+            Level::Failed => (Style::Red, "failed "),
         };
-        output.line(format!("{mark}  {}: {}", check.name, check.finding))?;
+        output.styled(mark.0, mark.1, &format!("  {}: {}", check.name, check.finding))?;
         if let Some(fix) = &check.fix {
             output.line(format!("         fix: {fix}"))?;
         }

@@ -1,3 +1,5 @@
+mod ephemeral;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -6,15 +8,17 @@ use pillarbox::{Operator, PausedBy, Relay, Report, Sink, Subscription, Subscript
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
+use self::ephemeral::Ephemeral;
 use super::Scope;
 use crate::args::RunArgs;
-use crate::config::{Config, SinkSettings};
+use crate::config::Config;
 use crate::database::Database;
 use crate::exit::{Exit, Stop, chain};
-use crate::http::{self, Health};
+use crate::http::{self, Health, Part};
 use crate::log::{Limits, Log};
+use crate::open_files;
 use crate::patience::Patience;
 use crate::recorder::Recorder;
 use crate::sink;
@@ -22,7 +26,7 @@ use crate::sink;
 /// A relay may be started before its database is; for this long it waits for it. A script's relay does not wait.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 /// How often the listener learns whether the relay takes part.
-const READY_INTERVAL: Duration = Duration::from_millis(100);
+const PART_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs the relay until it is idle or told to stop.
 pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
@@ -33,19 +37,27 @@ pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
         config.http.listen = listen.0;
         config.http.check().map_err(Stop::usage)?;
     }
-    say_destinations(&config);
+    let ephemeral = args.stdout.then(Ephemeral::new);
+    refuse_nothing(scope, &config, args)?;
+    if !args.stdout {
+        say_destinations(&config);
+    }
+    let files_max = open_files::raise_limit();
+    let health = Health::new(Recorder::install()?, config.relay.lease_ttl / 2);
+    let mut background = JoinSet::new();
+    if !args.until_idle {
+        listen(&config, files_max, &health, &mut background).await?;
+    }
     let mut signals = Signals::new()?;
     let closed = Arc::new(Notify::new());
     let patience = || Patience::new(if args.until_idle { Duration::ZERO } else { START_PATIENCE });
     let prepared = tokio::select! {
-        prepared = patience().while_passing(async || prepare(&database, &config, &closed).await) => prepared?,
+        prepared = patience().while_passing(async || prepare(&database, &config, ephemeral.as_ref(), &closed).await) => prepared?,
         name = signals.next() => return Ok(gone_before_start(name)),
     };
     let (operator, plan) = prepared;
-    let health = Health::new(operator.clone(), Recorder::install()?);
-    let mut background = JoinSet::new();
     if !args.until_idle {
-        listen(&config, &health, &mut background).await?;
+        background.spawn(health.clone().refresh(operator.clone()));
     }
     let relay = tokio::select! {
         relay = patience().while_passing(async || start(&database, &config, &plan).await) => relay?,
@@ -57,9 +69,13 @@ pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
     }
     let names: Vec<&str> = plan.iter().map(|(subscription, _)| subscription.name.as_str()).collect();
     let Some(report) = work(relay, signals, &closed, &health, args.until_idle).await? else { return Ok(Exit::Failed) };
-    if args.until_idle {
+    let status = if args.until_idle { Some(operator.status().await) } else { None };
+    if let Some(ephemeral) = &ephemeral {
+        ephemeral.remove(&operator).await;
+    }
+    if let Some(status) = status {
         undelivered(&report)?;
-        let all = operator.status().await?.subscriptions;
+        let all = status?.subscriptions;
         let own: Vec<&SubscriptionStatus> = all.iter().filter(|one| names.contains(&one.name.as_str())).collect();
         paused_by_receiver(&own)?;
         refused(&own)?;
@@ -79,10 +95,21 @@ fn say_destinations(config: &Config) {
 type Plan = Vec<(Subscription, Arc<dyn Sink>)>;
 
 /// What has to be read and written before a relay can start.
-async fn prepare(database: &Database, config: &Config, closed: &Arc<Notify>) -> Result<(Arc<Log>, Plan)> {
+async fn prepare(
+    database: &Database,
+    config: &Config,
+    ephemeral: Option<&Ephemeral>,
+    closed: &Arc<Notify>,
+) -> Result<(Arc<Log>, Plan)> {
     let operator = Arc::new(database.open().await?);
     store_limits(config, &operator).await?;
-    let plan = plan(config, &operator, closed).await?;
+    let status = operator.status().await?;
+    ephemeral::remove_left_over(&operator, &status).await;
+    let source = format!("urn:pillarbox:{}", status.log.log_id);
+    let plan = match ephemeral {
+        Some(ephemeral) => vec![ephemeral.plan(config, &source, closed)?],
+        None => plan(config, &source, closed)?,
+    };
     Ok((operator, plan))
 }
 
@@ -126,7 +153,7 @@ async fn work(
         () = closed.notified() => info!("standard output was closed; draining"),
         error = relay.failed() => return Err(anyhow::Error::new(error).context("the relay ended")),
     }
-    health.set_ready(false);
+    health.set_part(Part::Draining);
     let report = relay.report();
     tokio::select! {
         result = relay.drain() => result.context("could not drain")?,
@@ -142,8 +169,8 @@ async fn work(
 /// Tells the listener whether this relay takes part: it does not while it has lost the database.
 async fn watch(relay: &Relay, health: &Health) {
     loop {
-        health.set_ready(relay.ready());
-        tokio::time::sleep(READY_INTERVAL).await;
+        health.set_part(Part::of(relay));
+        tokio::time::sleep(PART_INTERVAL).await;
     }
 }
 
@@ -205,24 +232,32 @@ fn tell_refused(one: &SubscriptionStatus) -> String {
     )
 }
 
-/// What this relay runs: the config's subscriptions, or everything to standard output.
-async fn plan(config: &Config, operator: &Log, closed: &Arc<Notify>) -> Result<Plan> {
-    let source = format!("urn:pillarbox:{}", operator.status().await?.log.log_id);
-    if config.subscriptions.is_empty() {
-        let mut subscription = Subscription::new("stdout");
-        subscription.retry = pillarbox::RetryPolicy::sink();
-        subscription.workers = config.relay.workers;
-        subscription.batch_size = config.relay.batch_size;
-        return Ok(vec![(subscription, sink::build(&SinkSettings::stdout(), &source, closed)?)]);
+/// A relay without subscriptions would do nothing and look well, most often because it was started in another folder than that of its
+/// config.
+fn refuse_nothing(scope: &Scope, config: &Config, args: &RunArgs) -> Result<()> {
+    if args.stdout || !config.subscriptions.is_empty() {
+        return Ok(());
     }
+    let why = match scope.load_config()?.file {
+        Some(file) => format!("the config in {} has no [[subscription]]", file.display()),
+        None => "there is no config file: ./pillarbox.toml does not exist here, and neither --config nor PILLARBOX_CONFIG names one"
+            .to_owned(),
+    };
+    Err(Stop::usage(format!(
+        "{why}, so there is nothing to deliver; add a [[subscription]] with a sink, or print all events with `pillarbox run --stdout`"
+    )))
+}
+
+/// What this relay runs: the config's subscriptions.
+fn plan(config: &Config, source: &str, closed: &Arc<Notify>) -> Result<Plan> {
     let built = config.subscriptions.iter().map(|settings| {
-        let sink = sink::build(&settings.sink, &source, closed);
+        let sink = sink::build(&settings.sink, source, closed);
         sink.map(|sink| (settings.engine(), sink)).with_context(|| format!("subscription '{}'", settings.name))
     });
     built.collect()
 }
 
-async fn listen(config: &Config, health: &Arc<Health>, background: &mut JoinSet<()>) -> Result<()> {
+async fn listen(config: &Config, files_max: u64, health: &Arc<Health>, background: &mut JoinSet<()>) -> Result<()> {
     let Some(address) = config.http.listen else { return Ok(()) };
     let listener = http::bind(address).await?;
     let bound = listener.local_addr()?;
@@ -231,11 +266,9 @@ async fn listen(config: &Config, health: &Arc<Health>, background: &mut JoinSet<
     } else {
         info!(listen = %bound, "listening");
     }
-    let health = health.clone();
+    let (health, connections_max) = (health.clone(), open_files::share(config.http.connections_max, files_max));
     background.spawn(async move {
-        if let Err(error) = http::serve(listener, health).await {
-            error!(error = %error, "http");
-        }
+        http::serve(listener, health, connections_max).await;
     });
     Ok(())
 }
@@ -261,17 +294,37 @@ async fn say_new(relay: &Relay, operator: &Log) -> Result<()> {
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// None: whoever started the process wants it to outlive the terminal, as `nohup` does.
+    hangup: Option<Signal>,
 }
 
 impl Signals {
     fn new() -> Result<Self> {
-        Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        let hangup = if ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) };
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        Ok(Signals { terminate, interrupt, hangup })
     }
 
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
+            () = received(self.hangup.as_mut()) => "SIGHUP",
         }
     }
+}
+
+async fn received(signal: Option<&mut Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether the process was started with SIGHUP ignored. Where the system does not tell, it was not.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    // The lowest bit is signal 1, which is SIGHUP.
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::Scope;
 use crate::args::ShowArgs;
 use crate::exit::{Exit, Stop};
-use crate::output::{Output, Style, dash};
+use crate::output::{Output, Style, count, dash};
 
 /// Shows one event with its deliveries and attempts.
 pub(super) async fn run(scope: &Scope, args: &ShowArgs) -> Result<Exit> {
@@ -18,7 +18,7 @@ pub(super) async fn run(scope: &Scope, args: &ShowArgs) -> Result<Exit> {
             .iter()
             .map(|fate| fate_json(fate, &why(&record, fate, &status)))
             .collect::<Result<_>>()?;
-        scope.output.line(event_json(&record.event, &subscriptions)?)?;
+        scope.output.json_line(&event_json(&record.event, &subscriptions)?)?;
     } else {
         print(&scope.output, &record, &status)?;
     }
@@ -110,12 +110,12 @@ fn print(output: &Output, record: &EventRecord, status: &Status) -> Result<()> {
         ("headers", event.headers.as_json().to_owned()),
         ("payload", payload),
     ] {
-        output.line(format!("{}{value}", output.paint(Style::Bold, &format!("{name:<12}"))))?;
+        output.styled(Style::Bold, &format!("{name:<12}"), &value)?;
     }
     for fate in &record.subscriptions {
         let why = why(record, fate, status);
         output.line("")?;
-        output.line(format!("{}: {}", output.paint(Style::Bold, &fate.subscription), why.message))?;
+        output.styled(Style::Bold, &fate.subscription, &format!(": {}", why.message))?;
         if let Some(delivery) = &fate.delivery {
             print_delivery(output, delivery)?;
         }
@@ -127,7 +127,8 @@ fn print(output: &Output, record: &EventRecord, status: &Status) -> Result<()> {
 pub(super) fn print_delivery(output: &Output, delivery: &DeliveryRecord) -> Result<()> {
     let DeliveryRecord { state, attempts, due_at, since, .. } = delivery;
     let due = if *state == State::Dead { String::new() } else { format!("due {due_at}, ") };
-    output.line(format!("  {}, {attempts} attempts, {due}waits since {since}", state.name()))?;
+    let attempts = count(u64::from(*attempts), "attempt");
+    output.line(format!("  {}, {attempts}, {due}waits since {since}", state.name()))?;
     if let Some(claim) = &delivery.claim {
         output.line(format!("  {}", owner(claim)))?;
     }

@@ -50,10 +50,10 @@ fn print(output: &Output, status: &Status, problems: &[Problem]) -> Result<()> {
         "log {log_id}, incarnation {incarnation}: {events} events, positions {log_start} to {horizon}, {size}"
     ))?;
     for holder in &status.log.holders {
-        output.line(output.paint(Style::Yellow, holder))?;
+        output.styled(Style::Yellow, holder, "")?;
     }
     for alarm in &status.log.alarms {
-        output.line(output.paint(Style::Yellow, alarm))?;
+        output.styled(Style::Yellow, alarm, "")?;
     }
     output.line("")?;
     let headings = [
@@ -83,7 +83,7 @@ fn print(output: &Output, status: &Status, problems: &[Problem]) -> Result<()> {
     }
     for problem in problems {
         let style = if problem.level == Level::Failed { Style::Red } else { Style::Yellow };
-        output.line(output.paint(style, &sentence(problem)))?;
+        output.styled(style, &sentence(problem), "")?;
     }
     Ok(())
 }

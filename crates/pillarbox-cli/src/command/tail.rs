@@ -296,7 +296,7 @@ impl Tail<'_> {
         self.writer.write(event, &mut line);
         // The token is one more attribute of the object: cut its last brace and close it again.
         line.truncate(line.len().saturating_sub(1));
-        line.extend_from_slice(format!(",\"resumetoken\":\"{}\"}}\n", self.token).as_bytes());
-        self.scope.output.write(&line)
+        line.extend_from_slice(format!(",\"resumetoken\":\"{}\"}}", self.token).as_bytes());
+        self.scope.output.json_line(&String::from_utf8_lossy(&line))
     }
 }

@@ -35,8 +35,8 @@ pub(super) async fn run(scope: &Scope, args: &WhyArgs) -> Result<Exit> {
         scope.output.line("no subscription has been made yet; a relay makes those of its config when it starts")?;
     }
     for (fate, answer) in &answers {
-        let name = scope.output.paint(Style::Bold, &answer.subscription);
-        scope.output.line(format!("{name}: {}: {}", answer.cause.name(), answer.message))?;
+        let rest = format!(": {}: {}", answer.cause.name(), answer.message);
+        scope.output.styled(Style::Bold, &answer.subscription, &rest)?;
         if let Some(advice) = &answer.advice {
             scope.output.line(format!("  {advice}"))?;
         }

@@ -22,10 +22,14 @@ const WORKERS_MAX: i64 = 1_024;
 const BATCH_SIZE_MAX: i64 = 10_000;
 /// The most attempts before an event is dead.
 const ATTEMPTS_MAX: i64 = 1_000_000;
+/// What the names of subscriptions begin with that end with their process.
+pub(crate) const EPHEMERAL_PREFIX: &str = "ephemeral.";
 /// The time that a delivery may take unless the user says otherwise.
 const PROCESSING_TIMEOUT: Duration = Duration::from_secs(300);
 /// The shortest time that a delivery may take, or that the process which works on it may be silent for.
 const PROCESSING_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+/// The most connections of the listener.
+const HTTP_CONNECTIONS_MAX: i64 = 65_536;
 /// The shortest time between two looks at the claims of all queues.
 const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(100);
 
@@ -90,6 +94,8 @@ pub(crate) struct Http {
     /// None: no listener. Default: 127.0.0.1:7070.
     #[serde(serialize_with = "or_off")]
     pub(crate) listen: Option<SocketAddr>,
+    /// Connections that are open at once; one more closes the oldest idle one. Default: 128.
+    pub(crate) connections_max: usize,
     /// Who may use more than the health checks.
     #[serde(serialize_with = "hidden")]
     pub(crate) tokens: Vec<Secret>,
@@ -242,7 +248,8 @@ impl Http {
         if tokens.iter().any(|token| token.expose().is_empty()) {
             section.problem_of("tokens", "an empty token lets everybody in; give it a value");
         }
-        let http = Http { listen, tokens };
+        let connections_max = section.count("connections_max", 1..=HTTP_CONNECTIONS_MAX).unwrap_or(128) as usize;
+        let http = Http { listen, connections_max, tokens };
         if let Err(message) = http.check() {
             section.problem_of("listen", message);
         }
@@ -447,6 +454,10 @@ fn read_name(section: &mut Section<'_>, names: &mut HashSet<String>) -> Option<S
         Some(name) => {
             section.rename(format!("subscription '{name}'"));
             say_invalid(section, "name", &Subscription::new(name));
+            if name.starts_with(EPHEMERAL_PREFIX) {
+                let message = format!("names that begin with `{EPHEMERAL_PREFIX}` belong to `pillarbox run --stdout`");
+                section.problem_of("name", message);
+            }
             if !names.insert(name.clone()) {
                 section.problem_of("name", "there are two subscriptions of this name; each needs its own");
             }

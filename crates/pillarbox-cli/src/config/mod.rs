@@ -20,7 +20,7 @@ use crate::database::NO_DATABASE;
 use crate::exit::{Exit, Stop};
 
 pub(crate) use duration::{format as format_duration, parse as parse_duration};
-pub(crate) use file::{Config, parse_listen, parse_start};
+pub(crate) use file::{Config, EPHEMERAL_PREFIX, parse_listen, parse_start};
 pub(crate) use problem::Problem;
 pub(crate) use sink::SinkSettings;
 
@@ -106,7 +106,8 @@ fn refuse(file: Option<&Path>, problems: &[Problem]) -> Result<()> {
     if problems.is_empty() {
         return Ok(());
     }
-    Err(Stop::with(Exit::Failed, format!("the config in {} cannot be used:{}", place(file), lines(problems))))
+    let message = format!("the config in {} cannot be used:", place(file));
+    Err(Stop::with_details(Exit::Failed, message, lines(problems)))
 }
 
 /// A misspelt `database`, or one below the heading of a section, is not found.
@@ -115,15 +116,16 @@ fn refuse_without_database(file: Option<&Path>, problems: &[Problem]) -> Result<
         return Ok(());
     }
     let why = "this may be why (`pillarbox config check` shows it, too)";
-    Err(Stop::usage(format!("{NO_DATABASE}\nthe config in {} is wrong, and {why}:{}", place(file), lines(problems))))
+    let message = format!("{NO_DATABASE}; the config in {} is wrong, and {why}:", place(file));
+    Err(Stop::with_details(Exit::Usage, message, lines(problems)))
 }
 
 fn place(file: Option<&Path>) -> String {
     file.map_or_else(|| "the environment".to_owned(), |path| path.display().to_string())
 }
 
-fn lines(problems: &[Problem]) -> String {
-    problems.iter().map(|problem| format!("\n  {problem}")).collect()
+fn lines(problems: &[Problem]) -> Vec<String> {
+    problems.iter().map(ToString::to_string).collect()
 }
 
 /// Reads the text of a config under an environment.

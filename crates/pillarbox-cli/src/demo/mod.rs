@@ -208,7 +208,7 @@ impl Stage {
         if self.output.json {
             return Ok(());
         }
-        self.output.line(format!("{} {text}", self.output.paint(Style::Dim, &format!("[{number}]"))))
+        self.output.styled(Style::Dim, &format!("[{number}]"), &format!(" {text}"))
     }
 }
 

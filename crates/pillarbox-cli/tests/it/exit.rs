@@ -35,13 +35,13 @@ fn failed_is_1(on: On) {
 #[test]
 fn a_missing_schema_is_3_and_names_the_command() {
     let place = Place::empty(On::Sqlite);
-    for command in ["run", "status"] {
-        let text = place.fails(3, &[command]);
+    for args in [&["run", "--stdout"][..], &["status"]] {
+        let text = place.fails(3, args);
         assert!(text.contains("pillarbox migrate --database sqlite:app.db"), "{text}");
     }
     assert!(!place.path("app.db").exists(), "only demo and migrate create a file");
     place.write("app.db", "");
-    let text = place.fails(3, &["run"]);
+    let text = place.fails(3, &["run", "--stdout"]);
     assert!(text.contains("pillarbox migrate --database sqlite:app.db"), "{text}");
 }
 

@@ -7,7 +7,7 @@ fn a_reader_that_leaves_is_no_failure(on: On) {
     let place = Place::new(on);
     let lines: String = (0..20_000).map(|number| format!("{number}\n")).collect();
     assert!(place.pipe(&["publish", "--topic", "t", "--type", "y", "--ndjson"], lines.as_bytes()).status.success());
-    for args in [&["tail", "--from", "0"][..], &["list", "--limit", "20000"], &["run", "--listen", "off"]] {
+    for args in [&["tail", "--from", "0"][..], &["list", "--limit", "20000"], &["run", "--stdout", "--listen", "off"]] {
         let mut child = place.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -45,6 +45,58 @@ fn a_pipe_gets_no_colours(on: On) {
             assert!(!stdout(&output).contains('\x1b') && !stderr(&output).contains('\x1b'), "{args:?}");
             assert!(!stdout(&output).is_empty(), "{args:?}");
         }
+    }
+}
+
+/// Whoever can publish, and every server, says something that ends on an operator's terminal.
+fn what_others_say_acts_on_no_terminal(on: On) {
+    let place = Place::with_file_sink(on);
+    let hostile = "k\u{1b}]0;title\u{7}\u{1b}[2J\u{9b}31m\u{202e}\nFORGED  row";
+    let id = place.publish(&["--key", hostile, "--header", &format!("h={hostile}"), "{\"p\":\"\u{9b}\u{202e}\"}"]);
+    place.ok(&["run", "--until-idle"]);
+    place.ok(&["pause", "out", "--reason", hostile]);
+    let commands = [
+        &["list"][..],
+        &["list", "--subscription", "out"],
+        &["show", &id],
+        &["why", &id],
+        &["status"],
+        &["subscription", "list"],
+        &["tail", "--no-follow", "--from", "0"],
+        &["tail", "--no-follow", "--from", "0", "--short"],
+        &["audit"],
+        &["doctor"],
+        &["rewind", "out", "--to", "start", "--key", hostile],
+        &["why", &id, "--subscription", hostile],
+        &["resume", hostile],
+    ];
+    let active = |c: char| (c.is_control() && c != '\n') || ('\u{202a}'..='\u{202e}').contains(&c);
+    for (args, json) in commands.iter().flat_map(|args| [(args, false), (args, true)]) {
+        let mut command = place.command(args);
+        let output = if json { command.arg("--json") } else { &mut command }.output().unwrap();
+        for text in [stdout(&output), stderr(&output)] {
+            assert!(!text.contains(active), "{args:?} {json}: {text:?}");
+            assert!(!text.lines().any(|line| line.starts_with("FORGED")), "{args:?}: {text}");
+        }
+    }
+    assert_eq!(place.json(&["list"])[0]["key"], hostile, "JSON means what it meant");
+    assert_eq!(place.json(&["show", &id])["payload"]["p"], "\u{9b}\u{202e}");
+}
+
+fn errors_are_json_where_json_is_asked_for(on: On) {
+    let place = Place::new(on);
+    for (code, args, name, fix) in [
+        (1, &["pause", "nobody"][..], "not_found", None),
+        (1, &["show", "00000000-0000-7000-8000-000000000000"], "failed", Some("retention")),
+        (2, &["reset"], "usage", Some("--yes")),
+        (2, &["list", "--stat", "dead"], "usage", None),
+    ] {
+        let text = place.fails(code, &[args, &["--json"]].concat());
+        let error: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        let error = &error["error"];
+        assert_eq!(error["code"], name, "{text}");
+        assert!(!error["message"].as_str().unwrap().is_empty(), "{text}");
+        assert!(fix.is_none_or(|fix| error["fix"].as_str().unwrap().contains(fix)), "{text}");
     }
 }
 
@@ -88,6 +140,8 @@ fn doctor_finds_nothing_wrong_with_a_new_database(on: On) {
 }
 
 on_each!(
+    what_others_say_acts_on_no_terminal,
+    errors_are_json_where_json_is_asked_for,
     a_reader_that_leaves_is_no_failure,
     a_reader_that_leaves_does_not_stop_the_publishing,
     a_pipe_gets_no_colours,

@@ -23,7 +23,9 @@ fn said(command: &mut Command) -> (Option<i32>, String) {
 
 #[track_caller]
 fn check(place: &Place, url: &str, code: i32, parts: &[&str]) {
-    for args in [&["status"][..], &["-vv", "run", "--until-idle"], &["migrate"], &["doctor"], &["tail"], &["demo"]] {
+    for args in
+        [&["status"][..], &["-vv", "run", "--stdout", "--until-idle"], &["migrate"], &["doctor"], &["tail"], &["demo"]]
+    {
         let with_flag = [args, &["--database", url]].concat();
         let (found, text) = run(place, url, if args == ["demo"] { &with_flag } else { args });
         assert_eq!(found, Some(code), "{args:?}: {text}");
@@ -79,7 +81,7 @@ fn a_wrong_password_and_a_right_one() {
         &["migrate", "--check"][..],
         &["migrate"],
         &["-vv", "publish", "--topic", "t", "--type", "y"],
-        &["-vv", "run", "--until-idle"],
+        &["-vv", "run", "--stdout", "--until-idle"],
         &["status"],
         &["reset"],
         &["config", "print"],
@@ -89,7 +91,7 @@ fn a_wrong_password_and_a_right_one() {
     let codes: Vec<Option<i32>> = all.iter().map(|args| run(&place, &url, args).0).collect();
     assert_eq!(codes, [3, 0, 0, 0, 0, 2, 0, 0, 0].map(Some));
     assert!(run(&place, &url, &["config", "print"]).1.contains("postgres://app:***@127.0.0.1"));
-    let (_, text) = run(&place, &url, &["-vv", "run", "--until-idle"]);
+    let (_, text) = run(&place, &url, &["-vv", "run", "--stdout", "--until-idle"]);
     assert!(
         text.lines().next().unwrap().contains(&format!("postgres://127.0.0.1:{}/{database}", server.port())),
         "{text}"
@@ -116,9 +118,90 @@ fn every_check_of_a_certificate() {
     let wrong_name = place.url().replace("localhost", "127.0.0.1");
     let authority = |server: &Server| server.authority().display().to_string();
     let wrong_authority = place.url().replace(&authority(&server), &authority(&other));
-    for url in [wrong_name, wrong_authority] {
-        let (code, text) = run(&place, &url, &["status"]);
+    for url in [&wrong_name, &wrong_authority] {
+        let (code, text) = run(&place, url, &["status"]);
         assert!(code == Some(1) && text.contains("certificate"), "{text}");
+    }
+    // As libpq does: an authority that is named is looked at, the name of the server is not.
+    let require = |url: &str| url.replace("verify-full", "require");
+    assert_eq!(run(&place, &require(&wrong_name), &["status"]).0, Some(0));
+    let (code, text) = run(&place, &require(&wrong_authority), &["status"]);
+    assert!(code == Some(1) && text.contains("certificate"), "{text}");
+    let (code, text) =
+        run(&place, &format!("{}?sslmode=require&sslrootcert=system", server.url(&database)), &["status"]);
+    assert!(code == Some(2) && text.contains("sslmode=verify-full"), "{text}");
+}
+
+#[test]
+fn what_a_url_leaves_out_comes_from_where_libpq_takes_it() {
+    let server = Server::builder().start().unwrap();
+    let place = Place::on(&server).migrated();
+    let database = place.url().rsplit('/').next().unwrap().to_owned();
+    let hba = server.data_dir().join("pg_hba.conf");
+    let rules = std::fs::read_to_string(&hba).unwrap();
+    std::fs::write(&hba, format!("host all app 127.0.0.1/32 scram-sha-256\n{rules}")).unwrap();
+    let sql = format!("create role app superuser login password 'right-{SECRET}'; select pg_reload_conf()");
+    server.psql("postgres", &sql).unwrap();
+    let (port, home) = (server.port().to_string(), place.path(""));
+    let password = format!("right-{SECRET}");
+    let url = format!("postgres:///{database}");
+    let status = |url: &str, more: &[(&str, &str)]| {
+        let place_of = [("HOME", home.to_str().unwrap()), ("DATABASE_URL", url)];
+        said(place.bare(&["status"]).envs(place_of).envs(more.iter().copied()))
+    };
+    let app = [("PGHOST", "127.0.0.1"), ("PGPORT", port.as_str()), ("PGUSER", "app")];
+    crate::ledger::until("the server asks for passwords", || status(&url, &app).0 == Some(1));
+    assert_eq!(status(&url, &[&app[..], &[("PGPASSWORD", &password)]].concat()).0, Some(0));
+    assert_eq!(
+        status("postgres://", &[&app[..], &[("PGPASSWORD", &password), ("PGDATABASE", &database)]].concat()).0,
+        Some(0)
+    );
+    let (_, text) = status(&url, &[&app[..], &[("PGPASSWORD", "wrong")]].concat());
+    assert!(text.contains(&format!("postgres://127.0.0.1:{port}/{database}")), "{text}");
+    let socket = server.socket_dir().to_str().unwrap();
+    assert_eq!(status(&url, &[("PGHOST", socket), ("PGPORT", &port), ("PGUSER", "postgres")]).0, Some(0));
+
+    place.write(".pgpass", &format!("127.0.0.1:{port}:*:app:{password}\n"));
+    set_mode(&place, ".pgpass", 0o644);
+    let (code, text) = status(&url, &app);
+    assert!(code == Some(1) && text.contains("chmod 0600"), "{text}");
+    set_mode(&place, ".pgpass", 0o600);
+    assert_eq!(status(&url, &app).0, Some(0));
+
+    place.write(".pg_service.conf", &format!("[shop]\nhost=127.0.0.1\nport={port}\nuser=app\ndbname={database}\n"));
+    assert_eq!(status("postgres://?service=shop", &[("PGUSER", "nobody")]).0, Some(0));
+    assert_eq!(status("postgres://", &[("PGSERVICE", "shop")]).0, Some(0));
+    let (code, text) = status("postgres://", &[("PGSERVICE", "none")]);
+    assert!(code == Some(2) && text.contains("no service 'none'"), "{text}");
+}
+
+fn set_mode(place: &Place, name: &str, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(place.path(name), std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// It would be taken for a host, and hosts are printed.
+#[test]
+fn no_part_of_a_password_with_an_at_sign_is_printed() {
+    let place = Place::at("");
+    for url in [format!("postgres://u:top@{SECRET}@localhost:1/app"), format!("postgres://u:to@p/{SECRET}@h:1/app")] {
+        for args in [&["run", "--stdout", "--until-idle"][..], &["status"], &["doctor"], &["config", "check"]] {
+            let (code, text) = run(&place, &url, args);
+            assert!(text.contains("%40"), "{args:?} {code:?}: {text}");
+        }
+    }
+    let sinks = [
+        format!("{{ kind = \"postgres\", url = \"postgres://u:top@{SECRET}@localhost:1/app\", table = \"t\" }}"),
+        format!("{{ kind = \"redis_stream\", url = \"redis://u:top@{SECRET}@localhost:1/0\", stream = \"t\" }}"),
+        format!("{{ kind = \"http\", url = \"http://u:top@{SECRET}@localhost:1/\" }}"),
+    ];
+    let place = Place::new(On::Sqlite);
+    for sink in sinks {
+        place.write("pillarbox.toml", &format!("[[subscription]]\nname = \"s\"\nsink = {sink}\n"));
+        place.publish(&[]);
+        for args in [&["run", "--until-idle"][..], &["doctor"], &["config", "check"], &["config", "print"]] {
+            said(&mut place.command(args));
+        }
     }
 }
 
@@ -139,9 +222,13 @@ fn a_role_without_grants_is_told_where_they_are() {
 fn a_missing_schema_is_3_and_names_the_command() {
     let place = Place::empty(On::Postgres);
     let url = place.url().replace("//postgres@", &format!("//postgres:{SECRET}@")) + "?schema=other";
-    for args in
-        [&["status"][..], &["run"], &["publish", "--topic", "t", "--type", "y"], &["tail"], &["migrate", "--check"]]
-    {
+    for args in [
+        &["status"][..],
+        &["run", "--stdout"],
+        &["publish", "--topic", "t", "--type", "y"],
+        &["tail"],
+        &["migrate", "--check"],
+    ] {
         let (code, text) = run(&place, &url, args);
         assert_eq!(code, Some(3), "{args:?}: {text}");
         let command = format!("pillarbox migrate --database '{}'", url.replace(SECRET, "***"));
@@ -210,7 +297,7 @@ fn a_role_that_may_only_publish_publishes() {
     let publish = ["publish", "--topic", "t", "--type", "y", "--dedup-key", "d", "--database", &url];
     let id = place.ok(&publish);
     assert_eq!(place.ok(&publish), id);
-    assert!(place.ok(&["run", "--until-idle"]).contains(id.trim()));
+    assert!(place.ok(&["run", "--stdout", "--until-idle"]).contains(id.trim()));
     let (code, text) = run(&place, &url, &["status"]);
     assert!(code == Some(1) && text.contains("migrate --print-roles"), "{text}");
     server.psql(&database, &format!("drop owned by {role}; drop role {role}")).unwrap();

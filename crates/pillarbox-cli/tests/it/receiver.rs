@@ -1,11 +1,11 @@
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+
+use pillarbox_testkit::loopback::free_port;
 
 /// How a [`Receiver`] treats those who connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,10 +82,9 @@ impl Drop for Receiver {
     }
 }
 
-/// Below what Linux gives to outgoing connections, so that none of them takes the port while nobody listens there.
+/// On a port that nobody takes while nobody listens there.
 fn free_listener() -> TcpListener {
-    let first = RandomState::new().hash_one(());
-    let mut ports = (0..12_000).map(|step| 20_000 + ((first.wrapping_add(step)) % 12_000) as u16);
+    let mut ports = (0..5).map(|_| free_port().unwrap());
     ports.find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).unwrap()
 }
 

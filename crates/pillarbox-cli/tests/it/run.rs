@@ -1,10 +1,24 @@
 use crate::place::{On, Place, on_each, stderr, stdout};
 use crate::receiver::{Manners, Receiver};
 
-fn without_a_config_everything_goes_to_standard_output(on: On) {
+/// In another folder than that of its config a relay would deliver the whole log to nobody knows where.
+fn without_subscriptions_run_refuses_and_says_why(on: On) {
+    let place = Place::new(on);
+    place.publish(&[]);
+    for part in ["no config file", "./pillarbox.toml", "--config", "[[subscription]]", "run --stdout"] {
+        let text = place.fails(2, &["run", "--until-idle"]);
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    place.write("pillarbox.toml", "[relay]\nworkers = 2\n");
+    let text = place.fails(2, &["run"]);
+    assert!(text.contains("the config in pillarbox.toml has no [[subscription]]"), "{text}");
+    assert_eq!(place.json(&["subscription", "list"]).as_array().unwrap().len(), 0);
+}
+
+fn stdout_prints_everything_and_leaves_nothing(on: On) {
     let place = Place::new(on);
     let id = place.publish(&["{\"a\":1}"]);
-    let output = place.command(&["run", "--until-idle"]).output().unwrap();
+    let output = place.command(&["run", "--stdout", "--until-idle"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).contains(&id) && stdout(&output).lines().count() == 1, "{}", stdout(&output));
     assert!(
@@ -12,9 +26,54 @@ fn without_a_config_everything_goes_to_standard_output(on: On) {
         "the database comes first: {}",
         stderr(&output)
     );
-    assert_eq!(place.json(&["subscription", "list"])[0]["name"], "stdout");
-    let again = place.command(&["run", "--until-idle"]).output().unwrap();
-    assert_eq!(stdout(&again), "", "delivered twice after a clean end");
+    let nothing = || assert_eq!(place.json(&["subscription", "list"]).as_array().unwrap().len(), 0);
+    nothing();
+    let mut relay = place.start(&["run", "--stdout", "--listen", "off"]);
+    relay.wait_for_output(&id);
+    relay.signal("-TERM");
+    assert_eq!(relay.end(), Some(0));
+    nothing();
+    // With a config none of its receivers gets anything.
+    let place = place.file_sink();
+    assert!(place.ok(&["run", "--stdout", "--until-idle"]).contains(&id));
+    nothing();
+    assert!(!place.path("out.ndjson").exists());
+}
+
+fn what_a_killed_run_to_standard_output_leaves_is_removed_by_the_next_run(on: On) {
+    let place = Place::with_file_sink(on);
+    let mut relay = place.start(&["run", "--stdout", "--listen", "off"]);
+    relay.wait_for("relay started");
+    relay.signal("-KILL");
+    relay.end();
+    let left = place.until(&["subscription", "list"], |list| list[0]["orphaned"] == true);
+    assert!(left[0]["name"].as_str().unwrap().starts_with("ephemeral.stdout."), "{left}");
+    let output = place.command(&["run", "--until-idle"]).output().unwrap();
+    assert!(stderr(&output).contains("removed an ephemeral subscription"), "{}", stderr(&output));
+    let list = place.json(&["subscription", "list"]);
+    let names: Vec<&str> = list.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["out"]);
+}
+
+/// Closing a terminal, or `systemctl reload`, is no reason to deliver anything twice.
+fn sighup_drains(on: On) {
+    let place = Place::with_file_sink(on);
+    let mut relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    relay.signal("-HUP");
+    relay.wait_for("drained");
+    assert_eq!(relay.end(), Some(0));
+}
+
+fn a_relay_that_ignores_sighup_from_the_start_goes_on(on: On) {
+    let place = Place::with_file_sink(on);
+    let mut relay = place.start_after("trap '' HUP", &["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    relay.signal("-HUP");
+    relay.signal("-TERM");
+    let line = relay.wait_for("draining");
+    assert!(line.contains("SIGTERM"), "{line}");
+    assert_eq!(relay.end(), Some(0));
 }
 
 fn sigterm_drains_and_nothing_comes_again(on: On) {
@@ -46,7 +105,7 @@ fn sigint_ends_an_idle_relay_and_leaves_no_instance(on: On) {
 
 fn a_running_relay_delivers_what_others_publish(on: On) {
     let place = Place::new(on);
-    let relay = place.start(&["run", "--listen", "off"]);
+    let relay = place.start(&["run", "--stdout", "--listen", "off"]);
     relay.wait_for("relay started");
     let id = place.publish(&["{}"]);
     relay.wait_for_output(&id);
@@ -178,7 +237,11 @@ fn until_idle_does_not_fail_for_a_subscription_of_another_config(on: On) {
 }
 
 on_each!(
-    without_a_config_everything_goes_to_standard_output,
+    without_subscriptions_run_refuses_and_says_why,
+    stdout_prints_everything_and_leaves_nothing,
+    what_a_killed_run_to_standard_output_leaves_is_removed_by_the_next_run,
+    sighup_drains,
+    a_relay_that_ignores_sighup_from_the_start_goes_on,
     sigterm_drains_and_nothing_comes_again,
     sigint_ends_an_idle_relay_and_leaves_no_instance,
     a_running_relay_delivers_what_others_publish,
