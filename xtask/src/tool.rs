@@ -1,7 +1,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::cargo::{command, root, run};
 use crate::postgres::BINARIES_VARIABLE;
@@ -15,19 +15,33 @@ const PYTHON_PACKAGES: &str = "examples/python/requirements.txt";
 /// Where the Python examples' packages are installed: a virtual environment, since distributions refuse another place.
 const PYTHON_ENVIRONMENT: &str = "target/venv";
 
-/// Installs what the tests need and is not there: servers, Python, Node, and the packages of the examples.
+/// Installs what the tests need and is not there: servers, Python, Node, and the packages of the examples. What cannot be installed
+/// does not keep the rest from being installed.
 pub(crate) fn provide() -> Result<()> {
-    provide_postgres()?;
     let bouncer = || answers(command("pgbouncer", &["--version"])) || Path::new("/usr/sbin/pgbouncer").exists();
-    provide_package("PgBouncer", &["pgbouncer"], bouncer)?;
-    provide_package("OpenSSL", &["openssl"], || answers(command("openssl", &["version"])))?;
-    // Debian's package starts one too, which is not used.
-    provide_package("Redis", &["redis-server"], || answers(command("redis-server", &["--version"])))?;
-    provide_for_kafka()?;
-    provide_python()?;
-    provide_node()?;
-    provide_python_packages()?;
-    provide_node_packages()
+    all([
+        provide_postgres(),
+        provide_package("PgBouncer", &["pgbouncer"], bouncer),
+        provide_package("OpenSSL", &["openssl"], || answers(command("openssl", &["version"]))),
+        // Debian's package starts one too, which is not used.
+        provide_package("Redis", &["redis-server"], || answers(command("redis-server", &["--version"]))),
+        provide_for_kafka(),
+        provide_python(),
+        provide_node(),
+        provide_python_packages(),
+        provide_node_packages(),
+    ])
+}
+
+/// Fails with all failures, each on a line.
+pub(crate) fn all(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
+    let failed = |result: Result<()>| result.err().map(|error| format!("{error:#}"));
+    let failures: Vec<String> = results.into_iter().filter_map(failed).collect();
+    match failures.as_slice() {
+        [] => Ok(()),
+        [one] => bail!("{one}"),
+        several => bail!("{} tools are missing:\n- {}", several.len(), several.join("\n- ")),
+    }
 }
 
 /// Installs Python with what makes a virtual environment, if it is not there.
@@ -88,9 +102,11 @@ fn provide_package(what: &str, packages: &[&str], is_there: impl Fn() -> bool) -
     let by_hand = format!("install it by `apt-get update && apt-get install -y {}` as root", packages.join(" "));
     eprintln!("{what} is missing; installing {}", packages.join(" "));
     let install = [&["install", "-y"], packages].concat();
-    run(apt_get(&["update"]))
-        .and_then(|()| run(apt_get(&install)))
-        .with_context(|| format!("{what} is missing and could not be installed; {by_hand}"))?;
+    // One package list may be out of reach while the one that is needed is there.
+    if let Err(error) = run(apt_get(&["update"])) {
+        eprintln!("{error:#}; going on with the package lists that are there");
+    }
+    run(apt_get(&install)).with_context(|| format!("{what} is missing and could not be installed; {by_hand}"))?;
     anyhow::ensure!(is_there(), "{what} is still missing after it was installed; {by_hand}");
     Ok(())
 }
@@ -123,13 +139,8 @@ fn provide_python_packages() -> Result<()> {
 /// `npm ci` in every example with packages, unless what it would install is there already.
 fn provide_node_packages() -> Result<()> {
     let examples = std::fs::read_dir(root().join(EXAMPLES)).context("cannot list the examples")?;
-    for example in examples {
-        let folder = example.context("cannot list the examples")?.path();
-        if folder.join("package-lock.json").exists() {
-            install_node_packages(&folder)?;
-        }
-    }
-    Ok(())
+    let folders = examples.flatten().map(|example| example.path());
+    all(folders.filter(|folder| folder.join("package-lock.json").exists()).map(|folder| install_node_packages(&folder)))
 }
 
 fn install_node_packages(folder: &Path) -> Result<()> {
@@ -143,4 +154,21 @@ fn install_node_packages(folder: &Path) -> Result<()> {
     run(install).with_context(|| {
         format!("the packages of an example could not be installed; run `npm ci` in {}", folder.display())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn every_failure_is_told() {
+        let mut tried = 0;
+        let results = [Ok(()), Err(anyhow!("no a")), Ok(()), Err(anyhow!("no b"))];
+        let error = all(results.into_iter().inspect(|_| tried += 1)).unwrap_err().to_string();
+        assert!(error.contains("2 tools") && error.contains("no a") && error.contains("no b"), "{error}");
+        assert_eq!(tried, 4);
+        assert!(all([Ok(())]).is_ok());
+    }
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use pillarbox::BoxFuture;
 use tokio::sync::{oneshot, watch};
 
-use crate::loopback::free_port;
+use crate::loopback::on_free_port;
 use crate::sink_suite::ServerControl;
 use tls::Tls;
 
@@ -131,8 +131,11 @@ impl HttpReceiver {
             connections: AtomicUsize::new(0),
             close_unread: AtomicUsize::new(0),
         };
-        let receiver = HttpReceiver { port: free_port()?, tls, state: Arc::new(state), running: Mutex::default() };
-        receiver.restart()?;
+        let mut receiver = HttpReceiver { port: 0, tls, state: Arc::new(state), running: Mutex::default() };
+        on_free_port(|port| {
+            receiver.port = port;
+            receiver.restart()
+        })?;
         Ok(receiver)
     }
 

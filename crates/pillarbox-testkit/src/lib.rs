@@ -6,7 +6,7 @@ mod broken;
 mod certificate;
 mod folder_guard;
 pub mod http_receiver;
-mod loopback;
+pub mod loopback;
 mod memory_fixture;
 mod memory_lane;
 mod memory_log;

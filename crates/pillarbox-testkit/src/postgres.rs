@@ -19,7 +19,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::certificate::{self, AUTHORITY, CERTIFICATE, KEY};
-use crate::loopback::free_port;
+use crate::loopback::{PORTS_TRIED_MAX, free_port};
 use binaries::Binaries;
 use folder::Folder;
 
@@ -38,9 +38,6 @@ const CONNECTIONS_MAX: u32 = 200;
 
 /// How many prepared transactions the shared server takes.
 const SHARED_PREPARED_TRANSACTIONS_MAX: u32 = 20;
-
-/// How many ports are tried before giving up; another process can take one between the choice and the start.
-const PORTS_TRIED_MAX: usize = 5;
 
 /// How long a server may take to end before it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);

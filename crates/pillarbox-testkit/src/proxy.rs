@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::loopback::free_port;
+use crate::loopback::on_free_port;
 use connection::{Budget, carry};
 
 /// A proxy in front of a port of the loopback interface. It runs on a thread of its own, so a blocked test does not hold
@@ -42,12 +42,16 @@ enum Order {
 impl Proxy {
     /// Starts a proxy that passes everything on to a port of `127.0.0.1`.
     pub fn start(target: u16) -> Result<Proxy> {
+        on_free_port(|port| Proxy::start_on(port, target))
+    }
+
+    fn start_on(port: u16, target: u16) -> Result<Proxy> {
         let (flow, _) = watch::channel(Flow::Pass);
         let (orders, received) = mpsc::unbounded_channel();
         let (answer, started) = sync_channel(1);
         let budget = Arc::new(Budget::default());
         let worker = Worker {
-            port: free_port()?,
+            port,
             target,
             flow: flow.clone(),
             budget: budget.clone(),

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::certificate::{self, AUTHORITY, CERTIFICATE, KEY};
-use crate::loopback::free_port;
+use crate::loopback::{PORTS_TRIED_MAX, free_port};
 use folder::Folder;
 
 /// How long a server may take until it answers, or until it has ended.
@@ -23,9 +23,6 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// How often it is looked whether a process has got somewhere.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-
-/// How many ports are tried before giving up; another process can take one between the choice and the start.
-const PORTS_TRIED_MAX: usize = 5;
 
 const TO_DO: &str = "install it by `apt-get install -y redis-server`";
 

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 
 use super::folder::Folder;
 use super::process::{LOOK_INTERVAL, end};
-use super::{PORTS_TRIED_MAX, SUPERUSER, Server};
-use crate::loopback::free_port;
+use super::{SUPERUSER, Server};
+use crate::loopback::{PORTS_TRIED_MAX, free_port};
 
 /// Where Debian's package puts it, which is not on everybody's `PATH`.
 const OF_DEBIAN: &str = "/usr/sbin/pgbouncer";
