@@ -105,9 +105,21 @@ fn message_of(kind: ErrorKind, error: &tokio_postgres::Error) -> String {
 pub(crate) fn message_for(kind: ErrorKind, code: &str, said: &str) -> String {
     match (kind, code) {
         (ErrorKind::Schema, _) => format!("{said}; run `pillarbox migrate`"),
+        // Grants of the roles do not help with these two.
+        (_, "42501") if said.starts_with("permission denied for database") => format!(
+            "{said}; `migrate` needs a role that may create a schema: run `grant create on database NAME to ROLE`, or run it as the \
+             database's owner"
+        ),
+        (_, "42501") if said.starts_with("must be owner of") => {
+            format!("{said}; run it as the role that owns the schema, the one that ran `pillarbox migrate`")
+        }
         (_, "42501") => format!("{said}; give this role its grants, as `pillarbox migrate --print-roles` prints them"),
         (_, "28000" | "28P01") => format!("PostgreSQL refused the login: {said}"),
         (ErrorKind::Full, _) => format!("PostgreSQL has no room left: {said}"),
+        (_, "25006") => format!(
+            "PostgreSQL takes no writes here: {said}; it is a standby, or default_transaction_read_only is on for this role or database"
+        ),
+        (_, "55000") => format!("PostgreSQL cannot do this now: {said}"),
         (ErrorKind::Unavailable, _) => format!("PostgreSQL is not reachable: {said}"),
         (_, "55P03" | "57014") => {
             format!("{said}; another transaction was in the way: see who in `pillarbox status`, and try again")
@@ -129,6 +141,16 @@ fn cause_of(error: &tokio_postgres::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_reached_and_refuses_is_not_called_unreachable() {
+        let said = message_for(kind_of_code("25006"), "25006", "cannot execute INSERT in a read-only transaction");
+        assert!(said.contains("default_transaction_read_only") && !said.contains("not reachable"), "{said}");
+        for said in ["permission denied for database app", "must be owner of table event"] {
+            let message = message_for(kind_of_code("42501"), "42501", said);
+            assert!(message.starts_with(said) && !message.contains("print-roles"), "{message}");
+        }
+    }
 
     #[test]
     fn whoever_was_in_the_way_of_another_is_told_what_to_do() {

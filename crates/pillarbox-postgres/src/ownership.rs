@@ -72,6 +72,9 @@ impl Role {
     }
 }
 
+/// How many numbers a new instance tries before it gives up.
+const NUMBERS_TRIED_MAX: usize = 100;
+
 /// The `application_name` of an instance's session. A log in a schema of another name is another fleet with the same numbers.
 pub(crate) fn session_name(config: &PgConfig, id: InstanceId, role: Role) -> String {
     format!("pillarbox relay {}{}", id.0, name_ending(config, role))
@@ -127,8 +130,7 @@ impl Membership {
         hello.subscriptions.iter().try_for_each(Subscription::validate)?;
         let (sender, notifications) = mpsc::unbounded_channel();
         let mut control = Session::connect(config, "pillarbox control", Some(sender)).await?;
-        let id = number(&control, config).await?;
-        hold_lock(&control, config, id).await?;
+        let id = number_with_lock(&control, config).await?;
         let joined = enroll(&mut control, id, hello).await?;
         let mut locks = LockBook::default();
         let rows = control.query(include_str!("sql/instance_locks.sql"), &[&i64::from(config.lock_class())]).await?;
@@ -370,6 +372,24 @@ impl Membership {
 }
 
 /// A number that was never used, and the name that says it.
+/// A number whose lock is this session's. Any role may hold any advisory lock, so one that is held already is passed over.
+async fn number_with_lock(control: &Session, config: &PgConfig) -> Db<InstanceId> {
+    for _ in 0..NUMBERS_TRIED_MAX {
+        let id = number(control, config).await?;
+        if hold_lock(control, config, id).await? {
+            return Ok(id);
+        }
+        tracing::warn!(instance = id.0, "another session holds the advisory lock of this number; taking the next one");
+    }
+    Err(DbError::own(
+        ErrorKind::Fatal,
+        format!(
+            "the advisory locks (class {}) of {NUMBERS_TRIED_MAX} new instances in a row are held by others; see who in pg_locks, and end it",
+            config.lock_class()
+        ),
+    ))
+}
+
 async fn number(control: &Session, config: &PgConfig) -> Db<InstanceId> {
     let sql = "select nextval(pg_get_serial_sequence('instance', 'id'))";
     let id = InstanceId(control.query_one(sql, &[]).await?.try_get(0)?);
@@ -379,25 +399,21 @@ async fn number(control: &Session, config: &PgConfig) -> Db<InstanceId> {
     Ok(id)
 }
 
-/// Takes the lock that shows this instance's life, and makes sure that it is kept from one transaction to the next.
-async fn hold_lock(control: &Session, config: &PgConfig, id: InstanceId) -> Db<()> {
+/// Takes the lock that shows this instance's life, and makes sure that it is kept from one transaction to the next. False: another
+/// session has it.
+async fn hold_lock(control: &Session, config: &PgConfig, id: InstanceId) -> Db<bool> {
     let (class, number) = (config.lock_class(), id.0 as i32);
     let row = control.query_one("select pg_backend_pid(), pg_try_advisory_lock($1, $2)", &[&class, &number]).await?;
     let (pid, got): (i32, bool) = (row.try_get(0)?, row.try_get(1)?);
     if !got {
-        return Err(DbError::own(
-            ErrorKind::Fatal,
-            format!(
-                "the advisory lock ({class}, {number}) of the new instance is held already; does another application use it?"
-            ),
-        ));
+        return Ok(false);
     }
     let same: i32 = control.query_one("select pg_backend_pid()", &[]).await?.try_get(0)?;
     let rows = control.query(include_str!("sql/instance_locks.sql"), &[&i64::from(class)]).await?;
     if same != pid || !holders(&rows)?.1.contains(&id) {
         return Err(pooled());
     }
-    Ok(())
+    Ok(true)
 }
 
 fn pooled() -> DbError {

@@ -5,7 +5,7 @@ use tokio_postgres::GenericClient;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
-use crate::connection::{SCHEMA, check_schema};
+use crate::connection::{PgConfig, SCHEMA, check_schema};
 use crate::error::Db;
 use crate::types::{Json, Time};
 
@@ -27,6 +27,9 @@ static DEFAULT: LazyLock<Publisher> = LazyLock::new(|| Publisher { schema: SCHEM
 ///
 /// As after every failed statement, PostgreSQL lets a transaction do nothing more once an event was refused by the database,
 /// for example because its payload is not JSON; use a savepoint if it should go on.
+///
+/// It publishes into the schema `pillarbox`. For a log whose URL says `?schema=…` use
+/// [`PostgresStore::publisher`](crate::PostgresStore::publisher) or [`Publisher::new`].
 pub async fn publish<C: GenericClient>(transaction: &C, event: &NewEvent) -> Result<Uuid> {
     DEFAULT.publish(transaction, event).await
 }
@@ -36,7 +39,8 @@ pub async fn publish_all<C: GenericClient>(transaction: &C, events: &[NewEvent])
     DEFAULT.publish_all(transaction, events).await
 }
 
-/// Publishes into a schema that is not called `pillarbox`.
+/// Publishes into the log of one schema: made by [`PostgresStore::publisher`](crate::PostgresStore::publisher), or by its name where an
+/// application has no store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publisher {
     schema: String,
@@ -47,6 +51,10 @@ impl Publisher {
     pub fn new(schema: &str) -> Result<Self> {
         check_schema(schema)?;
         Ok(Publisher { schema: schema.to_owned() })
+    }
+
+    pub(crate) fn of(config: &PgConfig) -> Self {
+        Publisher { schema: config.schema.clone() }
     }
 
     /// See [`publish()`].

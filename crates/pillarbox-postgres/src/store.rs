@@ -103,6 +103,11 @@ impl PostgresStore {
         &self.config
     }
 
+    /// Publishes into this log, whichever schema the URL names. The free function [`publish`](crate::publish()) knows `pillarbox` alone.
+    pub fn publisher(&self) -> crate::Publisher {
+        crate::Publisher::of(&self.config)
+    }
+
     /// How often what was read had to be made durable before it was returned.
     pub fn barriers(&self) -> u64 {
         self.barriers.load(Ordering::Relaxed)

@@ -28,6 +28,14 @@ pub const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How far back a torn line is looked for; no line is longer.
 pub const TAIL_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
+/// The mode of a new file, less what the umask takes away.
+#[cfg(unix)]
+const FILE_MODE: u32 = 0o640;
+
+/// The bits of a folder in which everybody may make files and nobody may remove those of others.
+#[cfg(unix)]
+const SHARED_FOLDER: u32 = 0o1002;
+
 const LOCK_RETRY_MIN: Duration = Duration::from_micros(100);
 const LOCK_RETRY_MAX: Duration = Duration::from_millis(5);
 /// How often the file may be moved away while one batch waits for its lock.
@@ -112,7 +120,7 @@ impl Target {
 
     fn open(&self) -> Result<File, Failure> {
         let is_there = self.is_there()?;
-        let file = OpenOptions::new().read(true).append(true).create(true).open(&self.path);
+        let file = self.options().create(true).open(&self.path);
         let file = file.map_err(|error| self.failure("open", &error))?;
         if !is_there && self.fsync {
             sync_directory(self.parent()).map_err(|error| self.failure("create", &error))?;
@@ -122,10 +130,31 @@ impl Target {
 
     fn check(&self) -> Result<(), Failure> {
         if self.is_there()? {
-            let file = OpenOptions::new().read(true).append(true).open(&self.path);
+            let file = self.options().open(&self.path);
             file.map_err(|error| self.failure("open", &error))?;
         }
         Ok(())
+    }
+
+    /// A new file is for its owner and group: it holds payloads. In a folder where everybody may make files, as `/tmp` is, a link that
+    /// somebody else has made is not followed.
+    #[cfg(unix)]
+    fn options(&self) -> OpenOptions {
+        use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).mode(FILE_MODE);
+        let shared = |metadata: fs::Metadata| metadata.mode() & SHARED_FOLDER == SHARED_FOLDER;
+        if fs::metadata(self.parent()).is_ok_and(shared) {
+            options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+        }
+        options
+    }
+
+    #[cfg(not(unix))]
+    fn options(&self) -> OpenOptions {
+        let mut options = OpenOptions::new();
+        options.read(true).append(true);
+        options
     }
 
     fn parent(&self) -> &Path {
@@ -189,6 +218,11 @@ impl Target {
     fn failure(&self, verb: &str, error: &io::Error) -> Failure {
         let (kind, hint) = match error.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ("disk_full", "; make room there; it is tried again"),
+            // It was opened without following links.
+            _ if fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.is_symlink()) => (
+                "file",
+                "; it is a link in a folder where everybody may make one: let the sink's path name the file itself",
+            ),
             ErrorKind::PermissionDenied => ("file", "; let the relay's user write there"),
             ErrorKind::ReadOnlyFilesystem => ("file", "; mount it writable, or change the sink's path"),
             _ => ("file", ""),

@@ -6,12 +6,13 @@ use uuid::Uuid;
 
 use super::{EventSql, Parameter, PublishStatement, Publisher};
 
-/// As [`publish`](crate::publish()), by sqlx: `publish(&mut *transaction, &event)`.
+/// As [`publish`](crate::publish()), by sqlx: `publish(&mut *transaction, &event)`. It knows the schema `pillarbox` alone; for another
+/// see [`publish_in`].
 pub async fn publish(transaction: &mut PgConnection, event: &NewEvent) -> Result<Uuid> {
     run(transaction, event.to_sql()?).await
 }
 
-/// As [`Publisher::publish`], by sqlx.
+/// As [`Publisher::publish`], by sqlx: `publish_in(&store.publisher(), &mut *transaction, &event)`.
 pub async fn publish_in(publisher: &Publisher, transaction: &mut PgConnection, event: &NewEvent) -> Result<Uuid> {
     run(transaction, publisher.to_sql(event)?).await
 }

@@ -214,3 +214,42 @@ async fn a_batch_waits_for_the_lock_and_writes_nothing_once_it_is_cancelled() {
     assert_eq!(waiting.await.unwrap(), [Outcome::Delivered]);
     assert_eq!(fixture.positions(), [1, 3]);
 }
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_new_file_is_for_its_owner_and_group() {
+    use std::os::unix::fs::PermissionsExt;
+    let fixture = Fixture::new();
+    assert_eq!(fixture.deliver(&fixture.open(), &[1]).await, [Outcome::Delivered]);
+    let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(fixture.path()) & 0o007, 0, "others can read payloads");
+    fs::set_permissions(fixture.path(), fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(fixture.deliver(&fixture.open(), &[2]).await, [Outcome::Delivered]);
+    assert_eq!(mode(fixture.path()), 0o644, "what somebody has decided stays");
+}
+
+/// Somebody else could let the relay write wherever the relay may.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_link_in_a_shared_folder_is_not_followed() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let (fixture, elsewhere) = (Fixture::new(), tempfile::tempdir().unwrap());
+    let target = elsewhere.path().join("target");
+    fs::write(&target, "").unwrap();
+    symlink(&target, fixture.path()).unwrap();
+    let sink = fixture.open();
+    assert_eq!(
+        fixture.deliver(&sink, &[1]).await,
+        [Outcome::Delivered],
+        "in a folder of one's own a link is one's own"
+    );
+    fs::set_permissions(fixture.directory.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+    let sink = fixture.open();
+    let outcomes = fixture.deliver(&sink, &[2]).await;
+    assert!(
+        matches!(&outcomes[..], [Outcome::Failed(failure)] if failure.message.contains("is a link")),
+        "{outcomes:?}"
+    );
+    assert!(sink.check().await.is_err());
+    assert_eq!(fs::read_to_string(&target).unwrap().lines().count(), 1);
+}
