@@ -8,6 +8,9 @@ use uuid::Uuid;
 
 use crate::config::{parse_duration, parse_listen, parse_start};
 
+/// The heading of what every command takes.
+const GLOBAL: &str = "Global options";
+
 /// Transactional outbox: events written in your own transaction, delivered to every subscription, none lost, each
 /// key in order.
 ///
@@ -17,27 +20,27 @@ use crate::config::{parse_duration, parse_listen, parse_start};
 #[command(name = "pillarbox", version, max_term_width = 100)]
 pub(crate) struct Args {
     /// The database, like sqlite:app.db or postgres://user@host/database; else DATABASE_URL, else the config file's
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(help_heading = GLOBAL, long, global = true, value_name = "URL")]
     pub(crate) database: Option<String>,
 
     /// The config file; else PILLARBOX_CONFIG, else ./pillarbox.toml
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(help_heading = GLOBAL, long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
     /// Print data as JSON
-    #[arg(long, global = true)]
+    #[arg(help_heading = GLOBAL, long, global = true)]
     pub(crate) json: bool,
 
     /// Say more (twice: everything)
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(help_heading = GLOBAL, short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 
     /// Say nothing but errors
-    #[arg(short, long, global = true)]
+    #[arg(help_heading = GLOBAL, short, long, global = true)]
     pub(crate) quiet: bool,
 
     /// How the log on standard error is written
-    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    #[arg(help_heading = GLOBAL, long, global = true, value_enum, default_value_t = LogFormat::Text)]
     pub(crate) log_format: LogFormat,
 
     #[command(subcommand)]
@@ -74,7 +77,7 @@ pub(crate) enum Command {
     Why(WhyArgs),
     /// Set dead or waiting deliveries back to due now, in log order
     Requeue(RequeueArgs),
-    /// Take what silent or dead processes were working on in queues back; for a monitor of your own
+    /// Reclaim queue work from dead or silent processes; for a monitor of your own
     Recover(RecoverArgs),
     /// Give one delivery up and unblock its key
     Skip(SkipArgs),
@@ -95,7 +98,7 @@ pub(crate) enum Command {
     Prune(PruneArgs),
     /// Empty everything; for tests
     Reset(ConfirmArgs),
-    /// Check every premise, each with its fix
+    /// Check every prerequisite, each with its fix
     Doctor,
     /// Check or print the configuration
     #[command(subcommand)]
@@ -205,6 +208,7 @@ pub(crate) struct PublishArgs {
     #[arg(long, conflicts_with = "payload")]
     pub(crate) ndjson: bool,
     /// JSON, or - for standard input; nothing: an event without a payload
+    #[arg(allow_negative_numbers = true)]
     pub(crate) payload: Option<String>,
 }
 
@@ -403,8 +407,8 @@ pub(crate) struct TailArgs {
     /// End at the end of the log
     #[arg(long)]
     pub(crate) no_follow: bool,
-    /// One short line an event in place of its CloudEvents object
-    #[arg(long, conflicts_with = "json")]
+    /// One short line an event in place of its CloudEvents object; with --json a short object
+    #[arg(long)]
     pub(crate) short: bool,
 }
 

@@ -1,6 +1,7 @@
 mod discreet;
 #[cfg(feature = "http")]
 mod http;
+mod into_the_log;
 #[cfg(feature = "kafka")]
 mod kafka;
 mod panic;
@@ -20,6 +21,7 @@ use tokio::sync::Notify;
 use crate::config::SinkSettings;
 use crate::exit::chain;
 use discreet::Discreet;
+pub(crate) use into_the_log::into_the_log;
 pub(crate) use panic::log_panics;
 
 /// A sink, or why there can be none.

@@ -101,7 +101,8 @@ impl HttpConfig {
         }
         if self.mode == HttpMode::Batched && !self.url.is_constant() {
             return invalid(
-                "mode = \"batched\" of an http sink needs a url without places: one request has many events".into(),
+                "mode = \"batched\" of an http sink needs a url without placeholders: one request has many events"
+                    .into(),
             );
         }
         Ok(())
@@ -433,7 +434,7 @@ mod tests {
         check_invalid(HttpConfig { concurrency: 0, ..fine() }, "concurrency = 0");
         check_invalid(HttpConfig { concurrency: CONCURRENCY_MAX + 1, ..fine() }, "outside 1 to");
         check_invalid(HttpConfig { timeout: Duration::ZERO, ..fine() }, "more than 0");
-        check_invalid(HttpConfig { mode: HttpMode::Batched, ..config("http://h/{key}") }, "without places");
+        check_invalid(HttpConfig { mode: HttpMode::Batched, ..config("http://h/{key}") }, "without placeholders");
         check_invalid(HttpConfig { secrets: vec!["x".into()], ..fine() }, "secret 1 of 1");
         check_invalid(HttpConfig { headers: vec![("a b".into(), "x".into())], ..fine() }, "not a name");
         check_invalid(HttpConfig { ca_file: Some("/does/not/exist".into()), ..fine() }, "'/does/not/exist'");

@@ -272,7 +272,7 @@ impl NewEvent {
         ] {
             let Some(value) = value else { continue };
             if value.is_empty() {
-                return invalid(format!("the {name} is empty; give it a name or leave it out"));
+                return invalid(format!("the {name} must not be empty"));
             }
             if value.len() > NAME_BYTES_MAX {
                 return invalid(format!(

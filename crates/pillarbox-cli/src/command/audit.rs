@@ -11,7 +11,7 @@ use super::Scope;
 use crate::args::AuditArgs;
 use crate::exit::{Exit, Stop};
 use crate::log::Log;
-use crate::output::{Output, Style};
+use crate::output::{Output, Style, count};
 
 /// How many positions are read at once.
 const PAGE_POSITIONS: usize = 5_000;
@@ -20,6 +20,11 @@ const MISSING_PRINTED_MAX: usize = 20;
 
 /// Compares the log with the engine's books and, if asked, with what a receiver got.
 pub(super) async fn run(scope: &Scope, args: &AuditArgs) -> Result<Exit> {
+    if let (Some(from), Some(to)) = (args.from, args.to)
+        && from > to
+    {
+        return Err(Stop::usage(format!("--from {from} lies behind --to {to}; nothing would be audited")));
+    }
     let store = scope.open().await?;
     let books = store.books().await?;
     let horizon = books.horizon;
@@ -32,8 +37,10 @@ pub(super) async fn run(scope: &Scope, args: &AuditArgs) -> Result<Exit> {
     let unreadable: u64 = audit.subscriptions.iter().map(|one| one.unreadable).sum();
     if unreadable > 0 {
         scope.output.say(format!(
-            "UNREADABLE {unreadable}: so many lines of --received have no readable id; write one event a line, as its id (a uuid) alone or as the \
-             CloudEvents object (with \"id\") that the sinks file and stdout write"
+            "{} of --received {} no readable id; write one event a line, as its id (a uuid) alone or as the \
+             CloudEvents object (with \"id\") that the sinks file and stdout write",
+            count(unreadable, "line"),
+            if unreadable == 1 { "has" } else { "have" }
         ));
     }
     if scope.output.json {

@@ -8,6 +8,7 @@ use super::Scope;
 use crate::args::{ConfirmArgs, NameArgs, PauseArgs, RecoverArgs, RequeueArgs, RewindArgs, SkipArgs};
 use crate::config::format_duration;
 use crate::exit::Exit;
+use crate::output::count;
 
 /// The limit of a requeue that names none.
 const REQUEUE_LIMIT: usize = u32::MAX as usize;
@@ -137,14 +138,15 @@ fn print(scope: &Scope, changed: &Changed, dry_run: bool) -> Result<Exit> {
 
 /// What a change would do, told before it is done: a [`Changed`] tells what was done.
 fn would(change: &Change, changed: &Changed, status: &Status) -> String {
-    let count = changed.count;
+    let number = changed.count;
+    let deliveries = count(number, "delivery");
     let one = |name: &str| status.subscriptions.iter().find(|subscription| subscription.name == name);
     match change {
-        Change::Requeue { .. } | Change::Recover { .. } if count == 0 => {
+        Change::Requeue { .. } | Change::Recover { .. } if number == 0 => {
             format!("would change nothing: {}", changed.message)
         }
         Change::Requeue { subscription, .. } => {
-            format!("would set {count} deliveries of '{subscription}' back to due now, with attempts 0")
+            format!("would set {deliveries} of '{subscription}' back to due now, with attempts 0")
         }
         Change::Recover { subscription, instance, silent_for } => {
             let of = subscription.as_ref().map(|name| format!(" of '{name}'")).unwrap_or_default();
@@ -156,7 +158,7 @@ fn would(change: &Change, changed: &Changed, status: &Status) -> String {
                 true => ("whether they live or not".to_owned(), format!("; {RECOVER_ALL_RISK}")),
                 false => (format!("silent for {}", format_duration(*silent_for)), String::new()),
             };
-            format!("would take {count} deliveries{of} from {whom}, {silent}, each counted as an attempt{risk}")
+            format!("would take {deliveries}{of} from {whom}, {silent}, each counted as an attempt{risk}")
         }
         Change::Skip { subscription, event, .. } => {
             format!("would give event {event} up for '{subscription}' and let its key go on")
@@ -165,7 +167,7 @@ fn would(change: &Change, changed: &Changed, status: &Status) -> String {
         Change::Resume(name) => format!("would let '{name}' go on"),
         Change::Rewind { subscription, to, key } => {
             let what = match key {
-                Some(key) => format!("{count} events of key '{key}'"),
+                Some(key) => format!("{} of key '{key}'", count(number, "event")),
                 None => "the events".to_owned(),
             };
             let (place, note) = (place(to), note(&changed.message));
@@ -174,12 +176,13 @@ fn would(change: &Change, changed: &Changed, status: &Status) -> String {
             format!("would replay {what} {place} to '{subscription}'{note}{end}")
         }
         Change::Delete(name) => {
-            let (waiting, deliveries) = one(name).map_or((0, 0), |one| {
+            let (waiting, deliveries): (u64, u64) = one(name).map_or((0, 0), |one| {
                 (one.pending + one.processing, one.delayed + one.retrying + one.blocked + one.dead)
             });
+            let (waiting, deliveries) = (count(waiting, "event"), count(deliveries, "delivery"));
             format!(
-                "would delete '{name}' with its place in the log and {deliveries} deliveries; {waiting} events that it has \
-                 not got yet would never come to it"
+                "would delete '{name}' with its position in the log and {deliveries}; {waiting} that it has not received yet \
+                 would never be delivered to it"
             )
         }
         Change::Rename { from, to } => format!("would rename '{from}' to '{to}'"),

@@ -5,6 +5,7 @@ use super::Scope;
 use crate::args::ConfigCommand;
 use crate::config::Config;
 use crate::exit::{Exit, chain};
+use crate::sink;
 
 /// Checks or prints the config.
 pub(super) fn run(scope: &Scope, command: ConfigCommand) -> Result<Exit> {
@@ -15,13 +16,20 @@ pub(super) fn run(scope: &Scope, command: ConfigCommand) -> Result<Exit> {
 }
 
 fn check(scope: &Scope) -> Result<Exit> {
-    let loaded = scope.load_config()?;
+    let mut loaded = scope.load_config()?;
+    if let Ok(database) = scope.database() {
+        loaded.problems.extend(sink::into_the_log(&loaded.config, &database));
+    }
     let file = loaded.file.as_ref().map(|path| path.display().to_string());
     if scope.output.json {
-        scope.output.json(&json!({ "file": file, "ok": loaded.problems.is_empty(), "problems": loaded.problems }))?;
+        scope.output.json(&json!({ "file": file, "ok": loaded.problems.is_empty(), "problems": loaded.problems,
+            "warnings": loaded.warnings }))?;
     } else {
         for problem in &loaded.problems {
             scope.output.line(problem.to_string())?;
+        }
+        for warning in &loaded.warnings {
+            scope.output.line(format!("warning: {warning}"))?;
         }
         let name = file.as_deref().unwrap_or("no config file");
         match loaded.problems.len() {

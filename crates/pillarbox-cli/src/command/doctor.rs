@@ -17,7 +17,7 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 /// How many receivers are asked at once.
 const ASKED_AT_ONCE_MAX: usize = 16;
 
-/// Checks every premise and every receiver; each finding says how to mend it. What every other command would refuse is among
+/// Checks every prerequisite and every receiver; each finding says how to fix it. What every other command would refuse is among
 /// them.
 pub(super) async fn run(scope: &Scope) -> Result<Exit> {
     let database = scope.database()?;
@@ -26,7 +26,9 @@ pub(super) async fn run(scope: &Scope) -> Result<Exit> {
     // What the checks have refused may have no status.
     let paused = log.status().await.map(|status| paused_by_receiver(&status)).unwrap_or_default();
     match scope.load_config() {
-        Ok(Loaded { config, problems, .. }) => {
+        Ok(Loaded { config, mut problems, warnings, .. }) => {
+            problems.extend(sink::into_the_log(&config, &database));
+            checks.extend(warnings.into_iter().map(config_warning));
             checks.extend(problems.iter().map(|problem| wrong_config(problem.to_string())));
             let asked = ask_receivers(&scope.output, &config).await;
             checks.extend(asked.into_iter().map(|check| then_resume(check, &paused)));
@@ -62,7 +64,7 @@ fn then_resume(check: Check, paused: &[(String, Problem)]) -> Check {
     let is_meant = |(name, _): &&(String, Problem)| check.name == sink_of(name);
     match (paused.iter().find(is_meant), &check.fix) {
         (Some((name, _)), Some(fix)) => {
-            let fix = format!("{fix}; its receiver has paused it, so say `pillarbox resume {name}` then");
+            let fix = format!("{fix}; its receiver has paused it, so run `pillarbox resume {name}` then");
             Check { fix: Some(fix), ..check }
         }
         _ => check,
@@ -81,6 +83,10 @@ fn wrong_config(finding: String) -> Check {
         finding,
         fix: Some("change it; `pillarbox config check` says when all is well".to_owned()),
     }
+}
+
+fn config_warning(finding: String) -> Check {
+    Check { name: "config".to_owned(), level: Level::Warning, finding, fix: None }
 }
 
 fn print(output: &Output, checks: &[Check]) -> Result<()> {
@@ -138,7 +144,12 @@ fn place_of(settings: &SinkSettings) -> String {
 async fn ask_sink(sink: &dyn Sink, place: &str) -> Check {
     match tokio::time::timeout(ANSWER_TIME_MAX, sink.check()).await {
         Ok(Ok(())) => {
-            Check { name: String::new(), level: Level::Ok, finding: format!("{place}: takes events"), fix: None }
+            // An http receiver is asked by OPTIONS, which most answer with anything: that says where it is, not what it takes.
+            let finding = match place.starts_with("http ") {
+                true => "answers; whether it takes events is known with the first one",
+                false => "takes events",
+            };
+            Check { name: String::new(), level: Level::Ok, finding: format!("{place}: {finding}"), fix: None }
         }
         Ok(Err(failure)) => failed(
             place,

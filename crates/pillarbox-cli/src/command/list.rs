@@ -42,7 +42,7 @@ pub(super) async fn run(scope: &Scope, args: ListArgs) -> Result<Exit> {
         scope.output.table(&["POSITION", "ID", "TOPIC", "TYPE", "KEY", "CREATED"], rows.iter().map(event).collect())?;
     }
     if rows.len() == limit {
-        scope.output.say(format!("only the first {limit} are shown; say --limit for more"));
+        scope.output.say(format!("showing the first {limit}; use --limit N for more"));
     }
     Ok(Exit::Done)
 }

@@ -6,6 +6,7 @@ use super::Scope;
 use crate::args::{MigrateArgs, Switch};
 use crate::database::{Database, Declaration};
 use crate::exit::{Exit, Stop};
+use crate::output::count;
 
 /// Creates or upgrades the schema, or declares what a copied database is.
 pub(super) async fn run(scope: &Scope, args: &MigrateArgs) -> Result<Exit> {
@@ -93,10 +94,12 @@ async fn refuse_at_home(database: &Database) -> Result<()> {
         return Ok(());
     }
     Err(Stop::usage(format!(
-        "{} is no copy but the log itself: --fresh would give up {undelivered} undelivered events and {deliveries} deliveries \
-         (delayed, retrying, blocked or dead), and none of the {events} events in it would ever be delivered to a new \
-         subscription; say --fresh --yes to do so",
-        database.url()
+        "{} is no copy but the log itself: --fresh would give up {} and {} (delayed, retrying, blocked or dead), and none of the \
+         {} in it would ever be delivered to a new subscription; pass --fresh --yes to do so",
+        database.url(),
+        count(undelivered, "undelivered event"),
+        count(deliveries, "delivery"),
+        count(events, "event")
     )))
 }
 

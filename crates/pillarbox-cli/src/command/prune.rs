@@ -8,7 +8,7 @@ use super::Scope;
 use crate::args::PruneArgs;
 use crate::exit::Exit;
 use crate::log::Log;
-use crate::output::{Output, dash};
+use crate::output::{Output, count, dash};
 
 /// How often a spinner turns.
 const TICK: Duration = Duration::from_millis(100);
@@ -83,11 +83,12 @@ fn print(scope: &Scope, pruned: &Pruned) -> Result<Exit> {
         scope.output.json(pruned)?;
         return Ok(Exit::Done);
     }
-    let Pruned { events, kept, dead, dedup, inbox, .. } = pruned;
-    scope.output.line(format!(
-        "removed {events} events ({kept} kept aside for deliveries), {dead} dead deliveries, {dedup} deduplication keys, \
-         {inbox} entries of inboxes"
-    ))?;
+    let removed = [(pruned.dead, "dead delivery"), (pruned.dedup, "deduplication key"), (pruned.inbox, "inbox entry")];
+    let others: Vec<String> = removed.iter().map(|(number, noun)| count(*number, noun)).collect();
+    let (events, kept) = (count(pruned.events, "event"), pruned.kept);
+    scope
+        .output
+        .line(format!("removed {events} ({kept} copied for deliveries that need them), {}", others.join(", ")))?;
     if let Some(name) = &pruned.held_by {
         scope.output.say(format!("subscription '{name}' holds the rest back; see `pillarbox status`"));
     }

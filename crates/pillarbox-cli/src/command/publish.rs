@@ -1,4 +1,8 @@
+use std::collections::HashSet;
+use std::fs::File;
 use std::io::{self, BufRead, Read};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
 
 use anyhow::{Context, Result};
 use pillarbox::{NewEvent, Timestamp};
@@ -9,12 +13,14 @@ use super::Scope;
 use crate::args::PublishArgs;
 use crate::database::Outlet;
 use crate::exit::{Exit, OutputClosed, Stop};
+use crate::output::count;
 
 /// How many lines are published in one transaction.
 const BATCH_LINES: usize = 1_000;
 
 /// Publishes one event or many, and prints their ids.
 pub(super) async fn run(scope: &Scope, args: &PublishArgs) -> Result<Exit> {
+    refuse_repeated(&args.header)?;
     let database = scope.database()?;
     let mut outlet = database.outlet().await?;
     if args.ndjson {
@@ -22,7 +28,7 @@ pub(super) async fn run(scope: &Scope, args: &PublishArgs) -> Result<Exit> {
     }
     let event = with_payload(event(args), args)?;
     // The database would refuse it too, and not every one of them says how large it is.
-    event.validate(outlet.payload_bytes_max().await)?;
+    event.validate(outlet.payload_bytes_max().await).map_err(|error| Stop::usage(error.to_string()))?;
     let ids = outlet.publish(&[event]).await.map_err(|error| database.explain(error))?;
     print(scope, &ids)?;
     Ok(Exit::Done)
@@ -40,7 +46,7 @@ fn event(args: &PublishArgs) -> NewEvent {
 
 fn with_payload(event: NewEvent, args: &PublishArgs) -> Result<NewEvent> {
     let bytes = match args.payload.as_deref() {
-        None => return Ok(event),
+        None => return refuse_forgotten_input().map(|()| event),
         Some("-") => {
             let mut bytes = Vec::new();
             io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
@@ -56,6 +62,31 @@ fn with_payload(event: NewEvent, args: &PublishArgs) -> Result<NewEvent> {
                  the bytes as they are"
             ))
         }),
+    }
+}
+
+/// The last one would win, and nobody would know.
+fn refuse_repeated(headers: &[(String, String)]) -> Result<()> {
+    let mut seen = HashSet::new();
+    match headers.iter().find(|(name, _)| !seen.insert(name)) {
+        Some((name, _)) => {
+            Err(Stop::usage(format!("the header '{name}' is given twice; an event has one value for each")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whoever pipes something in means it to be published. It is not read unasked: in a loop over the lines of a file that would be the
+/// loop's own input, and a pipe that nobody closes would never end.
+fn refuse_forgotten_input() -> Result<()> {
+    let Ok(input) = io::stdin().as_fd().try_clone_to_owned() else { return Ok(()) };
+    let kind = File::from(input).metadata().map(|metadata| metadata.file_type());
+    match kind {
+        Ok(kind) if kind.is_fifo() || kind.is_file() => Err(Stop::usage(
+            "no payload is given, and standard input is a pipe or a file; write - to publish what is in it, or add </dev/null for an \
+             event without a payload",
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -119,7 +150,8 @@ fn line_event(args: &PublishArgs, line: &[u8], payload_bytes_max: usize) -> Resu
 }
 
 fn stopped(published: u64, number: u64, message: &str) -> String {
-    format!("stopped at line {number}: {message}; {published} events were published")
+    let were = if published == 1 { "was" } else { "were" };
+    format!("stopped at line {number}: {message}; {} {were} published", count(published, "event"))
 }
 
 fn print(scope: &Scope, ids: &[Uuid]) -> Result<()> {

@@ -39,6 +39,9 @@ pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
     }
     let ephemeral = args.stdout.then(Ephemeral::new);
     refuse_nothing(scope, &config, args)?;
+    if let (Some(problem), false) = (sink::into_the_log(&config, &database).into_iter().next(), args.stdout) {
+        return Err(Stop::with(Exit::Failed, problem.to_string()));
+    }
     if !args.stdout {
         say_destinations(&config);
     }

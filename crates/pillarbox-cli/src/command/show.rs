@@ -127,7 +127,7 @@ fn print(output: &Output, record: &EventRecord, status: &Status) -> Result<()> {
 pub(super) fn print_delivery(output: &Output, delivery: &DeliveryRecord) -> Result<()> {
     let DeliveryRecord { state, attempts, due_at, since, .. } = delivery;
     let due = if *state == State::Dead { String::new() } else { format!("due {due_at}, ") };
-    let attempts = count(u64::from(*attempts), "attempt");
+    let attempts = count(*attempts, "attempt");
     output.line(format!("  {}, {attempts}, {due}waits since {since}", state.name()))?;
     if let Some(claim) = &delivery.claim {
         output.line(format!("  {}", owner(claim)))?;

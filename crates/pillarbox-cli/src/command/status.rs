@@ -1,21 +1,25 @@
 use anyhow::Result;
 use pillarbox::{
-    HealthLimits, InstanceStatus, Level, LogStatus, Mode, Operator, Problem, Status, SubscriptionStatus, problems,
+    HealthLimits, InstanceStatus, Level, LogStatus, Mode, Operator, Problem, Status, SubscriptionStatus, is_unhealthy,
+    problems,
 };
-use serde::Serialize;
+use serde_json::Value;
 
 use super::Scope;
 use super::subscription::condition;
 use crate::args::StatusArgs;
 use crate::exit::{Exit, Stop};
-use crate::output::{Output, Style, age, bytes};
+use crate::output::{Output, Style, age, bytes, count};
 
-/// What `status --json` prints: the status with what is wrong.
-#[derive(Serialize)]
-struct Shown<'a> {
-    #[serde(flatten)]
-    status: &'a Status,
-    problems: &'a [Problem],
+/// What `status --json` prints: the status with what is wrong, whether that is unhealthy, and each subscription's condition.
+fn status_json(status: &Status, problems: &[Problem]) -> Result<Value> {
+    let mut shown = serde_json::to_value(status)?;
+    shown["problems"] = serde_json::to_value(problems)?;
+    shown["healthy"] = (!is_unhealthy(problems)).into();
+    let conditions = status.subscriptions.iter().map(condition);
+    let subscriptions = shown["subscriptions"].as_array_mut().into_iter().flatten();
+    subscriptions.zip(conditions).for_each(|(one, condition)| one["condition"] = condition.into());
+    Ok(shown)
 }
 
 /// Shows the log, its subscriptions and instances, and what is wrong.
@@ -23,7 +27,7 @@ pub(super) async fn run(scope: &Scope, args: &StatusArgs) -> Result<Exit> {
     let status = scope.open().await?.status().await?;
     let problems = problems(&status, &HealthLimits::default());
     if scope.output.json {
-        scope.output.json(&Shown { status: &status, problems: &problems })?;
+        scope.output.json(&status_json(&status, &problems)?)?;
     } else {
         print(&scope.output, &status, &problems)?;
     }
@@ -45,10 +49,12 @@ pub(crate) fn sentence(problem: &Problem) -> String {
 
 fn print(output: &Output, status: &Status, problems: &[Problem]) -> Result<()> {
     let LogStatus { log_id, incarnation, log_start, horizon, events, .. } = &status.log;
-    let size = bytes(status.log.bytes);
-    output.line(format!(
-        "log {log_id}, incarnation {incarnation}: {events} events, positions {log_start} to {horizon}, {size}"
-    ))?;
+    let (events, size) = (count(*events, "event"), bytes(status.log.bytes));
+    let positions = match horizon < log_start {
+        true => format!("no positions in use (the next one is {log_start})"),
+        false => format!("positions {log_start} to {horizon}"),
+    };
+    output.line(format!("log {log_id}, incarnation {incarnation}: {events}, {positions}, {size}"))?;
     for holder in &status.log.holders {
         output.styled(Style::Yellow, holder, "")?;
     }

@@ -1,5 +1,6 @@
 use anyhow::Result;
 use pillarbox::{Change, Operator, SubscriptionStatus};
+use serde_json::Value;
 
 use super::{Scope, change};
 use crate::args::SubscriptionCommand;
@@ -23,7 +24,12 @@ pub(super) async fn run(scope: &Scope, command: SubscriptionCommand) -> Result<E
 async fn list(scope: &Scope) -> Result<Exit> {
     let subscriptions = scope.open().await?.status().await?.subscriptions;
     if scope.output.json {
-        scope.output.json(&subscriptions)?;
+        let with_condition = |one: &SubscriptionStatus| {
+            let mut shown = serde_json::to_value(one)?;
+            shown["condition"] = condition(one).into();
+            Ok(shown)
+        };
+        scope.output.json(&subscriptions.iter().map(with_condition).collect::<Result<Vec<Value>>>()?)?;
         return Ok(Exit::Done);
     }
     let headings = ["NAME", "CONDITION", "MODE", "TOPICS", "TYPES", "LANES", "FLOOR", "HOLDS"];

@@ -5,6 +5,7 @@ use pillarbox::{
     CloudEvents, Event, Filter, Grace, LogStatus, Operator, Page, PollRequest, Position, RangeSet, ResumeToken, Scan,
     ScanRequest, Store,
 };
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::Scope;
@@ -286,6 +287,14 @@ impl Tail<'_> {
     fn print(&self, event: &Event) -> Result<()> {
         if self.args.short {
             let Event { position, id, topic, r#type, created_at, .. } = event;
+            if self.scope.output.json {
+                let key = event.key.as_deref();
+                let token = self.token.to_string();
+                return self.scope.output.json(&json!({
+                    "position": position, "created_at": created_at, "topic": &**topic, "type": &**r#type, "key": key, "id": id,
+                    "resumetoken": token,
+                }));
+            }
             let key = dash(event.key.as_ref());
             return self
                 .scope

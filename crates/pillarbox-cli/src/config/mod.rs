@@ -10,6 +10,7 @@ mod section;
 mod sink;
 mod sink_kind;
 mod tree;
+mod warning;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,13 +41,16 @@ pub(crate) struct Loaded {
     pub(crate) config: Config,
     /// Empty: it is fit to run.
     pub(crate) problems: Vec<Problem>,
+    /// What is most likely not meant.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Reads the config of a command: the flag's file, else `PILLARBOX_CONFIG`'s, else `./pillarbox.toml`, else none.
 pub(crate) fn load(flag: Option<&Path>) -> Result<Loaded> {
     let (file, text) = find(flag)?;
     let (config, problems) = read(&text, environment());
-    Ok(Loaded { file, config, problems })
+    let warnings = warning::warnings(file.as_deref(), &text, environment().map(|(name, _)| name));
+    Ok(Loaded { file, config, problems, warnings })
 }
 
 /// Names and values that are not UTF-8 cannot be ours.
@@ -58,6 +62,7 @@ fn environment() -> impl Iterator<Item = (String, String)> {
 pub(crate) fn require(flag: Option<&Path>) -> Result<Config> {
     let loaded = load(flag)?;
     refuse(loaded.file.as_deref(), &loaded.problems)?;
+    loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     Ok(loaded.config)
 }
 

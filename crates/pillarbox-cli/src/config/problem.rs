@@ -22,6 +22,11 @@ impl Problem {
         Problem { key: key.into(), origin, message: message.into() }
     }
 
+    /// What is wrong with a subscription as a whole.
+    pub(crate) fn of_subscription(name: &str, message: impl Into<String>) -> Self {
+        Problem::new(format!("subscription '{name}'"), Origin::Nowhere, message)
+    }
+
     /// The section at the root of the file that it belongs to.
     pub(crate) fn section(&self) -> &str {
         self.key.split(['.', '[', ' ']).next().unwrap_or_default()

@@ -77,7 +77,8 @@ const ALIASES: [(&str, &str); 3] = [
     ("OUTBOX_POLL_INTERVAL", "relay.poll_interval"),
 ];
 
-const PREFIX: &str = "PILLARBOX__";
+/// What the variables begin with that are settings.
+pub(crate) const PREFIX: &str = "PILLARBOX__";
 
 /// Lays the environment's settings over the file's; the contract's own names win over the aliases.
 pub(crate) fn overlay(root: &mut Node, environment: impl IntoIterator<Item = (String, String)>, problems: &Problems) {

@@ -113,7 +113,14 @@ fn what_waits_is_not_missing(on: On) {
     assert_eq!((&found["waiting"], &found["missing"]), (&1.into(), &0.into()));
 }
 
+fn a_range_that_ends_before_it_begins_is_refused(on: On) {
+    let place = Place::with_file_sink(on);
+    let text = place.fails(2, &["audit", "--from", "5", "--to", "2"]);
+    assert!(text.contains("--from 5") && text.contains("--to 2"), "{text}");
+}
+
 on_each!(
+    a_range_that_ends_before_it_begins_is_refused,
     a_clean_round_trip_is_proven,
     a_deleted_line_is_missing,
     duplicates_disorder_and_strangers_are_counted,

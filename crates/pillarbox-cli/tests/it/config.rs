@@ -217,3 +217,59 @@ fn a_password_is_never_printed() {
     check(&mut place.command(&["config", "print"]));
     check(&mut place.command(&["-vv", "run", "--until-idle"]));
 }
+
+/// Lines in the middle of a database destroy it.
+#[test]
+fn a_file_sink_into_the_database_itself_is_refused() {
+    let place = Place::new(On::Sqlite);
+    std::fs::create_dir(place.path("sub")).unwrap();
+    for path in ["app.db", "./sub/../app.db", "app.db-wal", "app.db-pillarbox/out"] {
+        let sink = format!("{{ kind = \"file\", path = \"{path}\" }}");
+        for sink in [sink.clone(), format!("{{ kind = \"chain\", sinks = [{sink}] }}")] {
+            place.write("pillarbox.toml", &format!("[[subscription]]\nname = \"out\"\nsink = {sink}\n"));
+            let said = [
+                place.fails(1, &["run", "--until-idle"]),
+                stdout(&place.command(&["config", "check"]).output().unwrap()),
+                stdout(&place.command(&["doctor"]).output().unwrap()),
+            ];
+            for text in said {
+                assert!(text.contains("'out'") && text.contains("into the database itself"), "{path}: {text}");
+            }
+        }
+    }
+    place.write(
+        "pillarbox.toml",
+        "[[subscription]]\nname = \"out\"\nsink = { kind = \"file\", path = \"app.db.ndjson\" }\n",
+    );
+    place.ok(&["config", "check"]);
+}
+
+#[test]
+fn what_is_most_likely_not_meant_is_told() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::with_file_sink(On::Sqlite);
+    let with_secret = format!("[http]\ntokens = [\"canary\"]\n{}", place.read("pillarbox.toml"));
+    place.write("pillarbox.toml", &with_secret);
+    let said = |mode: u32, args: &[&str]| {
+        std::fs::set_permissions(place.path("pillarbox.toml"), std::fs::Permissions::from_mode(mode)).unwrap();
+        let output = place.command(args).env("PILLARBOX_RELAY_WORKERS", "2").output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let text = format!("{}{}", stdout(&output), stderr(&output));
+        assert!(text.contains("PILLARBOX__RELAY__WORKERS"), "{args:?}: {text}");
+        assert!(!text.contains("canary"), "{text}");
+        text
+    };
+    for args in [&["config", "check"][..], &["doctor"], &["run", "--until-idle"]] {
+        let text = said(0o644, args);
+        assert!(text.contains("line 2 holds a secret") && text.contains("chmod o-r"), "{args:?}: {text}");
+        assert!(!said(0o640, args).contains("holds a secret"), "{args:?}");
+    }
+}
+
+#[test]
+fn the_names_of_ephemeral_subscriptions_are_taken() {
+    let place = Place::new(On::Sqlite);
+    place.write("pillarbox.toml", "[[subscription]]\nname = \"ephemeral.x\"\nsink = { kind = \"stdout\" }\n");
+    let text = stdout(&place.command(&["config", "check"]).output().unwrap());
+    assert!(text.contains("`ephemeral.`") && text.contains("run --stdout"), "{text}");
+}

@@ -83,6 +83,35 @@ fn what_others_say_acts_on_no_terminal(on: On) {
     assert_eq!(place.json(&["show", &id])["payload"]["p"], "\u{9b}\u{202e}");
 }
 
+fn an_empty_log_has_no_positions(on: On) {
+    let place = Place::new(on);
+    let text = place.ok(&["status"]);
+    assert!(text.contains("0 events, no positions in use (the next one is 1)"), "{text}");
+    place.publish(&[]);
+    let text = place.ok(&["status"]);
+    assert!(text.contains("1 event, positions 1 to 1"), "{text}");
+}
+
+fn short_lines_can_be_json(on: On) {
+    let place = Place::new(on);
+    let id = place.publish(&["--key", "k"]);
+    let line = place.json(&["tail", "--short", "--no-follow", "--from", "0"]);
+    assert_eq!((&line["id"], &line["key"], &line["position"]), (&id.as_str().into(), &"k".into(), &1.into()), "{line}");
+    assert!(line["resumetoken"].is_string() && line.get("data").is_none(), "{line}");
+}
+
+#[test]
+fn what_every_command_takes_has_a_heading_of_its_own() {
+    let help = Place::at("sqlite:app.db").ok(&["requeue", "--help"]);
+    let (own, global) = help.split_once("Global options:").unwrap();
+    for option in ["--subscription", "--event", "--all", "--dry-run"] {
+        assert!(own.contains(option) && !global.contains(&format!("{option} ")), "{option}: {help}");
+    }
+    for option in ["--database", "--config", "--json", "--log-format"] {
+        assert!(global.contains(option) && !own.contains(option), "{option}: {help}");
+    }
+}
+
 fn errors_are_json_where_json_is_asked_for(on: On) {
     let place = Place::new(on);
     for (code, args, name, fix) in [
@@ -121,6 +150,8 @@ fn status_has_the_fields_of_the_contract(on: On) {
         assert!(one.get(field).is_some(), "{field}: {one}");
     }
     assert_eq!((&one["pending"], &one["lag"]), (&1.into(), &1.into()));
+    assert_eq!((&one["condition"], &status["healthy"]), (&"orphaned".into(), &false.into()), "{status}");
+    assert_eq!(place.json(&["subscription", "list"])[0]["condition"], "orphaned");
     assert!(status["problems"].is_array() && status["instances"].is_array(), "{status}");
     let listed = place.json(&["list"]);
     for field in ["id", "position", "topic", "type", "key", "created_at"] {
@@ -141,6 +172,8 @@ fn doctor_finds_nothing_wrong_with_a_new_database(on: On) {
 
 on_each!(
     what_others_say_acts_on_no_terminal,
+    an_empty_log_has_no_positions,
+    short_lines_can_be_json,
     errors_are_json_where_json_is_asked_for,
     a_reader_that_leaves_is_no_failure,
     a_reader_that_leaves_does_not_stop_the_publishing,

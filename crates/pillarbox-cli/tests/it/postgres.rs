@@ -354,3 +354,48 @@ fn fresh_on_the_log_itself_is_refused_beside_a_journal_too() {
     let text = place.fails(2, &["migrate", "--fresh"]);
     assert!(text.contains("--fresh --yes"), "{text}");
 }
+
+#[test]
+fn a_refusal_is_told_with_what_resolves_it() {
+    let server = Server::shared();
+    let place = Place::empty(On::Postgres);
+    let database = place.url().rsplit('/').next().unwrap().to_owned();
+    let role = format!("refused_{database}");
+    server.psql("postgres", &format!("create role {role} login")).unwrap();
+    let url = server.url_as(&role, &database);
+    let (code, text) = run(&place, &url, &["migrate"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("grant create on database") && !text.contains("--print-roles"), "{text}");
+
+    let place = place.migrated();
+    server.psql(&database, &format!("grant usage on schema pillarbox to {role}; grant select on all tables in schema pillarbox to {role}; grant execute on all functions in schema pillarbox to {role}")).unwrap();
+    let (code, text) = run(&place, &url, &["reset", "--yes"]);
+    assert!(code == Some(1) && text.contains("owns the schema") && !text.contains("--print-roles"), "{text}");
+
+    server.psql(&database, &format!("alter role {role} set default_transaction_read_only = on")).unwrap();
+    let (code, text) = run(&place, &url, &["publish", "--topic", "t", "--type", "y"]);
+    assert!(code == Some(1) && text.contains("default_transaction_read_only"), "{text}");
+    assert!(!text.contains("not reachable"), "{text}");
+    server.psql(&database, &format!("drop owned by {role}; drop role {role}")).unwrap();
+}
+
+/// Any role that may connect can hold any advisory lock.
+#[test]
+fn a_number_whose_lock_somebody_holds_is_passed_over() {
+    let place = Place::with_file_sink(On::Postgres);
+    place.ok(&["run", "--until-idle"]);
+    let sql = place.sql();
+    let used = sql.number("select last_value from pillarbox.instance_id_seq");
+    // The class is known from a relay that runs.
+    let relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    let class = sql.number("select max(classid::bigint) from pg_locks where locktype = 'advisory' and objsubid = 2 and database = (select oid from pg_database where datname = current_database())");
+    for number in used + 2..used + 5 {
+        sql.execute(&format!("select pg_advisory_lock({class}::int, {number}::int)"));
+    }
+    let id = place.publish(&[]);
+    let output = place.command(&["run", "--until-idle"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).contains("taking the next one"), "{}", stderr(&output));
+    crate::ledger::until("it is delivered", || place.read("out.ndjson").contains(&id));
+}

@@ -140,7 +140,35 @@ fn a_dedup_key_publishes_once(on: On) {
     assert_eq!(place.json(&["list"]).as_array().unwrap().len(), 2);
 }
 
+fn a_negative_number_is_a_payload(on: On) {
+    let place = Place::new(on);
+    for payload in ["-0.0", "-5", "-1e3"] {
+        let id = place.publish(&[payload]);
+        assert!(place.ok(&["show", &id]).contains(&format!("payload     {payload}\n")), "{payload}");
+    }
+    place.fails(2, &["publish", "--topic", "t", "--type", "y", "--paylod"]);
+}
+
+/// What would be dropped or overwritten without a word.
+fn what_cannot_be_meant_is_refused(on: On) {
+    let place = Place::new(on);
+    let publish = ["publish", "--topic", "t", "--type", "y"];
+    let output = place.pipe(&publish, b"{\"total\":42}");
+    assert_eq!(output.status.code(), Some(2));
+    let text = crate::place::stderr(&output);
+    assert!(text.contains("standard input is a pipe") && text.contains("</dev/null"), "{text}");
+    assert!(place.pipe(&[&publish[..], &["-"]].concat(), b"{\"total\":42}").status.success());
+    assert!(place.pipe(&[&publish[..], &["1"]].concat(), b"").status.success());
+    let text = place.fails(2, &[&publish[..], &["--header", "a=1", "--header", "b=1", "--header", "a=2"]].concat());
+    assert!(text.contains("'a' is given twice"), "{text}");
+    let text = place.fails(2, &["publish", "--topic", "", "--type", "y"]);
+    assert!(text.contains("the topic must not be empty"), "{text}");
+    assert_eq!(place.json(&["status"])["log"]["events"], 2);
+}
+
 on_each!(
+    a_negative_number_is_a_payload,
+    what_cannot_be_meant_is_refused,
     what_arrives_equals_what_was_sent,
     bytes_keep_their_content_type,
     all_attributes_arrive,

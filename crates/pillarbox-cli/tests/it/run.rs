@@ -26,17 +26,17 @@ fn stdout_prints_everything_and_leaves_nothing(on: On) {
         "the database comes first: {}",
         stderr(&output)
     );
-    let nothing = || assert_eq!(place.json(&["subscription", "list"]).as_array().unwrap().len(), 0);
-    nothing();
+    let nothing = |place: &Place| assert_eq!(place.json(&["subscription", "list"]).as_array().unwrap().len(), 0);
+    nothing(&place);
     let mut relay = place.start(&["run", "--stdout", "--listen", "off"]);
     relay.wait_for_output(&id);
     relay.signal("-TERM");
     assert_eq!(relay.end(), Some(0));
-    nothing();
+    nothing(&place);
     // With a config none of its receivers gets anything.
     let place = place.file_sink();
     assert!(place.ok(&["run", "--stdout", "--until-idle"]).contains(&id));
-    nothing();
+    nothing(&place);
     assert!(!place.path("out.ndjson").exists());
 }
 

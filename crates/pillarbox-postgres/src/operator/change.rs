@@ -127,7 +127,7 @@ async fn recover(
     let recovered = queue::recover_by_operator(tx, row.map(|row| row.id), instance, silent_for, keys).await?;
     let count = recovered.claims.iter().map(|(.., count)| count).sum();
     let message = match count {
-        0 => "nothing to recover: nobody that is meant works on anything".to_owned(),
+        0 => "nothing to recover: no matching deliveries are in progress".to_owned(),
         _ => format!("{count} claims were taken from their owners; each counts as an attempt"),
     };
     Ok(Changed { count, events: Vec::new(), message })

@@ -89,7 +89,7 @@ async fn anchors(tx: &Transaction<'_>, world: &World) -> Db<Check> {
                where not exists (select from event as e where e.position = a.position and e.id = a.id) limit 1";
     let broken = tx.query_typed_opt(sql, &[(&positions, Type::INT8_ARRAY), (&ids, Type::UUID_ARRAY)]).await?;
     Ok(match broken {
-        None => ok("anchors", "the log is the continuation of what was settled"),
+        None => ok("anchors", "the last event that each lane has settled is still at its position"),
         Some(row) => {
             let (position, id): (i64, uuid::Uuid) = (row.try_get(0)?, row.try_get(1)?);
             let what = format!("event {id} was settled at position {position}, where it is not any more");
@@ -103,7 +103,7 @@ async fn dead_ranges(tx: &Transaction<'_>) -> Db<Check> {
     let sql = "select count(*) from dead_range as d join event as e on e.position between d.low and d.high";
     let count: i64 = tx.query_typed_one(sql, &[]).await?.try_get(0)?;
     Ok(match count {
-        0 => ok("dead ranges", "no event lies in one"),
+        0 => ok("dead ranges", "no event has appeared at a position that was proven empty"),
         _ => bad(
             "dead ranges",
             Level::Failed,

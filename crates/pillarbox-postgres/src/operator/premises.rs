@@ -117,7 +117,7 @@ fn sequence(row: &Row) -> Db<Check> {
     }
     let alter = |what: &str| format!("run `alter sequence {schema}.event_position_seq {what}`");
     let wrong = match (cache, increment, cycle) {
-        (Some(1), Some(1), Some(false)) => return Ok(ok(NAME, "one position at a time, ascending, never again")),
+        (Some(1), Some(1), Some(false)) => return Ok(ok(NAME, "increment 1, cache 1, no cycle")),
         (Some(cache), Some(1), Some(false)) => (
             format!(
                 "cache is {cache}: a session draws positions before it locks the table, and they would be taken for dead"

@@ -25,7 +25,7 @@ impl Target {
         }
         if !template.is_constant() && !has_whole_host(start) {
             return Err(invalid(
-                "has a place in its host; write it as https://host/path, with places in the path or behind it",
+                "has a placeholder in its host; write it as https://host/path, with placeholders in the path or after it",
             ));
         }
         if !base.username().is_empty() || base.password().is_some() {

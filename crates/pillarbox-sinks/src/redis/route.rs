@@ -78,7 +78,7 @@ pub(super) fn secrets(config: &RedisConfig) -> Vec<Secret> {
 
 fn login(config: &RedisConfig) -> Result<ConnectionInfo> {
     let url = with_host(config.url.expose(), !config.sentinels.is_empty());
-    let url = redis::parse_redis_url(&url).ok_or_else(|| invalid(format!("the url is none of Redis; {URL_FORM}")))?;
+    let url = redis::parse_redis_url(&url).ok_or_else(|| invalid(format!("not a Redis URL; {URL_FORM}")))?;
     // A password with such a character, not encoded, would be taken for a host and then shown.
     if url.fragment().is_some() {
         return Err(invalid(format!("the url of Redis has a '#', and certificates are always verified; {URL_FORM}")));
@@ -228,9 +228,9 @@ mod tests {
     #[test]
     fn wrong_urls_say_what_to_write_and_show_nothing() {
         for (url, why) in [
-            ("", "none of Redis"),
-            ("http://canary@h/", "none of Redis"),
-            ("redis://user:can#ary@h", "none of Redis"),
+            ("", "not a Redis URL"),
+            ("http://canary@h/", "not a Redis URL"),
+            ("redis://user:can#ary@h", "not a Redis URL"),
             ("redis://user:12#canary@h", "'#'"),
             ("rediss://h/#insecure", "always verified"),
             ("redis://user:12?canary@h", "'?'"),

@@ -149,7 +149,7 @@ fn take_back(
     })?;
     let count = counts.values().sum();
     let message = match count {
-        0 => "nothing to recover: nobody works on a delivery of that kind".to_owned(),
+        0 => "nothing to recover: no matching deliveries are in progress".to_owned(),
         _ => format!("{count} deliveries were taken from those who worked on them; each counts as an attempt"),
     };
     Ok(Changed { count, events: Vec::new(), message })

@@ -87,9 +87,11 @@ fn permissions(desk: &Desk) -> Db<Check> {
         return Ok(bad(name, Level::Failed, "the file is read-only".into(), "give this process write access to it"));
     }
     let mode = std::fs::metadata(&desk.path).map_or(0, |metadata| metadata.mode());
-    Ok(match mode & 0o002 {
+    let fix = "run `chmod o-rwx` on it, and let its processes create files with umask 027";
+    Ok(match mode & 0o006 {
         0 => ok(name, format!("readable and writable, mode {:o}", mode & 0o777)),
-        _ => bad(name, Level::Warning, "anybody on this host may write the file".into(), "chmod o-w it"),
+        0o004 => bad(name, Level::Warning, "anybody on this host can read the file, payloads included".into(), fix),
+        _ => bad(name, Level::Warning, "anybody on this host can write the file".into(), fix),
     })
 }
 
@@ -125,7 +127,7 @@ fn anchors(tx: &Connection, world: &World) -> Check {
     let lanes = world.subscriptions.iter().flat_map(|subscription| &subscription.lanes);
     let broken = lanes.filter_map(|lane| check_anchor(tx, lane.cursor.anchor, world.pruned_to).err()).next();
     match broken {
-        None => ok("anchors", "the log is the continuation of what was settled".into()),
+        None => ok("anchors", "the last event that each lane has settled is still at its position".into()),
         Some(error) => bad("anchors", Level::Failed, text(error), "run `pillarbox migrate --adopt` or `--fresh`"),
     }
 }
@@ -135,7 +137,7 @@ fn dead_ranges(tx: &Connection) -> Db<Check> {
     let sql = "select count(*) from pillarbox_dead_range as d join pillarbox_event as e on e.position between d.low and d.high";
     let count: i64 = tx.query_row(sql, [], |row| row.get(0))?;
     Ok(match count {
-        0 => ok("dead ranges", "no event lies in one".into()),
+        0 => ok("dead ranges", "no event has appeared at a position that was proven empty".into()),
         _ => bad(
             "dead ranges",
             Level::Failed,
