@@ -225,8 +225,12 @@ mod tests {
             "sqlite://u:canary@h/app.db",
             "sqlite:app.db?key=canary",
         ] {
-            let error = format!("{:?}", Database::parse(url).unwrap_err());
-            assert!(!error.contains("canary"), "{url}: {error}");
+            // A password with a question mark in it can be read, as libpq does; what is shown of it has none of that.
+            let said = match Database::parse(url) {
+                Ok(database) => format!("{database:?} {} {}", database.url(), database.place()),
+                Err(error) => format!("{error:?}"),
+            };
+            assert!(!said.contains("canary"), "{url}: {said}");
         }
         assert!(Database::parse("mysql://h").unwrap_err().to_string().contains("'mysql'"));
     }

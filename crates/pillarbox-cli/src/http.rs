@@ -1,4 +1,5 @@
 mod health;
+mod host;
 mod server;
 
 use std::convert::Infallible;
@@ -9,6 +10,7 @@ use anyhow::{Context, Result};
 use axum::Router;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri, header};
+use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use pillarbox::{HealthLimits, Level, problems};
@@ -46,7 +48,8 @@ pub(crate) async fn serve(listener: TcpListener, health: Arc<Health>, connection
         .route("/readyz", get(ready))
         .route("/progressz", get(progress))
         .route("/metrics", get(metrics))
-        .fallback(unknown)
+        // Whatever comes beside the open pages belongs in here.
+        .fallback_service(Router::new().fallback(unknown).layer(from_fn(host::own)))
         .method_not_allowed_fallback(not_allowed)
         .with_state(health);
     server::serve(listener, router, connections_max).await

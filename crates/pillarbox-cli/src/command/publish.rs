@@ -27,8 +27,9 @@ pub(super) async fn run(scope: &Scope, args: &PublishArgs) -> Result<Exit> {
         return lines(scope, &mut outlet, args).await;
     }
     let event = with_payload(event(args), args)?;
+    event.validate(usize::MAX).map_err(|error| Stop::usage(error.to_string()))?;
     // The database would refuse it too, and not every one of them says how large it is.
-    event.validate(outlet.payload_bytes_max().await).map_err(|error| Stop::usage(error.to_string()))?;
+    event.validate(outlet.payload_bytes_max().await)?;
     let ids = outlet.publish(&[event]).await.map_err(|error| database.explain(error))?;
     print(scope, &ids)?;
     Ok(Exit::Done)

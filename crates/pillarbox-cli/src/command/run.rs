@@ -15,7 +15,7 @@ use super::Scope;
 use crate::args::RunArgs;
 use crate::config::Config;
 use crate::database::Database;
-use crate::exit::{Exit, Stop, chain};
+use crate::exit::{Exit, Stop};
 use crate::http::{self, Health, Part};
 use crate::log::{Limits, Log};
 use crate::open_files;
@@ -67,8 +67,13 @@ pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
         name = signals.next() => return Ok(gone_before_start(name)),
     };
     info!(instance = relay.instance().0, "relay started");
-    if let Err(error) = say_new(&relay, &operator).await {
-        warn!(error = chain(&error), "cannot say what a new subscription will get");
+    health.set_part(Part::of(&relay));
+    let new = say_new(created(&relay), operator.clone());
+    // Counting a large log takes its time, and nobody has to wait for it but a script that reads what it says.
+    if args.until_idle {
+        new.await
+    } else {
+        drop(background.spawn(new))
     }
     let names: Vec<&str> = plan.iter().map(|(subscription, _)| subscription.name.as_str()).collect();
     let Some(report) = work(relay, signals, &closed, &health, args.until_idle).await? else { return Ok(Exit::Failed) };
@@ -277,20 +282,24 @@ async fn listen(config: &Config, files_max: u64, health: &Arc<Health>, backgroun
 }
 
 /// A new subscription may be about to deliver years of events: nobody should learn that from the receiver.
-async fn say_new(relay: &Relay, operator: &Log) -> Result<()> {
-    let created: Vec<&str> =
-        relay.subscriptions().iter().filter(|view| view.created).map(|view| view.name.as_str()).collect();
+async fn say_new(created: Vec<String>, operator: Arc<Log>) {
     if created.is_empty() {
-        return Ok(());
+        return;
     }
-    for subscription in operator.status().await?.subscriptions {
-        if created.contains(&subscription.name.as_str()) {
-            // What was delivered since the start was to be delivered at the start, too.
-            let events = subscription.pending + subscription.processing + subscription.report.delivered;
-            info!(subscription = subscription.name, floor = subscription.floor, events, "new subscription");
-        }
+    let status = match operator.status().await {
+        Ok(status) => status,
+        Err(error) => return warn!(%error, "cannot say what a new subscription will get"),
+    };
+    for subscription in status.subscriptions.iter().filter(|one| created.contains(&one.name)) {
+        // What was delivered since the start was to be delivered at the start, too.
+        let events = subscription.pending + subscription.processing + subscription.report.delivered;
+        info!(subscription = subscription.name, floor = subscription.floor, events, "new subscription");
     }
-    Ok(())
+}
+
+/// The subscriptions that this relay has made.
+fn created(relay: &Relay) -> Vec<String> {
+    relay.subscriptions().iter().filter(|view| view.created).map(|view| view.name.clone()).collect()
 }
 
 /// The signals that end a relay.

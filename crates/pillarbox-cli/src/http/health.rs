@@ -25,7 +25,10 @@ pub(crate) struct Health {
     silence_max: Duration,
     part: Mutex<(Part, Instant)>,
     known: watch::Sender<Known>,
+    /// Somebody has asked for a younger status.
     wanted: Notify,
+    /// The part has changed.
+    changed: Notify,
 }
 
 /// Which part this process takes in the fleet.
@@ -85,6 +88,7 @@ impl Health {
             part: Mutex::new((Part::Starting, Instant::now())),
             known: watch::channel(Known::default()).0,
             wanted: Notify::new(),
+            changed: Notify::new(),
         })
     }
 
@@ -93,7 +97,7 @@ impl Health {
         let mut now = self.part.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::discriminant(&now.0) != std::mem::discriminant(&part) {
             now.1 = Instant::now();
-            self.wanted.notify_one();
+            self.changed.notify_one();
         }
         now.0 = part;
     }
@@ -139,11 +143,10 @@ impl Health {
                 Err(_) => known.error = Some(format!("its status could not be read within {STATUS_TIMEOUT:?}")),
             });
             let rest = (began.elapsed() * STATUS_REST).max(STATUS_AGE_MIN);
-            let joined = self.part().1;
-            tokio::time::sleep_until((began + rest).into()).await;
-            // Who joined meanwhile has asked already.
-            if self.part().1 == joined {
-                self.wanted.notified().await;
+            tokio::select! {
+                () = tokio::time::sleep_until((began + rest).into()) => self.wanted.notified().await,
+                // What was read before says nothing of the part that this process takes now.
+                () = self.changed.notified() => {}
             }
         }
     }

@@ -202,14 +202,20 @@ fn questions_and_dry_runs_say_what_would_be_done(on: On) {
     kill_deliveries(&place);
     place.ok(&["pause", "out"]);
     for (args, would) in [
-        (&["requeue", "--subscription", "out", "--all"][..], "would set 1 deliveries of 'out' back to due now"),
+        (&["requeue", "--subscription", "out", "--all"][..], "would set 1 delivery of 'out' back to due now"),
         (&["rewind", "out", "--to", "start"], "would replay the events from the start of the log on to 'out'"),
         (&["rewind", "out", "--to", "1"], "would replay the events above position 1 to 'out'"),
-        (&["subscription", "delete", "out"], "would delete 'out' with its place in the log and 1 deliveries; 1 events"),
+        (
+            &["subscription", "delete", "out"],
+            "would delete 'out' with its position in the log and 1 delivery; 1 event that",
+        ),
         (&["subscription", "relane", "out", "--lanes", "4"], "would change the lanes of 'out' from 8 to 4"),
     ] {
         let question = place.fails(2, args);
-        assert!(question.contains(&format!("This {would}")) && question.contains("--yes"), "{question}");
+        assert!(
+            question.contains(&format!("refusing without confirmation: {would}")) && question.contains("--yes"),
+            "{question}"
+        );
         let dry = place.ok(&[args, &["--dry-run"]].concat());
         assert!(dry.starts_with(&format!("dry run: {would}")), "{dry}");
     }

@@ -39,7 +39,7 @@ fn check_tells_what_run_would_still_lack() {
     let text = check(&mut place.bare(&["config", "check"]));
     assert!(text.starts_with("no config file: 0 subscriptions, no problems\n"), "{text}");
     assert!(text.contains("`pillarbox run` needs a database: no database was given; name it by --database"), "{text}");
-    assert!(text.contains("prints all events to standard output"), "{text}");
+    assert!(text.contains("`pillarbox run` refuses to start"), "{text}");
     let text = check(&mut place.command(&["config", "check"]));
     assert!(!text.contains("database") && text.contains("prints all events"), "{text}");
     let sink = "sink = { kind = \"stdout\" }";

@@ -25,9 +25,13 @@ pub(crate) fn get(address: &str, path: &str) -> (u16, String) {
 }
 
 fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
+    let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    ask_by_name(stream, "localhost", method, path)
+}
+
+fn ask_by_name(mut stream: TcpStream, host: &str, method: &str, path: &str) -> (u16, String) {
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     (text[9..12].parse().unwrap(), text)
@@ -53,8 +57,10 @@ fn health_and_metrics_are_served(on: On) {
     assert_eq!(get(&address, "/healthz").0, 200);
     until(&address, "/readyz", |answer| answer.0 == 200);
     until(&address, "/progressz", |answer| answer.0 == 200);
-    let (_, metrics) =
-        until(&address, "/metrics", |answer| answer.1.contains("pillarbox_delivered_total{subscription=\"out\"} 1"));
+    let (_, metrics) = until(&address, "/metrics", |answer| {
+        let read = answer.1.contains("pillarbox_backlog{subscription=\"out\"} 0");
+        read && answer.1.contains("pillarbox_delivered_total{subscription=\"out\"} 1")
+    });
     for name in [
         "pillarbox_oldest_undelivered_age_seconds",
         "pillarbox_backlog",
@@ -65,6 +71,11 @@ fn health_and_metrics_are_served(on: On) {
         "pillarbox_rejoins_total 0",
     ] {
         assert!(metrics.contains(name), "{name}: {metrics}");
+    }
+    // A scraper may use any name; what is to come beside the open pages may not be reached by one that a stranger can own.
+    for (path, code) in [("/livez", 200), ("/metrics", 200), ("/nothing", 421)] {
+        let stream = TcpStream::connect(&address).unwrap();
+        assert_eq!(ask_by_name(stream, "evil.example", "GET", path).0, code, "{path}");
     }
     for (method, path, wanted) in [("GET", "/nothing", 404), ("POST", "/nothing", 404), ("POST", "/livez", 405)] {
         let (code, text) = ask(&address, method, path);

@@ -28,7 +28,7 @@ fn what_is_printed_makes_a_log(on: On) {
     place.ok(&["migrate", "--check"]);
     place.ok(&["migrate", "--doorbell", "off"]);
     let id = place.publish(&[]);
-    assert!(place.ok(&["run", "--until-idle"]).contains(&id));
+    assert!(place.ok(&["run", "--stdout", "--until-idle"]).contains(&id));
     assert!(print(&["--print-roles"]).contains(if on == On::Sqlite { "no roles" } else { "grant " }));
     place.fails(2, &["migrate", "--check", "--doorbell", "off"]);
 }
@@ -81,7 +81,7 @@ fn a_newer_breaking_schema_is_refused(on: On) {
         On::Postgres => "update pillarbox_meta set schema_version = 999, breaking_version = 999",
     });
     place.fails(3, &["migrate", "--check"]);
-    let text = place.fails(3, &["run", "--until-idle"]);
+    let text = place.fails(3, &["run", "--stdout", "--until-idle"]);
     assert!(text.contains("upgrade"), "{text}");
 }
 
@@ -93,7 +93,7 @@ fn fresh_on_the_log_itself_is_refused_with_what_it_would_cost(on: On) {
     (0..2).for_each(|_| drop(place.publish(&[])));
     let before = place.json(&["status"]);
     let text = place.fails(2, &["migrate", "--fresh"]);
-    for part in ["2 undelivered events", "1 deliveries", "3 events", "--fresh --yes"] {
+    for part in ["2 undelivered events", "1 delivery ", "3 events", "--fresh --yes"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let after = place.json(&["status"]);

@@ -305,7 +305,7 @@ fn with_recovery_off_only_an_operator_brings_back_what_a_dead_relay_worked_on(on
     );
     let all = ["recover", "--subscription", "jobs", "--silent-for", "0s"];
     let question = place.fails(2, &all);
-    assert!(question.contains("This would take 1 deliveries of 'jobs' from instances"), "{question}");
+    assert!(question.contains("would take 1 delivery of 'jobs' from instances"), "{question}");
     assert!(question.contains("handled twice") && question.contains("--yes"), "{question}");
     let dry = place.json(&[&all[..], &["--dry-run"]].concat());
     assert_eq!((&dry["count"], &dry["dry_run"]), (&1.into(), &true.into()), "{dry}");
