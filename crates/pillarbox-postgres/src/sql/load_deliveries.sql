@@ -37,7 +37,8 @@ needed as (
     select l.ordinal, 0::bigint, d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since
     from lane as l
     join delivery as d on d.subscription = l.subscription and d.position > l.floor
-    where d.lane = l.lane and not d.queued and d.died_at is not null
+    -- By position, not by lane: few rows lie above a floor, and any number of dead ones may be a lane's.
+    where d.lane + 0 = l.lane and not d.queued and d.died_at is not null
     union all
     select h.ordinal, h.number, d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since
     from head as h

@@ -21,7 +21,8 @@ where subscription = ?1 and lane = ?2 and died_at is null
 union all
 select position, key, arrival, state, attempts, due_at, since, 0
 from pillarbox_delivery
-where subscription = ?1 and position > ?3 and lane = ?2 and died_at is not null
+-- By position, not by lane: few rows lie above a floor, and any number of dead ones may be a lane's.
+where subscription = ?1 and position > ?3 and +lane = ?2 and died_at is not null
 union all
 select d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since, head.number
 from head
