@@ -1,7 +1,9 @@
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use crate::work::looked_at;
 use crate::{ClaimId, Epoch, Event, KeyHash, Position};
 
 /// Keeps the events of a key in order and lets all other events go at once: at most one batch under way holds a key.
@@ -13,7 +15,9 @@ pub(crate) struct Dispatcher {
     ordered_batch: bool,
     /// The sink works a batch event by event, so few events are spread over all workers.
     one_by_one: bool,
-    ready: VecDeque<Item>,
+    ready: Line,
+    /// An event with a claim may be here that is not at the sink.
+    claims: bool,
     /// Keys under way, and what waits behind them.
     keys: HashMap<u64, Busy, BuildHasherDefault<PassThrough>>,
     batches: BTreeMap<BatchId, Vec<Item>>,
@@ -67,7 +71,8 @@ impl Dispatcher {
             workers,
             ordered_batch,
             one_by_one,
-            ready: VecDeque::new(),
+            ready: Line::default(),
+            claims: false,
             keys: HashMap::default(),
             batches: BTreeMap::new(),
             next_batch: 1,
@@ -122,14 +127,13 @@ impl Dispatcher {
     /// Takes out what is not at the sink and `pick` names; of each key the oldest first.
     pub(crate) fn take(&mut self, pick: impl Fn(&Item) -> bool) -> Vec<Item> {
         let mut taken = Vec::new();
+        looked_at(self.keys.len());
         for busy in self.keys.values_mut() {
             let (picked, kept) = std::mem::take(&mut busy.waiting).into_iter().partition(&pick);
             taken.extend::<Vec<Item>>(picked);
             busy.waiting = Vec::into(kept);
         }
-        let (picked, kept) = std::mem::take(&mut self.ready).into_iter().partition(&pick);
-        taken.extend::<Vec<Item>>(picked);
-        self.ready = Vec::into(kept);
+        taken.extend(self.ready.take(pick));
         taken
     }
 
@@ -164,21 +168,24 @@ impl Dispatcher {
 
     /// Whether events of this key are here, at the sink or not.
     pub(crate) fn has_key(&self, key: KeyHash) -> bool {
-        self.is_busy(key) || self.ready.iter().any(|item| item.key == Some(key))
+        self.is_busy(key) || self.ready.has_key(key)
     }
 
-    /// Keys of events that could be sent and are not.
-    pub(crate) fn ready_keys(&self) -> HashSet<KeyHash> {
-        self.ready.iter().filter_map(|item| item.key).collect()
+    /// Whether an event with a claim may be here that is not at the sink.
+    pub(crate) fn may_hold_claims(&self) -> bool {
+        self.claims
+    }
+
+    /// All events with a claim that are not at the sink were taken out.
+    pub(crate) fn holds_no_claims(&mut self) {
+        self.claims = false;
     }
 
     /// Takes out everything of a key that is not at the sink, oldest first.
     pub(crate) fn extract(&mut self, key: KeyHash) -> Vec<Item> {
         let mut items: Vec<Item> = Vec::new();
-        if self.ready.iter().any(|item| item.key == Some(key)) {
-            let (taken, kept) = std::mem::take(&mut self.ready).into_iter().partition(|item| item.key == Some(key));
-            items = taken;
-            self.ready = Vec::into(kept);
+        if self.ready.has_key(key) {
+            items = self.ready.take(|item| item.key == Some(key));
         }
         let waiting = self.keys.get_mut(&key.0).map(|busy| std::mem::take(&mut busy.waiting)).unwrap_or_default();
         // What waits was cut from the line, so it is older than what is in line still.
@@ -189,7 +196,7 @@ impl Dispatcher {
 
     /// Whether an event that was refused before could be sent and is not.
     pub(crate) fn has_ready_retry(&self) -> bool {
-        self.ready.iter().any(|item| item.attempts > 0)
+        self.ready.retries > 0
     }
 
     pub(crate) fn has_ready(&self) -> bool {
@@ -203,11 +210,13 @@ impl Dispatcher {
     /// The newest of its key. It waits in line even if its key is under way: what waits for a key was cut from the line, so it is
     /// older than anything of that key that is in line.
     pub(crate) fn push(&mut self, item: Item) {
+        self.claims |= item.claim.is_some();
         self.ready.push_back(item);
     }
 
     /// Older than all others of their keys, none of which may be at the sink.
     pub(crate) fn push_front(&mut self, items: Vec<Item>) {
+        self.claims |= items.iter().any(|item| item.claim.is_some());
         items.into_iter().rev().for_each(|item| self.ready.push_front(item));
     }
 
@@ -240,6 +249,7 @@ impl Dispatcher {
     pub(crate) fn cut_probe(&mut self, unfitness: impl Fn(&Item) -> u8) -> Option<BatchId> {
         let mut passed = HashSet::new();
         let mut best: Option<(u8, usize)> = None;
+        looked_at(self.ready.len());
         for (index, item) in self.ready.iter().enumerate() {
             let first_of_key = item.key.is_none_or(|key| !self.keys.contains_key(&key.0) && passed.insert(key));
             let least = best.map_or(u8::MAX, |best| best.0);
@@ -300,15 +310,20 @@ impl Dispatcher {
         self.keys.remove(&key.0).map(|busy| busy.waiting).unwrap_or_default()
     }
 
-    /// A worker that is held up by event `kept - 1` of its batch gives the rest back.
-    pub(crate) fn hand_back(&mut self, batch: BatchId, kept: usize) {
-        let Some(items) = self.batches.get_mut(&batch) else { return };
+    /// A worker that is held up by event `kept - 1` of its batch gives the rest back, as far as `keep` wants it; returns what is dropped.
+    pub(crate) fn hand_back(&mut self, batch: BatchId, kept: usize, keep: impl Fn(&Item) -> bool) -> Vec<Item> {
+        let Some(items) = self.batches.get_mut(&batch) else { return Vec::new() };
         if kept >= items.len() {
-            return;
+            return Vec::new();
         }
         let rest = items.split_off(kept);
         let held: HashSet<KeyHash> = items.iter().filter_map(|item| item.key).collect();
         self.in_flight -= rest.len();
+        let (rest, dropped): (Vec<Item>, Vec<Item>) = rest.into_iter().partition(keep);
+        let mut waited: Vec<Item> = Vec::new();
+        for key in dropped.iter().filter_map(|item| item.key).filter(|key| !held.contains(key)) {
+            waited.extend(self.release(key));
+        }
         let (behind, free): (Vec<Item>, Vec<Item>) =
             rest.into_iter().partition(|item| item.key.is_some_and(|key| held.contains(&key)));
         for item in behind.into_iter().rev() {
@@ -316,34 +331,22 @@ impl Dispatcher {
             self.keys.get_mut(&key.0).expect("the key is under way").waiting.push_front(item);
         }
         // What waited for their keys comes behind them, in the order in which it waited.
-        let mut waited: Vec<Item> = Vec::new();
         free.iter().filter_map(|item| item.key).for_each(|key| waited.extend(self.release(key)));
         self.push_front(waited);
         self.push_front(free);
+        dropped
     }
 
-    /// Drops what is not at the sink yet, for a lane that is given up or loaded anew; returns the bytes freed.
-    pub(crate) fn purge(&mut self, lane: u32) -> usize {
-        self.retain(|item| item.lane != lane)
-    }
-
-    /// Drops what is not at the sink and `keep` does not want; returns the bytes freed.
-    pub(crate) fn retain(&mut self, keep: impl Fn(&Item) -> bool) -> usize {
-        let mut freed = 0;
-        let mut keep = |item: &Item| {
-            let kept = keep(item);
-            freed += if kept { 0 } else { item.event.size() };
-            kept
-        };
-        self.ready.retain(&mut keep);
-        self.keys.values_mut().for_each(|busy| busy.waiting.retain(&mut keep));
-        freed
+    /// Drops what is not at the sink yet, for a lane that is given up or loaded anew; returns it.
+    pub(crate) fn purge(&mut self, lane: u32) -> Vec<Item> {
+        self.take(|item| item.lane == lane)
     }
 
     /// Whether a lane has events here, at the sink or not.
     pub(crate) fn holds(&self, lane: u32) -> bool {
         let waiting = self.keys.values().flat_map(|busy| &busy.waiting);
-        self.batches.values().flatten().chain(&self.ready).chain(waiting).any(|item| item.lane == lane)
+        looked_at(self.ready.len());
+        self.batches.values().flatten().chain(self.ready.iter()).chain(waiting).any(|item| item.lane == lane)
     }
 
     /// Whether this event of a lane is at the sink.
@@ -353,7 +356,82 @@ impl Dispatcher {
 
     /// How many events of a lane are at the sink.
     pub(crate) fn in_flight_of(&self, lane: u32) -> usize {
+        looked_at(self.in_flight);
         self.batches.values().flatten().filter(|item| item.lane == lane).count()
+    }
+}
+
+/// What could be sent, in order, and which keys it has.
+#[derive(Debug, Default)]
+struct Line {
+    items: VecDeque<Item>,
+    keys: HashMap<u64, usize, BuildHasherDefault<PassThrough>>,
+    /// Events that were refused before.
+    retries: usize,
+}
+
+impl Line {
+    fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Item> {
+        self.items.iter()
+    }
+
+    fn has_key(&self, key: KeyHash) -> bool {
+        self.keys.contains_key(&key.0)
+    }
+
+    fn came(&mut self, item: &Item) {
+        self.retries += usize::from(item.attempts > 0);
+        item.key.into_iter().for_each(|key| *self.keys.entry(key.0).or_default() += 1);
+    }
+
+    fn went(&mut self, item: &Item) {
+        self.retries -= usize::from(item.attempts > 0);
+        let Some(key) = item.key else { return };
+        if let Entry::Occupied(mut count) = self.keys.entry(key.0) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+
+    fn push_back(&mut self, item: Item) {
+        self.came(&item);
+        self.items.push_back(item);
+    }
+
+    fn push_front(&mut self, item: Item) {
+        self.came(&item);
+        self.items.push_front(item);
+    }
+
+    fn pop_front(&mut self) -> Option<Item> {
+        let item = self.items.pop_front()?;
+        self.went(&item);
+        Some(item)
+    }
+
+    fn remove(&mut self, index: usize) -> Option<Item> {
+        let item = self.items.remove(index)?;
+        self.went(&item);
+        Some(item)
+    }
+
+    /// Takes out what `pick` names.
+    fn take(&mut self, pick: impl Fn(&Item) -> bool) -> Vec<Item> {
+        looked_at(self.items.len());
+        let (taken, kept): (Vec<Item>, Vec<Item>) = std::mem::take(&mut self.items).into_iter().partition(pick);
+        self.items = kept.into();
+        taken.iter().for_each(|item| self.went(item));
+        taken
     }
 }
 
@@ -485,7 +563,9 @@ mod tests {
                         let batch = open.swap_remove(index.index(open.len()));
                         done += finish(&mut dispatcher, batch, tried.into(), &mut sent);
                     }
-                    Step::HandBack(index, kept) if !open.is_empty() => dispatcher.hand_back(*index.get(&open), kept.into()),
+                    Step::HandBack(index, kept) if !open.is_empty() => {
+                        dispatcher.hand_back(*index.get(&open), kept.into(), |_| true);
+                    }
                     _ => {}
                 }
                 let mut holders: BTreeMap<KeyHash, usize> = BTreeMap::new();

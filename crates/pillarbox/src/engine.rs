@@ -15,10 +15,13 @@ use crate::dispatcher::BatchId;
 use crate::grace::Grace;
 use crate::lane::Lane;
 use crate::ownership::Ownership;
+use crate::work::looked_at;
+#[doc(hidden)]
+pub use crate::work::work;
 use crate::{
     Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, DEAD_HEADS_MAX, Epoch, Event, Fleet, InstanceId, Joined,
     KeyHash, LaneRef, LaneState, LaneWrite, Mode, Outcome, Page, PollRequest, Position, RangeSet, RecoverRequest,
-    Recovered, RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures, Subscription, SubscriptionReport, Take,
+    Recovered, RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures, Subscription, SubscriptionId, Take,
     Timestamp,
 };
 
@@ -290,6 +293,8 @@ pub struct Engine {
     lock_proves_life: bool,
     ownership: Ownership,
     subscribers: Vec<Subscriber>,
+    /// Where each subscription is among the subscribers.
+    indexes: HashMap<SubscriptionId, usize>,
     grace: Grace,
     /// The highest position that any poll has told of.
     horizon: Position,
@@ -321,6 +326,8 @@ pub struct Engine {
     recovered: HashMap<InstanceId, Duration>,
     /// The last poll brought no lane further, so that asking again at once is no use.
     stuck: bool,
+    /// The poll being looked at has brought a lane further.
+    moved: bool,
     observing: bool,
     /// At least one look at the fleet has come back.
     seen_fleet: bool,
@@ -355,8 +362,10 @@ struct PendingWrite {
 
 #[derive(Debug)]
 struct PollPlan {
-    /// The scans before this index ask for holes.
-    hole_scans: usize,
+    /// Where the scans end that ask for holes; they come first.
+    hole_ends: Vec<Position>,
+    /// Subscriptions whose holes were asked for.
+    asked: HashSet<usize>,
     /// Subscriptions that had room.
     room: HashSet<usize>,
 }
@@ -408,6 +417,7 @@ impl Engine {
             settle_interval: features.settle_interval,
             lock_proves_life: features.lock_proves_life,
             ownership: Ownership::new(joined.instance, config.lease_ttl, features),
+            indexes: subscribers.iter().enumerate().map(|(index, sub)| (sub.id, index)).collect(),
             subscribers,
             grace: Grace::default(),
             horizon: 0,
@@ -434,6 +444,7 @@ impl Engine {
             dead_instances: Vec::new(),
             recovered: HashMap::new(),
             stuck: false,
+            moved: false,
             observing: false,
             seen_fleet: false,
             orphaned: false,
@@ -454,6 +465,7 @@ impl Engine {
 
     /// Takes in what happened and returns what is to be done.
     pub fn step(&mut self, now: Now, input: Input) -> Vec<Action> {
+        self.rouse(&input);
         match input {
             Input::Observed(fleet) => self.observed(now, fleet),
             Input::Taken(epochs) => self.taken(epochs),
@@ -480,6 +492,22 @@ impl Engine {
         std::mem::take(&mut self.actions)
     }
 
+    /// Subscriptions that rest are not looked at until an input concerns them.
+    fn rouse(&mut self, input: &Input) {
+        match input {
+            Input::Delivered { batch, .. } | Input::Aborted { batch } | Input::HandedBack { batch, .. } => {
+                self.subscribers[batch.0].resting = false;
+            }
+            Input::Rang | Input::Published => {}
+            _ => self.subscribers.iter_mut().for_each(|sub| sub.resting = false),
+        }
+    }
+
+    /// The subscriptions that do not rest.
+    fn awake(&self) -> impl Iterator<Item = &Subscriber> {
+        self.subscribers.iter().filter(|sub| !sub.resting)
+    }
+
     fn rang(&mut self, now: Now) {
         self.rang_at.get_or_insert(now.mono);
         self.subscribers.iter_mut().filter_map(|sub| sub.queue.as_mut()).for_each(|queue| queue.wake(now));
@@ -500,7 +528,8 @@ impl Engine {
         }
         self.backoff.values().for_each(|entry| sooner(Some(entry.1)));
         sooner(self.queue_deadline(now));
-        for sub in &self.subscribers {
+        for sub in self.awake() {
+            looked_at(sub.lanes.len());
             sooner(sub.breaker.deadline());
             let due = sub.active().filter_map(|lane| lane.next_due_after(now.wall)).min();
             sooner(due.map(|due| now.mono + due.since(now.wall)));
@@ -569,18 +598,19 @@ impl Engine {
 
     /// What this instance says of its work.
     pub fn report(&self) -> Report {
-        let subscriptions = self.subscribers.iter().map(|sub| {
-            let report = SubscriptionReport {
-                in_flight: sub.dispatcher.in_flight() as u64,
-                delivered: sub.delivered,
-                delivered_at: sub.delivered_at,
-                breaker: sub.breaker.report(),
-                flood_guard: sub.flood_guard.is_open(),
-                stopped: sub.stopped.clone(),
-            };
-            (sub.spec.name.clone(), report)
-        });
-        Report { subscriptions: subscriptions.collect(), draining: self.draining }
+        let subscriptions = self.subscribers.iter().map(|sub| (sub.spec.name.clone(), sub.report())).collect();
+        Report { subscriptions, draining: self.draining }
+    }
+
+    /// Brings a report up to date that this engine has made.
+    pub fn update_report(&mut self, report: &mut Report) {
+        report.draining = self.draining;
+        looked_at(self.subscribers.len());
+        for sub in self.subscribers.iter_mut() {
+            if sub.has_changed() {
+                report.subscriptions.insert(sub.spec.name.clone(), sub.report());
+            }
+        }
     }
 
     fn advance(&mut self, now: Now) {
@@ -591,6 +621,9 @@ impl Engine {
         self.quiesce();
         self.update_stopped();
         for index in 0..self.subscribers.len() {
+            if self.subscribers[index].resting {
+                continue;
+            }
             self.subscribers[index].promote(now);
             self.tend_queue(now, index);
             self.dispatch(now, index);
@@ -602,6 +635,8 @@ impl Engine {
         self.call_finish(now);
         self.call_recover(now);
         self.settle(now);
+        let horizon = self.horizon;
+        self.subscribers.iter_mut().filter(|sub| !sub.resting).for_each(|sub| sub.resting = sub.may_rest(now, horizon));
         let calls = self.settling.is_some() || self.taking.is_some() || self.loading.is_some() || self.observing;
         if self.draining && self.is_empty() && !calls && self.to_load.is_empty() {
             self.left = true;
@@ -640,12 +675,12 @@ impl Engine {
     }
 
     fn update_stopped(&mut self) {
-        for sub in &mut self.subscribers {
+        for sub in self.subscribers.iter_mut().filter(|sub| !sub.resting) {
+            looked_at(sub.lanes.len());
             let chains: usize = sub.lanes().map(Lane::chains).sum();
             let rows: usize = sub.lanes().map(Lane::rows).sum();
-            // Not every chain is a failing key: delayed events that are due are chains too. Counted only where it matters.
-            let failing = |sub: &Subscriber| sub.lanes().map(Lane::failing).sum::<usize>();
-            let failing = if chains >= self.config.parked_max { failing(sub) } else { 0 };
+            // Not every chain is a failing key: delayed events that are due are chains too.
+            let failing: usize = sub.lanes().map(Lane::failing).sum();
             let overfull = sub.lanes().find(|lane| lane.overfull).map(|lane| lane.reference.lane);
             sub.stopped = if let Some(lane) = overfull {
                 Some(format!(
@@ -669,6 +704,10 @@ impl Engine {
                 None
             };
         }
+    }
+
+    fn index_of(&self, subscription: SubscriptionId) -> Option<usize> {
+        self.indexes.get(&subscription).copied()
     }
 
     fn may_call(&self, now: Now, call: Call) -> bool {

@@ -57,7 +57,9 @@ impl Grace {
         match self.open.last_mut() {
             Some(last) if full => {
                 last.high = stretch.high;
-                last.writers.extend(stretch.writers);
+                let more = stretch.writers.into_iter().filter(|writer| !last.writers.contains(writer));
+                let more: Vec<Writer> = more.collect();
+                last.writers.extend(more);
             }
             _ => self.open.push(stretch),
         }
@@ -147,6 +149,8 @@ mod tests {
             grace.observe(&page(horizon, &[7, 1000 + horizon as u64]));
         }
         assert!(grace.open.len() <= STRETCHES_MAX);
+        let writers: usize = grace.open.iter().map(|stretch| stretch.writers.len()).sum();
+        assert!(writers <= 2 * STRETCHES_MAX, "one that stays is noted once: {writers}");
         grace.observe(&page(201, &[]));
         assert_eq!(dead(&grace, &[201], 201), "1-200");
     }

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::work::looked_at;
 use crate::{
     AttemptError, ClaimId, Cursor, Delivery, Epoch, Event, Failed, KeyHash, LaneRef, LaneState, LaneWrite, Mode,
     OnDead, Position, Queued, RangeSet, State, Timestamp,
@@ -43,6 +44,12 @@ pub(crate) struct Lane {
     delayed: BTreeSet<(Timestamp, Position)>,
     delayed_rows: HashMap<Position, Delivery>,
     rows: usize,
+    /// Chains whose head has failed.
+    failing: usize,
+    /// At this time so many heads were due that no delayed row need join them, and none has gone since.
+    crowded: Option<Timestamp>,
+    /// It has stopped and has dropped what is not at the sink.
+    pub(crate) quiet: bool,
     /// Positions above the floor with a row in the delivery table, dead ones included. A cursor that was cut at its limit shows them again.
     parked: HashSet<Position>,
     next_arrival: i64,
@@ -134,9 +141,6 @@ fn holds_its_place(state: State, has_key: bool, on_dead: OnDead) -> bool {
     state != State::Dead || (has_key && on_dead == OnDead::Block)
 }
 
-/// Nobody needs to know of more heads that are due at once.
-const RUNNABLE_COUNTED: usize = 1_000;
-
 impl ChainKey {
     pub(crate) fn of(key: Option<KeyHash>, position: Position) -> Self {
         key.map_or(ChainKey::Alone(position), ChainKey::Key)
@@ -148,6 +152,12 @@ struct Chain {
     rows: VecDeque<Delivery>,
     /// How many rows from the head are on their way to the sink.
     busy: usize,
+}
+
+impl Chain {
+    fn is_failing(&self) -> bool {
+        self.rows.front().is_some_and(|head| head.attempts > 0 || head.state == State::Dead)
+    }
 }
 
 impl Lane {
@@ -182,6 +192,9 @@ impl Lane {
             delayed: BTreeSet::new(),
             delayed_rows: HashMap::new(),
             rows: 0,
+            failing: 0,
+            crowded: None,
+            quiet: false,
             parked: state.deliveries.iter().map(|delivery| delivery.position).filter(|at| *at > floor).collect(),
             next_arrival: state.last_arrival + 1,
             put: Vec::new(),
@@ -312,6 +325,11 @@ impl Lane {
         self.trial.due.take_if(|due| *due == position);
     }
 
+    /// Everything up to the horizon is read, settled and written, but for the floor.
+    pub(crate) fn is_done(&self, horizon: Position) -> bool {
+        self.top >= horizon && self.holes.is_empty() && self.open.is_empty() && !self.has_writes()
+    }
+
     /// Unsettled positions that were handed on.
     pub(crate) fn open_count(&self) -> usize {
         self.open.len()
@@ -333,6 +351,7 @@ impl Lane {
     /// they would come again after a crash, nothing more.
     pub(crate) fn cursor(&self, ranges_max: usize) -> Cursor {
         let floor = self.floor();
+        looked_at(self.ahead.len());
         let mut settled: RangeSet = self.ahead.iter().take(ranges_max).map(|(low, high)| *low..=*high).collect();
         let highest = [self.holes.last(), self.open.last().copied()].into_iter().flatten().max();
         if let Some(highest) = highest.filter(|highest| self.top - highest >= TAIL_MIN && settled.len() < ranges_max) {
@@ -396,16 +415,44 @@ impl Lane {
         self.chains.len()
     }
 
-    /// Keys whose head is due, up to what is asked about anywhere.
-    pub(crate) fn runnable(&self, now: Timestamp) -> usize {
+    /// Keys whose head is due, counted up to `most`.
+    pub(crate) fn runnable(&self, now: Timestamp, most: usize) -> usize {
         let next = (Timestamp(now.0 + 1), FIRST_CHAIN);
-        self.due.range(..next).take(RUNNABLE_COUNTED).count()
+        let count = self.due.range(..next).take(most).count();
+        looked_at(count);
+        count
     }
 
     /// Keys whose head has failed.
     pub(crate) fn failing(&self) -> usize {
-        let failed = |row: &Delivery| row.attempts > 0 || row.state == State::Dead;
-        self.chains.values().filter(|chain| chain.rows.front().is_some_and(failed)).count()
+        self.failing
+    }
+
+    /// Changes the chain of a key; one that is empty afterwards is none any more.
+    fn change_chain<R>(&mut self, key: ChainKey, change: impl FnOnce(&mut Chain) -> R) -> Option<R> {
+        let chain = self.chains.get_mut(&key)?;
+        self.failing -= usize::from(chain.is_failing());
+        let result = change(chain);
+        self.failing += usize::from(chain.is_failing());
+        if chain.rows.is_empty() {
+            self.chains.remove(&key);
+        }
+        Some(result)
+    }
+
+    /// Changes the row of a delivery in its chain; what it is now.
+    fn change_row(
+        &mut self,
+        key: Option<KeyHash>,
+        position: Position,
+        change: impl FnOnce(&mut Delivery),
+    ) -> Option<Delivery> {
+        let changed = self.change_chain(ChainKey::of(key, position), |chain| {
+            let row = chain.rows.iter_mut().find(|row| row.position == position)?;
+            change(row);
+            Some(row.clone())
+        });
+        changed.flatten()
     }
 
     /// Deliveries in chains.
@@ -416,9 +463,12 @@ impl Lane {
     fn append(&mut self, delivery: Delivery) {
         let chain = ChainKey::of(delivery.key_hash(), delivery.position);
         self.rows += 1;
-        let rows = &mut self.chains.entry(chain).or_default().rows;
-        rows.push_back(delivery);
-        if rows.len() == 1 {
+        self.chains.entry(chain).or_default();
+        let count = self.change_chain(chain, |chain| {
+            chain.rows.push_back(delivery);
+            chain.rows.len()
+        });
+        if count == Some(1) {
             self.schedule(chain);
         }
     }
@@ -477,9 +527,16 @@ impl Lane {
         self.done(event.position, event.id);
     }
 
-    /// Takes out up to `limit` delayed rows that are due; each goes back in by [`Lane::promote`].
-    pub(crate) fn take_delayed(&mut self, now: Timestamp, limit: usize) -> Vec<Delivery> {
+    /// Takes out delayed rows that are due, so many that no more than `most` heads are due with them; each goes back in by
+    /// [`Lane::promote`].
+    pub(crate) fn take_delayed(&mut self, now: Timestamp, most: usize) -> Vec<Delivery> {
         let mut rows = Vec::new();
+        let crowded = self.crowded.is_some_and(|at| at <= now);
+        if crowded || self.delayed.first().is_none_or(|entry| entry.0 > now) {
+            return rows;
+        }
+        let limit = most - self.runnable(now, most);
+        self.crowded = (limit == 0).then_some(now);
         while let Some(entry) = self.delayed.first().copied().filter(|entry| entry.0 <= now && rows.len() < limit) {
             self.delayed.remove(&entry);
             rows.extend(self.delayed_rows.remove(&entry.1));
@@ -525,16 +582,21 @@ impl Lane {
             }
             self.due.remove(&entry);
             let careful = self.careful;
-            let Some(chain) = self.chains.get_mut(&entry.1) else { continue };
+            let Some(chain) = self.chains.get_mut(&entry.1) else {
+                self.crowded = None;
+                continue;
+            };
             let stale = chain.busy > 0
                 || chain.rows.front().is_none_or(|head| head.due_at != entry.0 || head.state == State::Dead);
             if stale {
+                self.crowded = None;
                 continue;
             }
             if !free(entry.1) {
                 held.push(entry);
                 continue;
             }
+            self.crowded = None;
             let ready = |row: &&Delivery| row.due_at <= now && row.state != State::Dead;
             let length = if careful { 1 } else { limit - positions.len() };
             positions
@@ -558,25 +620,27 @@ impl Lane {
 
     /// Writes down that an attempt is about to begin.
     pub(crate) fn announce(&mut self, position: Position, key: Option<KeyHash>) {
-        let chain = self.chains.get_mut(&ChainKey::of(key, position));
-        if let Some(row) = chain.and_then(|chain| chain.rows.iter_mut().find(|row| row.position == position)) {
+        let announced = self.change_row(key, position, |row| {
             row.state = State::Processing;
             row.attempts += 1;
-            self.change.push((row.clone(), None));
+        });
+        if let Some(row) = announced {
+            self.change.push((row, None));
             self.announced.push(position);
         }
     }
 
     /// An attempt that was announced and not made does not count.
     pub(crate) fn withdraw(&mut self, position: Position, key: Option<KeyHash>) {
-        let chain = self.chains.get_mut(&ChainKey::of(key, position));
-        let row = chain.and_then(|chain| chain.rows.iter_mut().find(|row| row.position == position));
-        if let Some(row) = row.filter(|row| row.state == State::Processing) {
+        if self.row(key, position).is_none_or(|row| row.state != State::Processing) {
+            return;
+        }
+        let withdrawn = self.change_row(key, position, |row| {
             row.attempts -= 1;
             row.state = if row.attempts > 0 { State::Retrying } else { State::Pending };
-            self.change.push((row.clone(), None));
-            self.announced.retain(|announced| *announced != position);
-        }
+        });
+        self.change.extend(withdrawn.map(|row| (row, None)));
+        self.announced.retain(|announced| *announced != position);
     }
 
     /// A delivery succeeded.
@@ -591,14 +655,15 @@ impl Lane {
 
     fn remove(&mut self, position: Position, key: Option<KeyHash>) {
         let chain_key = ChainKey::of(key, position);
-        let Some(chain) = self.chains.get_mut(&chain_key) else { return };
-        let Some(index) = chain.rows.iter().position(|row| row.position == position) else { return };
-        chain.rows.remove(index);
-        chain.busy -= usize::from(index < chain.busy);
-        self.rows -= 1;
-        if chain.rows.is_empty() {
-            self.chains.remove(&chain_key);
-        } else {
+        let removed = self.change_chain(chain_key, |chain| {
+            let index = chain.rows.iter().position(|row| row.position == position)?;
+            chain.rows.remove(index);
+            chain.busy -= usize::from(index < chain.busy);
+            Some(())
+        });
+        if removed.flatten().is_some() {
+            self.rows -= 1;
+            self.crowded = None;
             self.schedule(chain_key);
         }
     }
@@ -606,13 +671,12 @@ impl Lane {
     /// A delivery failed again.
     pub(crate) fn fail(&mut self, position: Position, key: Option<KeyHash>, failed: Failed, on_dead: OnDead) {
         self.came_back(position);
-        let chain_key = ChainKey::of(key, position);
-        let Some(chain) = self.chains.get_mut(&chain_key) else { return };
-        let Some(row) = chain.rows.iter_mut().find(|row| row.position == position) else { return };
-        row.state = failed.state;
-        row.attempts = failed.attempts;
-        row.due_at = failed.due_at;
-        let row = row.clone();
+        let row = self.change_row(key, position, |row| {
+            row.state = failed.state;
+            row.attempts = failed.attempts;
+            row.due_at = failed.due_at;
+        });
+        let Some(row) = row else { return };
         self.change.push((row, Some(failed.error)));
         if holds_its_place(failed.state, key.is_some(), on_dead) {
             self.unclaim(position, key);
@@ -642,6 +706,7 @@ impl Lane {
 
     /// Attempts that were under way when the last owner died: each counts as failed.
     pub(crate) fn interrupted(&self) -> Vec<Delivery> {
+        looked_at(self.rows);
         let rows = self.chains.values().flat_map(|chain| &chain.rows).filter(|row| row.state == State::Processing);
         let mut rows: Vec<Delivery> = rows.cloned().collect();
         rows.sort_by_key(|row| row.position);

@@ -54,6 +54,7 @@ pub mod testing;
 mod token;
 mod transact;
 mod why;
+mod work;
 pub mod world;
 
 pub use audit::{Audit, Auditor, MISSING_LISTED_MAX, Missing, MissingReason, SubscriptionAudit};

@@ -1,6 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use crate::work::looked_at;
 use crate::{
     Epoch, Fleet, InstanceId, InstanceView, LaneRef, LaneView, Lock, RecoveryCause, StoreFeatures, SubscriptionId,
     Take, TakeCause,
@@ -71,19 +72,29 @@ impl Ownership {
             plan.dead.push((*instance, cause.into(), beat));
         }
         plan.dead.sort_by_key(|entry| entry.0);
+        let running: HashSet<&SubscriptionId> = running.iter().collect();
+        let runs: HashSet<(InstanceId, SubscriptionId)> = fleet
+            .instances
+            .iter()
+            .flat_map(|instance| instance.subscriptions.iter().map(|subscription| (instance.id, *subscription)))
+            .collect();
+        let mut lanes: HashMap<SubscriptionId, Vec<&LaneView>> = HashMap::new();
+        fleet.lanes.iter().for_each(|view| lanes.entry(view.lane.subscription).or_default().push(view));
+        looked_at(runs.len() + fleet.lanes.len());
         for subscription in fleet.subscriptions.iter().filter(|subscription| running.contains(&subscription.id)) {
+            looked_at(fleet.instances.len());
             let mut able: Vec<InstanceId> = fleet
                 .instances
                 .iter()
                 .filter(|instance| {
                     deaths[&instance.id].is_none()
                         && !instance.draining
-                        && instance.subscriptions.contains(&subscription.id)
+                        && runs.contains(&(instance.id, subscription.id))
                 })
                 .map(|instance| instance.id)
                 .collect();
             able.sort();
-            for view in fleet.lanes.iter().filter(|view| view.lane.subscription == subscription.id) {
+            for &view in lanes.get(&subscription.id).into_iter().flatten() {
                 let target = able.get(view.lane.lane as usize * able.len() / subscription.lanes.max(1) as usize);
                 let held = mine.get(&view.lane) == Some(&view.epoch);
                 if target != Some(&self.me) {

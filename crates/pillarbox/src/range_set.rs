@@ -122,6 +122,20 @@ impl RangeSet {
         other.ranges.iter().for_each(|&(low, high)| self.remove_range(low, high));
     }
 
+    /// The lowest position of the set that is not in `other`.
+    pub(crate) fn first_outside(&self, other: &RangeSet) -> Option<Position> {
+        let mut others = other.ranges.iter().peekable();
+        for &(low, high) in &self.ranges {
+            while others.next_if(|range| range.1 < low).is_some() {}
+            match others.peek() {
+                Some(range) if range.0 <= low && range.1 >= high => {}
+                Some(range) if range.0 <= low => return Some(range.1 + 1),
+                _ => return Some(low),
+            }
+        }
+        None
+    }
+
     /// The positions of `low..=high` that are in the set.
     pub fn within(&self, low: Position, high: Position) -> RangeSet {
         if low > high {
@@ -242,6 +256,19 @@ mod tests {
         assert_eq!(all.missing(ALL.0, ALL.1), RangeSet::new());
         assert_eq!(RangeSet::new().missing(ALL.0, ALL.1), all);
         assert_eq!(all.count(), u64::MAX, "as many as can be said");
+    }
+
+    #[test]
+    fn finds_the_first_position_that_another_set_lacks() {
+        let first = |own: &str, other: &str| {
+            own.parse::<RangeSet>().unwrap().first_outside(&other.parse::<RangeSet>().unwrap())
+        };
+        assert_eq!(first("", "1"), None);
+        assert_eq!(first("2-3,7", "1-4,6-9"), None);
+        assert_eq!(first("2-3,7", "1-4"), Some(7));
+        assert_eq!(first("2-5,7", "1-3,5"), Some(4));
+        assert_eq!(first("2-5", "3-9"), Some(2));
+        assert_eq!(first("5", "1-2,4,6"), Some(5));
     }
 
     #[test]

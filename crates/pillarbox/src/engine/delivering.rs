@@ -5,6 +5,7 @@ use super::{Action, Call, Claim, Engine, Mutant};
 use crate::breaker::{Charge, Permit, RETRY_AFTER_MAX};
 use crate::dispatcher::{BatchId, Item};
 use crate::lane::{ChainKey, Phase};
+use crate::work::looked_at;
 use crate::{
     Attempt, AttemptError, ClaimFate, ERROR_BYTES_MAX, Event, Failed, Failure, Fault, KeyHash, Now, Outcome,
     PAYLOAD_BYTES_MAX, Position, State, Timestamp,
@@ -115,13 +116,17 @@ impl Engine {
     /// meanwhile is dropped.
     pub(super) fn handed_back(&mut self, now: Now, (index, batch): (usize, BatchId), outcomes: Vec<Outcome>) {
         let sub = &mut self.subscribers[index];
-        sub.dispatcher.hand_back(batch, outcomes.len() + 1);
         let lanes = &sub.lanes;
         let held = |item: &Item| {
             let lane = lanes.get(item.lane as usize).and_then(Option::as_ref);
-            item.claim.is_some() || lane.is_some_and(|lane| lane.epoch == item.epoch)
+            item.claim.is_some() || lane.is_some_and(|lane| lane.epoch == item.epoch && !lane.quiet)
         };
-        sub.bytes -= sub.dispatcher.retain(held);
+        for item in sub.dispatcher.hand_back(batch, outcomes.len() + 1, held) {
+            sub.bytes -= item.event.size();
+            let lane = sub.lane_at(item.lane, item.epoch).filter(|_| item.parked);
+            let given_back = lane.map_or(0, |lane| lane.give_back(item.event.position, item.key));
+            sub.window -= given_back;
+        }
         let items = sub.dispatcher.finish_first(batch, outcomes.len());
         sub.bytes -= items.iter().map(|item| item.event.size()).sum::<usize>();
         sub.queue.iter_mut().for_each(|queue| queue.begin(batch, now));
@@ -139,6 +144,7 @@ impl Engine {
         let position = item.event.position;
         let valid = sub.lane(item.lane).is_some_and(|lane| lane.epoch == item.epoch);
         if !valid {
+            sub.breaker.forget(position);
             return true;
         }
         let row = sub.lane(item.lane).and_then(|lane| lane.row(item.key, position));
@@ -297,7 +303,8 @@ impl Engine {
             return;
         }
         let mut claims = Vec::new();
-        for (index, sub) in self.subscribers.iter_mut().enumerate() {
+        for (index, sub) in self.subscribers.iter_mut().enumerate().filter(|(_, sub)| !sub.resting) {
+            looked_at(sub.lanes.len());
             let asked_for = sub.breaker.wants_retry() && !sub.dispatcher.has_ready_retry();
             if sub.paused || (sub.breaker.permit(now) == Permit::Nothing && !asked_for) {
                 continue;

@@ -1,10 +1,14 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use super::subscriber::Subscriber;
 use super::{Action, Call, Engine, Mutant};
 use crate::lane::{Lane, Phase};
 use crate::ownership::CAREFUL_AFTER;
-use crate::{Epoch, Failure, Fleet, InstanceId, LaneRef, LaneState, Lock, Now, SubscriptionId, Take, TakeCause};
+use crate::work::looked_at;
+use crate::{
+    Epoch, Failure, Fleet, InstanceId, LaneRef, LaneState, Lock, Now, SubscriptionId, SubscriptionView, Take, TakeCause,
+};
 
 /// After a ring the fleet is looked at too, but not more often than this.
 const OBSERVE_MIN: Duration = Duration::from_millis(50);
@@ -12,6 +16,8 @@ const OBSERVE_MIN: Duration = Duration::from_millis(50);
 /// Whether a lane of these subscriptions belongs to an instance that nobody can see to live: nobody works on it, and it is taken
 /// over in a while.
 fn orphaned(fleet: &Fleet, running: &[SubscriptionId], me: InstanceId) -> bool {
+    let running: HashSet<&SubscriptionId> = running.iter().collect();
+    looked_at(fleet.lanes.len());
     let lives = |owner| fleet.instances.iter().any(|instance| instance.id == owner && instance.lock == Lock::Held);
     let mut owned = fleet.lanes.iter().filter(|view| running.contains(&view.lane.subscription));
     owned.any(|view| view.owner.is_some_and(|owner| owner != me && !lives(owner)))
@@ -69,8 +75,11 @@ impl Engine {
 
     /// The newest started instance's filter wins; pauses are the operator's.
     pub(super) fn adopt_subscriptions(&mut self, fleet: &Fleet) {
+        let views: HashMap<SubscriptionId, &SubscriptionView> =
+            fleet.subscriptions.iter().map(|view| (view.id, view)).collect();
+        looked_at(fleet.subscriptions.len());
         for sub in &mut self.subscribers {
-            let Some(view) = fleet.subscriptions.iter().find(|view| view.id == sub.id) else { continue };
+            let Some(view) = views.get(&sub.id).copied() else { continue };
             self.figures.warnings.extend(sub.difference(view));
             if view.filter != sub.filter {
                 sub.filter = view.filter.clone();
@@ -112,9 +121,7 @@ impl Engine {
         self.call_succeeded(Call::Load);
         let lanes = self.loading.take().unwrap_or_default();
         for ((reference, epoch), state) in lanes.into_iter().zip(states) {
-            let Some(index) = self.subscribers.iter().position(|sub| sub.id == reference.subscription) else {
-                continue;
-            };
+            let Some(index) = self.index_of(reference.subscription) else { continue };
             let sub = &mut self.subscribers[index];
             sub.drop_lane(reference.lane);
             let Some(state) = state.filter(|_| reference.lane < sub.lane_count) else { continue };
@@ -125,6 +132,7 @@ impl Engine {
             } else if sub.paused || lane.overfull {
                 lane.phase = Phase::Paused;
             }
+            lane.quiet = lane.phase != Phase::Active;
             if self.config.mutant == Some(Mutant::JoinWithoutRereading) && lane.top < self.horizon {
                 lane.top = self.horizon;
             }
@@ -156,31 +164,43 @@ impl Engine {
     }
 
     pub(super) fn lane_mut(&mut self, lane: LaneRef) -> Option<&mut Lane> {
-        self.subscribers.iter_mut().find(|sub| sub.id == lane.subscription)?.lanes.get_mut(lane.lane as usize)?.as_mut()
+        let index = self.index_of(lane.subscription)?;
+        self.subscribers[index].lanes.get_mut(lane.lane as usize)?.as_mut()
     }
 
     /// Lanes that are to be given up, loaded anew or paused drop what is not at the sink; once quiet they are loaded.
     pub(super) fn quiesce(&mut self) {
+        let mut reloading: Vec<(usize, usize)> = Vec::new();
         for (index, sub) in self.subscribers.iter_mut().enumerate() {
+            if sub.resting {
+                continue;
+            }
+            looked_at(sub.lanes.len());
             for number in 0..sub.lanes.len() {
-                let Some(lane) = &sub.lanes[number] else { continue };
-                let (phase, epoch, reference) = (lane.phase, lane.epoch, lane.reference);
-                if phase == Phase::Active {
-                    continue;
-                }
-                if phase != Phase::Waiting {
+                let Some(phase) = sub.lanes[number].as_ref().map(|lane| lane.phase) else { continue };
+                if !matches!(phase, Phase::Active | Phase::Waiting) {
                     sub.settle_down(number as u32);
                 }
-                let lane = sub.lanes[number].as_mut().expect("checked above");
-                let busy = sub.dispatcher.in_flight_of(number as u32) > 0 || lane.has_writes();
-                let settling = self.settling.iter().flatten().any(|pending| pending.write.lane == reference);
-                // A reload keeps the epoch, so nothing of the lane's life before may come back after it.
-                let fetching =
-                    self.fetching.iter().flatten().any(|claim| claim.sub == index && claim.lane == number as u32);
-                if phase == Phase::Reloading && !busy && !settling && !fetching {
-                    lane.phase = Phase::Waiting;
-                    self.to_load.push((reference, epoch));
+                let busy = |sub: &Subscriber| sub.dispatcher.in_flight_of(number as u32) > 0;
+                if phase == Phase::Reloading && !busy(sub) {
+                    reloading.push((index, number));
                 }
+            }
+        }
+        if reloading.is_empty() {
+            return;
+        }
+        // A reload keeps the epoch, so nothing of the lane's life before may come back after it.
+        let settling: HashSet<LaneRef> = self.settling.iter().flatten().map(|pending| pending.write.lane).collect();
+        let fetching: HashSet<(usize, u32)> =
+            self.fetching.iter().flatten().map(|claim| (claim.sub, claim.lane)).collect();
+        looked_at(settling.len() + fetching.len());
+        for (index, number) in reloading {
+            let lane = self.subscribers[index].lanes[number].as_mut().expect("seen above");
+            let under_way = settling.contains(&lane.reference) || fetching.contains(&(index, number as u32));
+            if !under_way && !lane.has_writes() {
+                lane.phase = Phase::Waiting;
+                self.to_load.push((lane.reference, lane.epoch));
             }
         }
     }

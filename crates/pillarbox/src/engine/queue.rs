@@ -6,6 +6,7 @@ use super::{Action, Call, Engine, RecoveryProfile};
 use crate::breaker::{Charge, Permit};
 use crate::dispatcher::{BatchId, Item, NO_LANE};
 use crate::lane::{Lane, Phase, Row};
+use crate::work::looked_at;
 use crate::{
     ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Epoch, Failure, InstanceId, KeyHash, Now, Outcome,
     Position, RecoverRequest, Recovered, RecoveryCause, SinkFeatures, State, SubscriptionId, Timestamp,
@@ -326,6 +327,9 @@ fn is_slow(queue: &Queue, batch: BatchId, items: &[Item], now: Now) -> bool {
 impl Engine {
     /// What is slow gets a row, and what waits behind it: then all instances can work on it.
     pub(super) fn tend_queue(&mut self, now: Now, index: usize) {
+        if self.subscribers[index].queue.is_none() {
+            return;
+        }
         let behind = self.is_behind_of(index);
         let sub = &mut self.subscribers[index];
         let down = sub.breaker.is_down() && sub.breaker.permit(now) == Permit::Nothing;
@@ -348,8 +352,9 @@ impl Engine {
             queue.congested = true;
             sub.give_rows(now, &mut self.next_claim, None, |_| true);
         }
-        if slow || stuck || stopping {
+        if sub.dispatcher.may_hold_claims() && (slow || stuck || stopping) {
             sub.give_back(|_| true);
+            sub.dispatcher.holds_no_claims();
         }
     }
 
@@ -397,7 +402,7 @@ impl Engine {
     /// The rows of these claims were written with a lane's cursor. If the lane was lost they may have been written by a call that was
     /// not answered: ending the claims tells.
     pub(super) fn rows_settled(&mut self, now: Now, subscription: SubscriptionId, claims: &[ClaimId]) {
-        let sub = self.subscribers.iter_mut().find(|sub| sub.id == subscription);
+        let sub = self.index_of(subscription).map(|index| &mut self.subscribers[index]);
         let Some(queue) = sub.and_then(|sub| sub.queue.as_mut()) else { return };
         claims.iter().for_each(|claim| queue.written(subscription, *claim));
         queue.wake(now);
@@ -506,7 +511,6 @@ impl Engine {
     }
 
     fn claim_request(&mut self, now: Now, index: usize) -> Option<Asked> {
-        let unwritten = self.has_unwritten_rows(index);
         let sub = &self.subscribers[index];
         let queue = sub.queue.as_ref()?;
         let permit = sub.breaker.permit(now);
@@ -523,8 +527,11 @@ impl Engine {
         if limit == 0 && !tell {
             return None;
         }
+        let unwritten = self.has_unwritten_rows(index);
         let first = ClaimId(self.next_claim);
         self.next_claim += limit as i64;
+        let sub = &self.subscribers[index];
+        let queue = sub.queue.as_ref()?;
         let request =
             ClaimRequest { subscription: sub.id, limit, first, suspect: queue.suspect.is_none(), tell, again: false };
         let lanes = sub.lanes().map(|lane| (lane.reference.lane, lane.epoch, lane.revision, lane.rows_given()));
@@ -535,6 +542,7 @@ impl Engine {
     /// Whether rows have been given that are not known to be written.
     fn has_unwritten_rows(&self, index: usize) -> bool {
         let sub = &self.subscribers[index];
+        looked_at(self.settling.as_ref().map_or(0, Vec::len) + sub.lanes.len());
         let mut settling = self.settling.iter().flatten().map(|pending| &pending.write);
         settling.any(|write| write.lane.subscription == sub.id && !write.queue.is_empty())
             || sub.lanes().any(Lane::has_queue)

@@ -4,6 +4,7 @@ use std::time::Duration;
 use super::subscriber::Subscriber;
 use super::{Action, Call, Engine, Mutant, PollPlan};
 use crate::lane::{Lane, Phase};
+use crate::work::looked_at;
 use crate::{Now, Page, PollRequest, Position, RangeSet, Scan, ScanRequest, lane_of};
 
 /// The shortest and the longest wait between polls while a hole is open. It grows with each poll, so that a writer which has been open for
@@ -20,22 +21,15 @@ impl Engine {
         let Some(plan) = self.polling.take() else { return };
         self.horizon = self.horizon.max(page.horizon);
         self.grace.observe(&page);
-        let before = self.progress();
-        let mut covered_holes = RangeSet::new();
-        for scan in &page.scans[..plan.hole_scans.min(page.scans.len())] {
-            covered_holes.insert_range(scan.after + 1, scan.covered_to);
-        }
-        self.subscribers.iter_mut().for_each(|sub| sub.set_bounds(&covered_holes));
-        for (index, scan) in page.scans.iter().enumerate() {
-            let mut dead = self.grace.dead(scan, page.log_start);
-            if self.config.mutant == Some(Mutant::CloseHolesBeforeReading) {
-                dead = scan.visible.missing((scan.after + 1).max(page.log_start), scan.covered_to);
-            }
-            self.horizon = self.horizon.max(scan.visible.last().unwrap_or(0));
-            let hole_scan = index < plan.hole_scans;
+        self.moved = false;
+        let (hole_scans, tail_scans) = page.scans.split_at(plan.hole_ends.len().min(page.scans.len()));
+        self.set_bounds(&plan, hole_scans);
+        self.close_holes(now, hole_scans, page.log_start);
+        for scan in tail_scans {
+            let dead = self.dead_in(scan, page.log_start);
             let mut used = false;
             for sub in 0..self.subscribers.len() {
-                let may_rise = !hole_scan && plan.room.contains(&sub);
+                let may_rise = plan.room.contains(&sub);
                 used |= self.apply(now, sub, scan, &dead, page.log_start, may_rise);
             }
             if used {
@@ -54,20 +48,109 @@ impl Engine {
             Some(_) => self.hole_polls.saturating_add(1),
         };
         self.newest_hole = newest;
-        self.stuck = self.progress() == before;
+        self.stuck = !self.moved;
     }
 
-    /// A figure that rises when a lane is shown something new.
-    pub(super) fn progress(&self) -> i64 {
-        self.subscribers.iter().flat_map(Subscriber::active).map(|lane| lane.top - lane.holes.count() as i64).sum()
+    /// What a scan proves dead. Notes how far the log reaches.
+    fn dead_in(&mut self, scan: &Scan, log_start: Position) -> RangeSet {
+        self.horizon = self.horizon.max(scan.visible.last().unwrap_or(0));
+        if self.config.mutant == Some(Mutant::CloseHolesBeforeReading) {
+            return scan.visible.missing((scan.after + 1).max(log_start), scan.covered_to);
+        }
+        self.grace.dead(scan, log_start)
+    }
+
+    /// Notes for each lane the lowest of its holes that a poll did not look at.
+    fn set_bounds(&mut self, plan: &PollPlan, scans: &[Scan]) {
+        let complete = plan.hole_ends.iter().zip(scans).all(|(end, scan)| scan.covered_to >= *end);
+        let covered: RangeSet = scans.iter().map(|scan| scan.after + 1..=scan.covered_to).collect();
+        for (index, sub) in self.subscribers.iter_mut().enumerate() {
+            looked_at(sub.lanes.len());
+            let asked = complete && plan.asked.contains(&index);
+            for lane in sub.lanes.iter_mut().flatten() {
+                let all = lane.holes.is_empty() || (asked && lane.asked);
+                let unseen = if all { None } else { lane.holes.first_outside(&covered) };
+                looked_at(if all { 0 } else { lane.holes.len() });
+                lane.bound = unseen.unwrap_or(Position::MAX);
+            }
+        }
+    }
+
+    /// Takes in what the scans for holes have shown, all at once: most of them show nothing, and then no lane is looked at.
+    fn close_holes(&mut self, now: Now, scans: &[Scan], log_start: Position) {
+        let (mut visible, mut dead, mut gone) = (RangeSet::new(), RangeSet::new(), RangeSet::new());
+        looked_at(scans.len());
+        for scan in scans {
+            dead.union(&self.dead_in(scan, log_start));
+            visible.union(&scan.visible);
+            // Retention has removed it, unless it was kept for somebody: only what was looked for says which.
+            gone.union(&scan.visible.missing(scan.after + 1, scan.covered_to.min(log_start - 1)));
+        }
+        let breaks = self.config.mutant == Some(Mutant::CursorAtHighestVisible);
+        if visible.is_empty() && dead.is_empty() && gone.is_empty() && !breaks {
+            return;
+        }
+        let events = scans.iter().flat_map(|scan| &scan.events).cloned().collect();
+        let (after, covered_to) =
+            (scans.first().map_or(0, |scan| scan.after), scans.last().map_or(0, |scan| scan.covered_to));
+        let scan = Scan { after, covered_to, visible, events };
+        let mut used = false;
+        for index in 0..self.subscribers.len() {
+            used |= self.close_holes_of(now, index, &scan, &dead, &gone);
+        }
+        if used {
+            self.dead.union(&dead);
+        }
+    }
+
+    fn close_holes_of(&mut self, now: Now, index: usize, scan: &Scan, dead: &RangeSet, gone: &RangeSet) -> bool {
+        let sub = &self.subscribers[index];
+        if !sub.lanes().any(|lane| takes_part(lane) && !lane.holes.is_empty()) {
+            return false;
+        }
+        let nowhere = vec![false; sub.lanes.len()];
+        self.admit_events(now, index, scan, &nowhere);
+        let breaks = self.config.mutant == Some(Mutant::CursorAtHighestVisible);
+        let mut pruned = 0;
+        let sub = &mut self.subscribers[index];
+        for lane in sub.lanes.iter_mut().flatten().filter(|lane| takes_part(lane) && !lane.holes.is_empty()) {
+            looked_at(scan.visible.len() + dead.len() + gone.len());
+            let shown = scan.visible.within(scan.after + 1, scan.covered_to.min(lane.top).min(lane.bound - 1));
+            let before = lane.holes.count();
+            lane.holes.subtract(&shown);
+            lane.holes.subtract(dead);
+            let left = lane.holes.count();
+            lane.holes.subtract(gone);
+            pruned += left - lane.holes.count();
+            if breaks {
+                lane.holes = RangeSet::new();
+            }
+            let closed = lane.holes.count() < before;
+            self.moved |= closed;
+            lane.scanned(closed);
+        }
+        self.note_pruned(index, pruned);
+        true
+    }
+
+    fn note_pruned(&mut self, index: usize, pruned: u64) {
+        if pruned == 0 {
+            return;
+        }
+        let name = self.subscribers[index].name.clone();
+        self.figures.warnings.push(format!(
+            "subscription '{name}': retention removed {pruned} positions before this subscription had passed them"
+        ));
+        *self.figures.pruned.entry(name).or_default() += pruned;
     }
 
     /// Whether a lane with room lies behind what is known to be there.
     pub(super) fn is_behind(&self) -> bool {
         let behind = |lane: &Lane| lane.top < self.horizon && lane.may_rise(self.config.ranges_max);
-        self.subscribers
-            .iter()
-            .any(|sub| sub.stopped.is_none() && sub.has_room(&self.config) && sub.active().any(behind))
+        self.awake().any(|sub| {
+            looked_at(sub.lanes.len());
+            sub.stopped.is_none() && sub.has_room(&self.config) && sub.active().any(behind)
+        })
     }
 
     /// Shows one scan to the lanes of a subscription; with `may_rise` they may go higher. What is visible together is handed on in
@@ -88,7 +171,9 @@ impl Engine {
         let sub = &self.subscribers[index];
         let higher: Vec<bool> =
             sub.lanes.iter().map(|lane| lane.as_ref().is_some_and(|lane| takes_part(lane) && extends(lane))).collect();
-        let touches = |lane: &Lane| !lane.holes.is_empty() && takes_part(lane);
+        let in_scan = |lane: &Lane| lane.holes.after(scan.after).is_some_and(|hole| hole <= scan.covered_to);
+        let touches = |lane: &Lane| takes_part(lane) && in_scan(lane);
+        looked_at(sub.lanes.len());
         if !higher.contains(&true) && !sub.lanes.iter().flatten().any(touches) {
             return false;
         }
@@ -97,16 +182,20 @@ impl Engine {
         let mut pruned = 0;
         for ((lane, higher), stop) in sub.lanes.iter_mut().zip(higher).zip(stops) {
             let Some(lane) = lane.as_mut().filter(|lane| takes_part(lane)) else { continue };
+            if !higher && !in_scan(lane) {
+                continue;
+            }
             if higher {
                 let top = stop.max(lane.top);
                 let mut missing = scan.visible.missing(lane.top + 1, top);
                 pruned += missing.within(0, log_start - 1).count();
                 missing.remove_range(0, log_start - 1);
+                self.moved |= top - lane.top > missing.count() as Position;
                 lane.top = top;
                 lane.holes.union(&missing);
             }
-            let had_holes = !lane.holes.is_empty();
-            if had_holes {
+            let before = lane.holes.count();
+            if before > 0 {
                 // What was shown has been handed on, or is not this lane's.
                 let shown = scan.visible.within(scan.after + 1, scan.covered_to.min(lane.top).min(lane.bound - 1));
                 lane.holes.subtract(&shown);
@@ -122,15 +211,11 @@ impl Engine {
             if self.config.mutant == Some(Mutant::CursorAtHighestVisible) {
                 lane.holes = RangeSet::new();
             }
-            lane.scanned(had_holes);
+            let closed = lane.holes.count() < before;
+            self.moved |= closed;
+            lane.scanned(closed);
         }
-        if pruned > 0 {
-            let name = sub.name.clone();
-            self.figures.warnings.push(format!(
-                "subscription '{name}': retention removed {pruned} positions before this subscription had passed them"
-            ));
-            *self.figures.pruned.entry(name).or_default() += pruned;
-        }
+        self.note_pruned(index, pruned);
         true
     }
 
@@ -149,7 +234,7 @@ impl Engine {
             let number = lane_of(key, event.position, sub.lane_count);
             let Some(lane) = sub.lanes[number as usize].as_mut().filter(|lane| takes_part(lane)) else { continue };
             let full = room == 0 || sub.bytes >= self.config.in_flight_bytes_max;
-            let held = lane.careful && lane.runnable(now.wall) >= CAREFUL_ROWS_MAX;
+            let held = lane.careful && lane.runnable(now.wall, CAREFUL_ROWS_MAX) >= CAREFUL_ROWS_MAX;
             if event.position <= lane.top {
                 if event.position >= lane.bound || lane.holes.is_empty() || !lane.holes.contains(event.position) {
                     continue;
@@ -178,13 +263,22 @@ impl Engine {
     pub(super) fn poll_request(&self) -> Option<(PollRequest, PollPlan)> {
         let mut holes = RangeSet::new();
         let mut tops: Vec<Position> = Vec::new();
-        let mut room = HashSet::new();
+        let (mut room, mut asked) = (HashSet::new(), HashSet::new());
+        let mut before = &RangeSet::new();
         for (index, sub) in self.subscribers.iter().enumerate() {
+            looked_at(sub.lanes.len());
             if !sub.has_room(&self.config) {
                 continue;
             }
-            // Holes are asked for also when a limit has stopped the subscription: it may be their number.
-            sub.active().for_each(|lane| holes.union(&lane.holes));
+            asked.insert(index);
+            // Holes are asked for also when a limit has stopped the subscription: it may be their number. Most lanes have the same.
+            for lane in sub.active().filter(|lane| !lane.holes.is_empty()) {
+                if lane.holes != *before {
+                    looked_at(lane.holes.len());
+                    holes.union(&lane.holes);
+                    before = &lane.holes;
+                }
+            }
             if sub.stopped.is_none() {
                 room.insert(index);
                 tops.extend(sub.active().filter(|lane| lane.may_rise(self.config.ranges_max)).map(|lane| lane.top));
@@ -192,7 +286,7 @@ impl Engine {
         }
         let mut scans: Vec<ScanRequest> =
             coalesce(&holes, self.config.hole_scans_max, self.config.page_size.max(1_000));
-        let hole_scans = scans.len();
+        let hole_ends: Vec<Position> = scans.iter().map(|scan| scan.to).collect();
         // With little room a long page would be read for nothing; not all of it is wanted, though.
         let largest = room.iter().map(|&index: &usize| self.subscribers[index].free(&self.config)).max().unwrap_or(0);
         let limit = self.config.page_size.min(largest.saturating_mul(4).max(1));
@@ -203,8 +297,8 @@ impl Engine {
         let wanted =
             self.subscribers.iter().filter(|sub| sub.active().next().is_some()).map(|sub| sub.filter.clone()).collect();
         // Without a hole there is nothing to close; if this poll finds one, the next one looks.
-        let without_writers = hole_scans == 0;
-        Some((PollRequest { scans, wanted, without_writers }, PollPlan { hole_scans, room }))
+        let without_writers = hole_ends.is_empty();
+        Some((PollRequest { scans, wanted, without_writers }, PollPlan { hole_ends, room, asked }))
     }
 
     pub(super) fn poll_wait(&self) -> Duration {

@@ -2,11 +2,12 @@ use super::subscriber::Subscriber;
 use super::{Action, Call, Engine, Mutant, PendingWrite};
 use crate::dispatcher::Item;
 use crate::lane::{Lane, Phase};
+use crate::work::looked_at;
 use crate::{ClaimId, Cursor, Now, Position, RangeSet, Settlement};
 
 impl Engine {
     pub(super) fn has_writes(&self) -> bool {
-        !self.dead.is_empty() || self.subscribers.iter().flat_map(Subscriber::lanes).any(Lane::has_writes)
+        !self.dead.is_empty() || self.awake().flat_map(Subscriber::lanes).any(Lane::has_writes)
     }
 
     pub(super) fn settled(&mut self, now: Now, written: Vec<bool>) {
@@ -19,7 +20,8 @@ impl Engine {
                 let claims: Vec<ClaimId> = write.queue.iter().filter_map(|queued| queued.claim).collect();
                 self.rows_settled(now, write.lane.subscription, &claims);
             }
-            let Some(sub) = self.subscribers.iter_mut().find(|sub| sub.id == write.lane.subscription) else { continue };
+            let Some(index) = self.index_of(write.lane.subscription) else { continue };
+            let sub = &mut self.subscribers[index];
             sub.window -= done;
             let Some(lane) = sub.lane_at(number, epoch) else { continue };
             if !written || write.release {
@@ -32,6 +34,9 @@ impl Engine {
                 lane.takeovers = 0;
             }
             self.stuck = false;
+            if sub.announced.is_empty() {
+                continue;
+            }
             let begin = |item: &mut Item| item.lane == number && announced.contains(&item.event.position);
             for item in sub.announced.extract_if(.., begin).collect::<Vec<_>>() {
                 sub.dispatcher.push(item);
@@ -44,7 +49,8 @@ impl Engine {
             return;
         }
         let mut lanes = Vec::new();
-        for sub in &mut self.subscribers {
+        for sub in self.subscribers.iter_mut().filter(|sub| !sub.resting) {
+            looked_at(sub.lanes.len());
             for lane in sub.lanes.iter_mut().flatten().filter(|lane| lane.phase != Phase::Waiting) {
                 let releasing = lane.phase == Phase::Releasing && sub.dispatcher.in_flight_of(lane.reference.lane) == 0;
                 let floor_is_old =
@@ -84,14 +90,15 @@ impl Engine {
             let waits = lane.phase == Phase::Releasing || (lane.phase == Phase::Reloading && lane.has_writes());
             waits && sub.dispatcher.in_flight_of(lane.reference.lane) == 0
         };
-        gathered || self.subscribers.iter().any(|sub| pressed(sub) || sub.lanes().any(|lane| awaited(sub, lane)))
+        gathered || self.awake().any(|sub| pressed(sub) || sub.lanes().any(|lane| awaited(sub, lane)))
     }
 
     pub(super) fn restore_settling(&mut self) {
         let dead = std::mem::take(&mut self.dead_settling);
         self.dead.union(&dead);
         for PendingWrite { write, done, announced } in self.settling.take().unwrap_or_default() {
-            let Some(sub) = self.subscribers.iter_mut().find(|sub| sub.id == write.lane.subscription) else { continue };
+            let Some(index) = self.index_of(write.lane.subscription) else { continue };
+            let sub = &mut self.subscribers[index];
             match sub.lane_at(write.lane.lane, write.epoch) {
                 Some(lane) => {
                     if write.release {

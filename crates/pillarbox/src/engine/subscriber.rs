@@ -1,16 +1,20 @@
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::queue::Queue;
 use super::{EngineConfig, PROMOTE_MAX};
-use crate::breaker::Breaker;
+use crate::breaker::{Breaker, Permit};
 use crate::dispatcher::{Dispatcher, Item};
 use crate::flood_guard::FloodGuard;
 use crate::lane::{ChainKey, Lane, Phase};
 use crate::{
-    Delivery, Epoch, Event, Filter, KeyHash, Mode, Now, Position, RangeSet, SinkFeatures, Subscription, SubscriptionId,
-    SubscriptionView, Timestamp,
+    Delivery, Epoch, Event, Filter, KeyHash, Mode, Now, Position, SinkFeatures, Subscription, SubscriptionId,
+    SubscriptionReport, SubscriptionView, Timestamp,
 };
+
+/// Events at the sink, delivered, the breaker's next try, the flood guard, and why it is stopped.
+type Shown = (usize, u64, Option<Duration>, bool, bool, Option<String>);
 
 /// One subscription of the engine.
 #[derive(Debug)]
@@ -31,6 +35,10 @@ pub(super) struct Subscriber {
     pub(super) delivered: u64,
     pub(super) delivered_at: Option<Timestamp>,
     pub(super) stopped: Option<String>,
+    /// Nothing is to be done for it before an input says something of it, or time passes.
+    pub(super) resting: bool,
+    /// What the report says that others have, without what is costly to compare.
+    shown: Option<Shown>,
     /// The lane that was first to fetch deliveries.
     pub(super) first_lane: usize,
     /// Events of careful lanes whose attempt is being written down first.
@@ -60,6 +68,8 @@ impl Subscriber {
             delivered: 0,
             delivered_at: None,
             stopped: None,
+            resting: false,
+            shown: None,
             first_lane: 0,
             announced: Vec::new(),
             queue: (spec.mode == Mode::Queue).then(|| Queue::new(sink)),
@@ -91,6 +101,43 @@ impl Subscriber {
         differences
     }
 
+    /// Whether nothing is to be done for it before something happens that concerns it.
+    pub(super) fn may_rest(&self, now: Now, horizon: Position) -> bool {
+        let at_rest = |lane: &Lane| match lane.phase {
+            Phase::Active => lane.is_done(horizon) && lane.next_due().is_none(),
+            phase => phase == Phase::Paused && lane.quiet && !lane.has_writes(),
+        };
+        let nothing_here = self.dispatcher.is_empty() && self.announced.is_empty() && self.due_behind.is_empty();
+        let unhindered = self.stopped.is_none() && self.breaker.permit(now) == Permit::All;
+        self.queue.is_none() && nothing_here && unhindered && self.lanes().all(at_rest)
+    }
+
+    /// What operators are told.
+    pub(super) fn report(&self) -> SubscriptionReport {
+        SubscriptionReport {
+            in_flight: self.dispatcher.in_flight() as u64,
+            delivered: self.delivered,
+            delivered_at: self.delivered_at,
+            breaker: self.breaker.report(),
+            flood_guard: self.flood_guard.is_open(),
+            stopped: self.stopped.clone(),
+        }
+    }
+
+    /// Whether [`Subscriber::report`] says something else than when this was last asked.
+    pub(super) fn has_changed(&mut self) -> bool {
+        let (in_flight, down) = (self.dispatcher.in_flight(), self.breaker.is_down());
+        let (next_try, flood_guard) = (self.breaker.deadline(), self.flood_guard.is_open());
+        let same = self.shown.as_ref().is_some_and(|shown| {
+            (shown.0, shown.1, shown.2, shown.3, shown.4) == (in_flight, self.delivered, next_try, flood_guard, down)
+                && shown.5 == self.stopped
+        });
+        if !same {
+            self.shown = Some((in_flight, self.delivered, next_try, flood_guard, down, self.stopped.clone()));
+        }
+        !same
+    }
+
     pub(super) fn lanes(&self) -> impl Iterator<Item = &Lane> {
         self.lanes.iter().flatten()
     }
@@ -106,15 +153,6 @@ impl Subscriber {
     /// The lane, if it is still held under that epoch.
     pub(super) fn lane_at(&mut self, number: u32, epoch: Epoch) -> Option<&mut Lane> {
         self.lanes.get_mut(number as usize)?.as_mut().filter(|lane| lane.epoch == epoch)
-    }
-
-    /// Notes for each lane the lowest of its holes that a poll did not look at.
-    pub(super) fn set_bounds(&mut self, covered: &RangeSet) {
-        for lane in self.lanes.iter_mut().flatten() {
-            let mut unseen = lane.holes.clone();
-            unseen.subtract(covered);
-            lane.bound = unseen.first().unwrap_or(Position::MAX);
-        }
     }
 
     /// Whether a careful lane has an event on its way already.
@@ -282,18 +320,17 @@ impl Subscriber {
 
     /// Delayed deliveries that are due take their place behind what their key has waiting.
     pub(super) fn promote(&mut self, now: Now) {
-        if self.paused || self.active().all(|lane| lane.next_due().is_none_or(|due| due > now.wall)) {
+        if self.paused || self.breaker.permit(now) == Permit::Nothing {
             return;
         }
-        let ready = self.dispatcher.ready_keys();
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes[number].as_mut().filter(|lane| lane.phase == Phase::Active) else { continue };
-            for row in lane.take_delayed(now.wall, PROMOTE_MAX.saturating_sub(lane.runnable(now.wall))) {
+            for row in lane.take_delayed(now.wall, PROMOTE_MAX) {
                 if let Some(key) = row.key_hash().filter(|&key| self.dispatcher.is_busy(key)) {
                     self.due_behind.entry(key).or_default().push((number as u32, row));
                     continue;
                 }
-                let key = row.key_hash().filter(|key| ready.contains(key));
+                let key = row.key_hash().filter(|key| self.dispatcher.has_key(*key));
                 let waiting = key.map(|key| self.dispatcher.extract(key)).unwrap_or_default();
                 let lane = self.lanes[number].as_mut().expect("checked above");
                 for item in waiting {
@@ -311,10 +348,11 @@ impl Subscriber {
 
     /// A lane that stops takes back what it has announced and not sent, and drops what is not at the sink.
     pub(super) fn settle_down(&mut self, number: u32) {
-        self.bytes -= self.dispatcher.purge(number);
-        for item in self.announced.extract_if(.., |item| item.lane == number) {
-            self.bytes -= item.event.size();
+        match self.lanes[number as usize].as_mut() {
+            Some(lane) if !lane.quiet => lane.quiet = true,
+            _ => return,
         }
+        self.drop_waiting(number);
         let Some(lane) = self.lanes[number as usize].as_mut() else { return };
         for row in lane.interrupted() {
             if !self.dispatcher.is_at_sink(number, row.position) {
@@ -323,15 +361,22 @@ impl Subscriber {
         }
     }
 
+    /// Drops what a lane has here that is not at the sink.
+    fn drop_waiting(&mut self, number: u32) {
+        let announced = self.announced.extract_if(.., |item| item.lane == number);
+        for item in self.dispatcher.purge(number).into_iter().chain(announced) {
+            self.bytes -= item.event.size();
+            // It comes again to whoever has the lane then.
+            self.breaker.forget(item.event.position);
+        }
+    }
+
     /// Forgets a lane: it is another's now, or loaded anew.
     pub(super) fn drop_lane(&mut self, number: u32) {
         let Some(lane) = self.lanes.get_mut(number as usize).and_then(Option::take) else { return };
-        self.bytes -= self.dispatcher.purge(number);
+        self.drop_waiting(number);
         self.queue.iter_mut().for_each(|queue| queue.lane_gone(self.id, number));
         self.due_behind.values_mut().for_each(|rows| rows.retain(|row| row.0 != number));
-        for item in self.announced.extract_if(.., |item| item.lane == number) {
-            self.bytes -= item.event.size();
-        }
         // Whatever is in a write under way leaves the window with that.
         self.window -= lane.window;
     }

@@ -175,7 +175,19 @@ impl<S: Store + Operator> Shell<S> {
             self.publish(now);
             let deadline = self.started + self.life.engine.deadline(now);
             input = tokio::select! {
+                // Commands first: they are few, and while there is more to do than can be done answers never run out.
                 biased;
+                command = commands.recv() => match command {
+                    Some(Command::Drain) => {
+                        self.draining = true;
+                        Input::Drain
+                    }
+                    Some(Command::Idle(sender)) => {
+                        self.idle.push(sender);
+                        Input::Rang
+                    }
+                    Some(Command::Stop) | None => return Ok(self.stop().await),
+                },
                 answer = self.life.inputs.recv() => match answer.expect("the shell keeps a sender") {
                     Answer::Input(input) => {
                         if matches!(input, Input::Observed(_)) {
@@ -189,17 +201,6 @@ impl<S: Store + Operator> Shell<S> {
                     },
                     Answer::Ended(error) => return over(error),
                     Answer::Left(result) => return Ok(self.left(result).await),
-                },
-                command = commands.recv() => match command {
-                    Some(Command::Drain) => {
-                        self.draining = true;
-                        Input::Drain
-                    }
-                    Some(Command::Idle(sender)) => {
-                        self.idle.push(sender);
-                        Input::Rang
-                    }
-                    Some(Command::Stop) | None => return Ok(self.stop().await),
                 },
                 () = tokio::time::sleep_until(deadline) => Input::Tick,
             };
@@ -380,10 +381,12 @@ impl<S: Store + Operator> Shell<S> {
     /// Tells everybody what the last step has changed.
     fn publish(&mut self, now: Now) {
         publish_figures(self.life.engine.take_figures());
+        let mut face = self.face.lock().unwrap_or_else(PoisonError::into_inner);
+        self.life.engine.update_report(&mut face.report);
+        drop(face);
         let engine = &self.life.engine;
         let good_until = engine.good_until().map_or(u64::MAX, |end| end.as_micros() as u64);
         self.life.good_until.store(good_until, Ordering::Relaxed);
-        self.show().report = engine.report();
         if !self.idle.is_empty() && engine.is_idle(now) {
             self.idle.drain(..).for_each(|sender| {
                 // Nobody may be waiting any more.
