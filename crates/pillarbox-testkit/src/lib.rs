@@ -4,6 +4,7 @@
 mod auditor;
 mod broken;
 mod certificate;
+mod drive;
 mod folder_guard;
 pub mod http_receiver;
 pub mod loopback;
@@ -30,6 +31,7 @@ pub mod store_suite;
 
 pub use auditor::{Committed, UnreadableLine, Verdict};
 pub use broken::Broken;
+pub use drive::{Driver, Sent};
 pub use http_receiver::{HttpAnswer, HttpReceiver, HttpRequest};
 pub use memory_fixture::MemoryFixture;
 pub use memory_log::{MemoryLog, MemoryOptions, Tx};

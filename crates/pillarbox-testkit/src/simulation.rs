@@ -1,6 +1,7 @@
 mod claims;
 mod fault;
 mod node;
+mod pressure;
 mod sink;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -15,6 +16,7 @@ use pillarbox::{
 use uuid::Uuid;
 
 use self::node::News;
+use self::pressure::Pressure;
 use crate::{Broken, MemoryLog, MemoryOptions, PollSteps, Tx};
 
 /// The whole engine on a virtual clock, over the in-memory store, with everything that can go wrong drawn from a seed: late
@@ -22,7 +24,8 @@ use crate::{Broken, MemoryLog, MemoryOptions, PollSteps, Tx};
 /// for longer than their lease and come back, lost connections, power losses of the database, failing and dead sinks, sinks that refuse
 /// everything or want nothing more, clock jumps,
 /// and operators that interfere. Two subscriptions are streams, the third is a queue with slow handlers; in every other run these settle
-/// by themselves, in one transaction with what they do.
+/// by themselves, in one transaction with what they do. Every fourth run is under pressure: hundreds of keys, bursts, slow sinks and
+/// limits that are reached.
 ///
 /// One seed is one run, bit for bit: [`Run::trace`] is the hash of all that happened.
 pub fn simulate(seed: u64, plan: Plan) -> Run {
@@ -96,7 +99,6 @@ const SUBSCRIPTIONS: [&str; 3] = ["all", "some", "jobs"];
 const SOME: usize = 1;
 const JOBS: usize = 2;
 const NODES: usize = 3;
-const KEYS: u64 = 6;
 /// Faults stop and writers end here, in microseconds of virtual time.
 const FAULTS_UNTIL: u64 = 8_000_000;
 /// Everything must have arrived by then.
@@ -209,6 +211,7 @@ struct Held {
 
 struct World {
     plan: Plan,
+    pressure: Pressure,
     specs: Vec<(Subscription, SinkFeatures)>,
     random: Random,
     log: MemoryLog,
@@ -300,6 +303,7 @@ impl World {
         };
         let mut world = World {
             plan,
+            pressure: Pressure::of(seed, plan),
             specs: subscriptions(seed % 2 == 1),
             random,
             log: MemoryLog::with(options),
@@ -427,14 +431,14 @@ impl World {
         let topic = ["a", "b", "c.x"][self.random.below(3) as usize];
         let mut event = NewEvent::new(topic, "happened");
         if self.random.chance(90) {
-            event = event.key(format!("k{}", self.random.below(KEYS)));
+            event = event.key(format!("k{}", self.random.below(self.pressure.keys)));
         }
         if self.random.chance(5) {
             event = event.deliver_at(self.wall().plus(Duration::from_millis(self.random.below(3_000))));
         }
         let position = self.log.insert(tx, event);
         self.note(&format!("insert {position} by {tx:?}"));
-        if self.random.chance(40) {
+        if self.random.chance(self.pressure.burst) {
             return self.after(0, 20_000, Step::Insert(tx));
         }
         let held = if self.random.chance(8) { 2_000_000 } else { 30_000 };
@@ -489,6 +493,7 @@ impl World {
             self.nodes[node].cut_until = 0;
             self.thaw(ticket);
         }
+        self.lift_limits();
         self.look_after();
     }
 

@@ -12,6 +12,7 @@ mod latency;
 #[path = "../bench/process.rs"]
 mod process;
 mod publish;
+mod slow;
 #[path = "../bench/summary.rs"]
 mod summary;
 mod takeover;
@@ -61,6 +62,7 @@ fn child(arguments: &[String]) -> Result<()> {
         "scan" => runtime.block_on(drain::bare(url, count))?,
         "drain" => runtime.block_on(drain::one(url, count))?,
         "drain_ten" => runtime.block_on(drain::ten(url, count))?,
+        "slow" => runtime.block_on(slow::sink(url, count))?,
         "publish_8" => runtime.block_on(publish::compare(url, 8, count))?,
         "publish_32" => runtime.block_on(publish::compare(url, 32, count))?,
         "latency" => runtime.block_on(latency::pillarbox(url, count))?,
@@ -125,6 +127,9 @@ impl Bench {
             }
             if self.wants("publish") {
                 self.publish(&mut rows)?;
+            }
+            if self.wants("slow") {
+                self.slow(&mut rows)?;
             }
             if self.wants("latency") {
                 self.latency(&mut rows)?;
@@ -214,6 +219,16 @@ impl Bench {
             add(watched, Goal::RatioAtLeast(0.9), found["insert"], found["watched"]);
             add(notify, Goal::RatioAtLeast(2.0), found["insert"], found["notify"]);
         }
+        Ok(())
+    }
+
+    /// A receiver that is slower than reading, with a backlog.
+    fn slow(&self, rows: &mut Rows) -> Result<()> {
+        const EVENTS: usize = 20_000;
+        let database = self.server.create_database()?;
+        self.measure("fill", database.url(), EVENTS)?;
+        let slow = self.measure("slow", database.url(), EVENTS)?;
+        rows.add(Row { name: "slow sink, WAL", unit: "B/event", goal: Goal::Below(50.0) }, slow["wal"], None);
         Ok(())
     }
 

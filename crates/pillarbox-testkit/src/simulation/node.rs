@@ -45,6 +45,7 @@ impl World {
             mutant: self.plan.mutant,
             ..EngineConfig::default()
         };
+        let config = self.pressure.squeeze(&mut self.random, self.healed, config);
         let before = std::mem::take(&mut self.nodes[node]);
         let kept = before.kept.map(|engine| (engine, before.started));
         let is_kept = kept.is_some();

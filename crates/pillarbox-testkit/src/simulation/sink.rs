@@ -29,11 +29,11 @@ impl World {
             0..20 if batch.0 == JOBS => 1_000_000,
             0..2 => 1_500_000,
             2..6 => 400_000,
-            _ => 10_000,
+            _ => self.pressure.answer_max,
         };
         // A worker that is held up by an event gives the rest of its batch back before that one arrives.
         let one_by_one = events.len() > 1 && self.specs[batch.0].1.one_by_one;
-        if one_by_one && (slow > 10_000 || self.random.chance(20)) {
+        if one_by_one && (slow > self.pressure.answer_max || self.random.chance(20)) {
             let index = self.random.below(events.len() as u64) as usize;
             return self.after(0, 20_000, Step::HoldUp(ticket, batch, events, index));
         }

@@ -1,13 +1,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::engine::{EngineConfig, Input};
 use pillarbox::{
     AttemptError, Change, Cursor, DEAD_HEADS_MAX, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, ErrorKind, Event,
     Filter, Fleet, Hello, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, NewEvent, OnDead,
     Operator, Page, PausedBy, PollRequest, Position, PrunePolicy, RangeSet, Report, Scan, ScanRequest, Selection,
-    Settlement, Start, State, Store, Subscription, Take, TakeCause, Timestamp, Wake, Writer, lane_of,
+    Settlement, SinkFeatures, Start, State, Store, Subscription, Take, TakeCause, Timestamp, Wake, Writer, lane_of,
 };
 use uuid::Uuid;
+
+use crate::Driver;
 
 use super::{AT_ONCE, Case, DuringPoll, Fixture, FixtureFeatures, Outcome, Tried};
 
@@ -66,6 +69,7 @@ cases! {
         several_changes_of_a_delivery_in_one_settlement_all_count,
         a_finished_delivery_is_gone,
         a_cursor_with_many_ranges_comes_back,
+        a_slow_sink_with_a_backlog_writes_few_ranges,
         an_anchor_that_the_log_does_not_have_is_refused,
         an_anchor_that_the_log_has_is_accepted,
         a_release_frees_the_lane,
@@ -634,6 +638,36 @@ async fn a_cursor_with_many_ranges_comes_back<F: Fixture>(fixture: &F) -> Outcom
     ensure!(member.settle(LaneWrite { cursor: cursor.clone(), ..write(lane, epoch, 0) }).await?, "could not settle");
     let loaded = member.load(lane, epoch).await?.cursor;
     ensure!(loaded == cursor, "{cursor:?} was written, {loaded:?} loaded");
+    Ok(())
+}
+
+async fn a_slow_sink_with_a_backlog_writes_few_ranges<F: Fixture>(fixture: &F) -> Outcome {
+    let slow = Subscription { lanes: 4, workers: 4, batch_size: 1, ..Subscription::new("slow") };
+    let sink = SinkFeatures { one_by_one: true, ..SinkFeatures::default() };
+    let store = fixture.open().await?;
+    let mut driver = Driver::start(store, EngineConfig::default(), vec![(slow, sink)]).await?;
+    let keyed = |number: usize| NewEvent::new("a", "happened").key(format!("k{number}"));
+    let at = fixture.publish((0..500).map(keyed).collect()).await?;
+    driver.go_on(Input::Published).await?;
+    let mut delivered = Vec::new();
+    for turn in 0..60 {
+        // They come back in any order.
+        ensure!(!driver.at_sink().is_empty(), "nothing is at the sink");
+        delivered.extend(driver.deliver(turn * 7 % driver.at_sink().len()).await?);
+    }
+    driver.pass(Duration::from_millis(200)).await?;
+    let fleet = driver.store().observe(&Report::default()).await?;
+    for view in fleet.lanes {
+        let loaded = driver.store().load(&[(view.lane, view.epoch)]).await?.pop().flatten();
+        let cursor = loaded.ok_or("a lane of its own could not be loaded")?.cursor;
+        ensure!(cursor.settled.len() <= 4, "{} ranges, and 4 events at the sink: {cursor:?}", cursor.settled.len());
+        let settled = |position: &Position| *position <= cursor.floor || cursor.settled.contains(*position);
+        let lane = |number: usize| lane_of(Some(KeyHash::of(&format!("k{number}"))), at[number], 4);
+        let own =
+            at.iter().enumerate().filter(|(number, _)| lane(*number) == view.lane.lane).map(|(_, position)| position);
+        let wrong: Vec<_> = own.filter(|position| settled(position) != delivered.contains(position)).collect();
+        ensure!(wrong.is_empty(), "delivered and not settled, or settled and not delivered: {wrong:?} by {cursor:?}");
+    }
     Ok(())
 }
 

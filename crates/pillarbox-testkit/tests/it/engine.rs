@@ -463,3 +463,37 @@ fn where_only_poison_is_left_it_is_retried_one_by_one_and_nobody_is_said_to_be_d
     bench.answer(probe, &refused, 1);
     assert_eq!(bench.breaker().as_deref(), Some("5 different keys failed in a row; the last: 422"));
 }
+
+#[test]
+fn a_lane_whose_blocked_keys_are_not_all_known_stands_still_and_says_so() {
+    let mut bench = Bench::new(Subscription { lanes: 1, ..Subscription::new("s") }, view());
+    bench.step(Input::Tick);
+    bench.step(Input::Observed(fleet(view(), None, 0)));
+    bench.step(Input::Taken(vec![Some(1)]));
+    let due = Delivery {
+        position: 3,
+        key: Some("k".into()),
+        arrival: 1,
+        state: State::Pending,
+        attempts: 0,
+        due_at: Timestamp(0),
+        since: Timestamp(0),
+    };
+    let state = LaneState {
+        cursor: Cursor { floor: 5, ..Cursor::default() },
+        deliveries: vec![due],
+        dead_heads_left_out: true,
+        ..LaneState::default()
+    };
+    let mut actions = bench.step(Input::Loaded(vec![Some(state)]));
+    actions.extend(bench.step(Input::Rang));
+    let works = |action: &Action| matches!(action, Action::Poll(_) | Action::Fetch(_) | Action::Deliver { .. });
+    assert!(!actions.iter().any(works), "its key may be blocked: {actions:?}");
+    let stopped = bench.engine.report().subscriptions["s"].stopped.clone().unwrap_or_default();
+    assert!(stopped.contains("lane 0 are held back by a dead event"), "{stopped}");
+    // Somebody skips some of them: it is loaded anew.
+    let mut changed = fleet(view(), Some(ME), 1);
+    changed.lanes[0].revision = 1;
+    let actions = bench.step(Input::Observed(changed));
+    assert!(actions.iter().any(|action| matches!(action, Action::Load(_))), "{actions:?}");
+}

@@ -2,6 +2,7 @@
 //! memory, and on every broken variant of its sink; the PostgreSQL servers and the proxy.
 #![allow(clippy::unwrap_used, reason = "a test may panic, in its helpers too")]
 mod engine;
+mod growth;
 mod memory;
 mod postgres;
 mod proxy;

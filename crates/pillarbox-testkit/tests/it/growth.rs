@@ -1,0 +1,256 @@
+//! What a step of the engine costs, counted in what it looks at: no cost grows with rows, events or holes that it has nothing to do with.
+//! A constant for each lane that the instance owns is what a step may cost.
+
+use std::time::Duration;
+
+use pillarbox::engine::{EngineConfig, Input};
+use pillarbox::{
+    Change, Failure, Mode, NewEvent, OnDead, PausedBy, RetryPolicy, SinkFeatures, Subscription, Timestamp,
+};
+use pillarbox_testkit::{Driver, MemoryLog, MemoryOptions, MemoryStore, Tx};
+
+/// A step may look at each lane that the instance owns so often.
+const LOOKS_A_LANE: u64 = 12;
+
+fn log() -> MemoryLog {
+    MemoryLog::with(MemoryOptions { settle_interval: Duration::from_millis(20), ..MemoryOptions::default() })
+}
+
+fn subscription(name: &str) -> Subscription {
+    let retry = RetryPolicy { max_attempts: 1, min_dead_age: Duration::ZERO, ..RetryPolicy::handler() };
+    Subscription { lanes: 2, workers: 1, batch_size: 1, retry, ..Subscription::new(name).topics([name]) }
+}
+
+fn publish(log: &MemoryLog, topic: &str, count: usize, key: impl Fn(usize) -> String) {
+    let tx = log.begin();
+    for index in 0..count {
+        log.insert(tx, NewEvent::new(topic, "happened").key(key(index)));
+    }
+    log.commit(tx);
+}
+
+async fn start(log: &MemoryLog, subscriptions: Vec<Subscription>, config: EngineConfig) -> Driver<MemoryStore> {
+    let sink = SinkFeatures { one_by_one: true, ..SinkFeatures::default() };
+    let subscriptions = subscriptions.into_iter().map(|spec| (spec, sink)).collect();
+    let mut driver = Driver::start(MemoryStore::new(log), config, subscriptions).await.unwrap();
+    driver.pass(Duration::from_millis(200)).await.unwrap();
+    driver
+}
+
+/// How much nine of ten steps look at, at most, while `others` events of another subscription are delivered. A single step may do more, as
+/// one does that moves what waits to the delivery table.
+async fn deliver_others(log: &MemoryLog, driver: &mut Driver<MemoryStore>, others: usize) -> u64 {
+    driver.take_steps();
+    publish(log, "other", others, |index| format!("o{index}"));
+    driver.go_on(Input::Published).await.unwrap();
+    for _ in 0..others {
+        let index = driver.at_sink().iter().position(|(_, events)| &*events[0].event.topic == "other");
+        driver.deliver(index.expect("an event of the other subscription is at the sink")).await.unwrap();
+    }
+    driver.pass(Duration::from_millis(100)).await.unwrap();
+    let mut steps = driver.take_steps();
+    steps.sort_unstable();
+    steps[steps.len() * 9 / 10]
+}
+
+/// The cost of a step is no higher with many than with few.
+fn check_growth(what: &str, few: u64, many: u64) {
+    println!("{what}: {few} with few, {many} with many");
+    assert!(many <= few + 16, "{what}: a step looks at {few} things with few and at {many} with many");
+}
+
+/// One key whose first event is dead, with many behind it.
+async fn with_blocked(log: &MemoryLog, rows: usize) -> Driver<MemoryStore> {
+    let blocks = Subscription { on_dead: OnDead::Block, ..subscription("blocked") };
+    let mut driver = start(log, vec![blocks, subscription("other")], EngineConfig::default()).await;
+    publish(log, "blocked", rows, |_| "k".to_owned());
+    driver.go_on(Input::Published).await.unwrap();
+    driver.fail(0, &Failure::permanent("no")).await.unwrap();
+    for _ in 0..200 {
+        driver.pass(Duration::from_millis(20)).await.unwrap();
+    }
+    driver
+}
+
+#[tokio::test]
+async fn a_step_does_not_look_at_the_rows_behind_a_dead_event() {
+    let mut costs = Vec::new();
+    for rows in [100, 5_000] {
+        let log = log();
+        let mut driver = with_blocked(&log, rows).await;
+        costs.push(deliver_others(&log, &mut driver, 20).await);
+    }
+    check_growth("blocked rows", costs[0], costs[1]);
+}
+
+#[tokio::test]
+async fn a_step_does_not_look_at_the_rows_of_a_paused_subscription() {
+    let mut costs = Vec::new();
+    for rows in [100, 5_000] {
+        let log = log();
+        let mut driver = with_blocked(&log, rows).await;
+        let pause = Change::Pause { subscription: "blocked".into(), by: PausedBy::Operator, reason: None };
+        log.change(&pause, false).unwrap();
+        driver.go_on(Input::Rang).await.unwrap();
+        driver.pass(Duration::from_secs(2)).await.unwrap();
+        costs.push(deliver_others(&log, &mut driver, 20).await);
+    }
+    check_growth("rows of a paused subscription", costs[0], costs[1]);
+}
+
+#[tokio::test]
+async fn a_step_does_not_look_at_what_waits_for_a_sink_that_is_down() {
+    for mode in [Mode::Stream, Mode::Queue] {
+        let mut costs = Vec::new();
+        for waiting in [100, 5_000] {
+            let log = log();
+            let down = Subscription { mode, ..subscription("down") };
+            let mut driver = start(&log, vec![down, subscription("other")], EngineConfig::default()).await;
+            // One of them has a row and is due.
+            publish(&log, "down", 1, |_| "first".to_owned());
+            driver.go_on(Input::Published).await.unwrap();
+            driver.fail(0, &Failure::event("refused")).await.unwrap();
+            publish(&log, "down", waiting, |index| format!("d{index}"));
+            driver.go_on(Input::Published).await.unwrap();
+            while driver.report().subscriptions["down"].breaker.is_none() {
+                assert!(!driver.at_sink().is_empty(), "nothing is sent and nobody is down");
+                driver.fail(0, &Failure::sink("down")).await.unwrap();
+            }
+            driver.pass(Duration::from_millis(500)).await.unwrap();
+            costs.push(deliver_others(&log, &mut driver, 20).await);
+        }
+        check_growth(&format!("events that wait for a sink, {mode:?}"), costs[0], costs[1]);
+    }
+}
+
+#[tokio::test]
+async fn a_step_does_not_look_at_delayed_rows() {
+    let mut costs = Vec::new();
+    for rows in [100, 5_000] {
+        let log = log();
+        let mut driver = start(&log, vec![subscription("later"), subscription("other")], EngineConfig::default()).await;
+        let tx = log.begin();
+        for index in 0..rows {
+            let at = Timestamp::now().plus(Duration::from_secs(3600 + index as u64));
+            log.insert(tx, NewEvent::new("later", "happened").key(format!("l{index}")).deliver_at(at));
+        }
+        log.commit(tx);
+        driver.go_on(Input::Published).await.unwrap();
+        driver.pass(Duration::from_secs(2)).await.unwrap();
+        costs.push(deliver_others(&log, &mut driver, 20).await);
+    }
+    check_growth("delayed rows", costs[0], costs[1]);
+}
+
+/// Every other position is an open transaction's.
+fn leave_holes(log: &MemoryLog, holes: usize) -> Tx {
+    let open = log.begin();
+    for index in 0..holes {
+        log.insert(open, NewEvent::new("hole", "happened"));
+        publish(log, "other", 1, |_| format!("k{index}"));
+    }
+    open
+}
+
+#[tokio::test]
+async fn a_step_does_not_look_at_each_hole_for_each_lane() {
+    let mut costs = Vec::new();
+    let lanes = 20 * 8;
+    for holes in [10, 500] {
+        let log = log();
+        let subscriptions = (0..20)
+            .map(|number| Subscription { lanes: 8, ..Subscription::new(format!("s{number}")).topics(["nothing"]) });
+        let mut driver = start(&log, subscriptions.collect(), EngineConfig::default()).await;
+        leave_holes(&log, holes);
+        driver.go_on(Input::Published).await.unwrap();
+        driver.pass(Duration::from_secs(1)).await.unwrap();
+        driver.take_steps();
+        driver.pass(Duration::from_secs(5)).await.unwrap();
+        costs.push(driver.take_steps().into_iter().max().unwrap_or(0));
+    }
+    println!("holes: {costs:?} in {lanes} lanes");
+    // Each hole is asked for, shown and not found once, not once a lane.
+    assert!(
+        costs[1] <= costs[0] + 490 * 8,
+        "a poll looks at {} things with 10 holes and at {} with 500",
+        costs[0],
+        costs[1]
+    );
+}
+
+#[tokio::test]
+async fn idle_subscriptions_cost_nothing_when_another_delivers() {
+    let mut costs = Vec::new();
+    for count in [10, 200] {
+        let log = log();
+        let mut subscriptions: Vec<_> = (0..count).map(|number| subscription(&format!("s{number}"))).collect();
+        subscriptions.push(subscription("other"));
+        let mut driver = start(&log, subscriptions, EngineConfig::default()).await;
+        driver.pass(Duration::from_secs(2)).await.unwrap();
+        publish(&log, "other", 20, |index| format!("o{index}"));
+        driver.go_on(Input::Published).await.unwrap();
+        let (mut delivered, mut all) = (0, 0);
+        while !driver.at_sink().is_empty() {
+            driver.take_steps();
+            driver.deliver(0).await.unwrap();
+            // The first step is the sink's answer, the others are those of the store.
+            let steps = driver.take_steps();
+            delivered = delivered.max(steps[0]);
+            all = all.max(steps.into_iter().max().unwrap_or(0));
+        }
+        let lanes = 2 * (count as u64 + 1);
+        println!("{count} idle subscriptions: {delivered} looks an answer of a sink, {all} a step, {lanes} lanes");
+        assert!(all <= LOOKS_A_LANE * lanes + 100, "a step looks at {all} things with {lanes} lanes");
+        costs.push(delivered);
+    }
+    check_growth("idle subscriptions", costs[0], costs[1]);
+}
+
+/// How much all steps of a drain look at, with so many subscriptions that have something to write.
+async fn drain(count: usize) -> u64 {
+    let log = log();
+    let names: Vec<String> = (0..count).map(|number| format!("s{number}")).collect();
+    let mut driver = start(&log, names.iter().map(|name| subscription(name)).collect(), EngineConfig::default()).await;
+    names.iter().for_each(|name| publish(&log, name, 3, |index| format!("k{index}")));
+    driver.go_on(Input::Published).await.unwrap();
+    while !driver.at_sink().is_empty() {
+        driver.deliver(0).await.unwrap();
+    }
+    driver.take_steps();
+    driver.go_on(Input::Drain).await.unwrap();
+    for _ in 0..100 {
+        driver.pass(Duration::from_millis(20)).await.unwrap();
+    }
+    assert!(driver.has_left(), "the drain is over");
+    driver.take_steps().into_iter().sum()
+}
+
+#[tokio::test]
+async fn a_drain_costs_in_proportion_to_the_subscriptions() {
+    let (few, many) = (drain(25).await, drain(200).await);
+    println!("a drain looks at {few} things with 25 subscriptions and at {many} with 200");
+    assert!(many <= few * 8 * 2, "eight times as many subscriptions cost {few} and {many}");
+}
+
+#[tokio::test]
+async fn a_slow_sink_with_a_backlog_writes_few_ranges() {
+    let log = log();
+    let slow = Subscription { lanes: 8, workers: 4, ..subscription("slow") };
+    let mut driver = start(&log, vec![slow], EngineConfig::default()).await;
+    publish(&log, "slow", 20_000, |index| format!("k{}", index % 5_000));
+    driver.go_on(Input::Published).await.unwrap();
+    driver.take_settlements();
+    for turn in 0..400 {
+        // They come back in any order.
+        driver.deliver(turn * 7 % driver.at_sink().len()).await.unwrap();
+        driver.pass(Duration::from_millis(20)).await.unwrap();
+    }
+    let settlements = driver.take_settlements();
+    let cursors = || settlements.iter().flat_map(|settlement| &settlement.lanes).map(|write| &write.cursor);
+    let (written, ranges) = (cursors().count(), cursors().map(|cursor| cursor.settled.len()).max().unwrap_or(0));
+    let bytes: usize = cursors().map(|cursor| cursor.settled.to_string().len()).sum();
+    println!("{written} cursors, at most {ranges} ranges, {} bytes a cursor", bytes / written);
+    assert!(written >= 100, "cursors are written: {written}");
+    assert!(ranges <= 4, "as many ranges as events are at the sink, not {ranges}");
+    assert!(bytes / written <= 40, "{} bytes a cursor", bytes / written);
+}
