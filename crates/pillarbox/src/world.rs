@@ -92,8 +92,8 @@ impl World {
         self.subscriptions.iter().find(|subscription| subscription.name == name).ok_or_else(|| {
             let names: Vec<_> = self.subscriptions.iter().map(|subscription| subscription.name.as_str()).collect();
             let known =
-                if names.is_empty() { "there is none yet".into() } else { format!("there are: {}", names.join(", ")) };
-            Error::new(ErrorKind::NotFound, format!("there is no subscription '{name}'; {known}"))
+                if names.is_empty() { "none exist yet".into() } else { format!("there are: {}", names.join(", ")) };
+            Error::new(ErrorKind::NotFound, format!("no subscription is named '{name}'; {known}"))
         })
     }
 

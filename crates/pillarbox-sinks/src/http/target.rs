@@ -181,13 +181,13 @@ mod tests {
             ("https://user:canary@h/", "Authorization"),
             ("https://canary@h/", "Authorization"),
             ("https://{header.h}/canary", "cannot be read"),
-            ("https://h{key}/canary", "place in its host"),
+            ("https://h{key}/canary", "placeholder in its host"),
             ("https://h:80{key}/canary", "cannot be read"),
             ("https://h/canary#x", "'#'"),
         ] {
             let error = target(url).err().unwrap_or_else(|| panic!("{url}")).to_string();
             assert!(
-                error.contains(why) || why == "cannot be read" && error.contains("place in its host"),
+                error.contains(why) || why == "cannot be read" && error.contains("placeholder in its host"),
                 "{url}: {error}"
             );
             assert!(!error.contains("canary"), "{error}");

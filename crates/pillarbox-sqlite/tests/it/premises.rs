@@ -211,3 +211,19 @@ async fn doctor_finds_a_sound_log_sound_and_a_broken_one_broken() {
     database.execute("insert into pillarbox_dead_range (low, high, closed_at) values (1, 1, 0)");
     assert_eq!(failed().await, ["dead ranges", "deliveries"]);
 }
+
+#[cfg(unix)]
+#[tokio::test]
+async fn doctor_warns_of_a_file_that_everybody_can_read_or_write() {
+    use std::os::unix::fs::PermissionsExt;
+    let database = Database::new();
+    let store = database.store();
+    for (mode, level) in
+        [(0o640, pillarbox::Level::Ok), (0o644, pillarbox::Level::Warning), (0o646, pillarbox::Level::Warning)]
+    {
+        std::fs::set_permissions(&database.path, std::fs::Permissions::from_mode(mode)).unwrap();
+        let checks = store.doctor().await.unwrap();
+        let check = checks.iter().find(|check| check.name == "permissions").unwrap();
+        assert_eq!(check.level, level, "{mode:o}: {check:?}");
+    }
+}
