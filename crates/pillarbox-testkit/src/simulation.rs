@@ -207,6 +207,8 @@ struct Held {
     epoch: i64,
     /// The claim under which it was sent.
     claim: Option<ClaimId>,
+    /// Its sender has given it up, and has not been told yet that the call is over.
+    given_up: bool,
 }
 
 struct World {

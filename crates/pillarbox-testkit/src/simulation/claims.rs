@@ -57,7 +57,8 @@ impl World {
             let dead = request.dead.iter().find(|(dead, _, seen)| dead == owner && !timed_out(owner, *seen));
             let cause = dead.map(|(_, cause, _)| *cause);
             let Some(node) = self.nodes.iter().position(|node| node.runs_as(*owner)) else { continue };
-            let works = self.nodes[node].at_sink.values().flatten().any(|held| self.is(held, *position));
+            let mut held = self.nodes[node].at_sink.values().flatten().filter(|held| !held.given_up);
+            let works = held.any(|held| self.is(held, *position));
             match cause {
                 Some(RecoveryCause::Lease) => {
                     self.expired.insert((*owner, *claim));

@@ -275,7 +275,7 @@ impl World {
             self.run.leases += 1;
             self.seized.insert((lane, epoch));
             let holds = |node: &Node| {
-                let mut held = node.at_sink.values().flatten();
+                let mut held = node.at_sink.values().flatten().filter(|held| !held.given_up);
                 !node.frozen && held.any(|held| (held.lane, held.epoch) == (lane, epoch))
             };
             if let Some(node) = self.nodes.iter().position(holds) {

@@ -73,7 +73,14 @@ impl World {
         let event = &attempt.event;
         let lane = lane_of(event.key_hash(), event.position, self.specs[sub].0.lanes);
         let lane = LaneRef { subscription: self.ids[sub], lane };
-        Held { position: event.position, key: event.key.clone(), lane, epoch: attempt.epoch, claim: attempt.claim }
+        Held {
+            position: event.position,
+            key: event.key.clone(),
+            lane,
+            epoch: attempt.epoch,
+            claim: attempt.claim,
+            given_up: false,
+        }
     }
 
     /// What is at the sinks is given up; nobody knows what of it arrives.
@@ -82,6 +89,8 @@ impl World {
         let at_sink = self.nodes[ticket.node].at_sink.keys();
         let batches: Vec<_> = at_sink.filter(|(life, _)| *life == ticket.life).map(|(_, batch)| *batch).collect();
         for batch in batches {
+            let held = self.nodes[ticket.node].at_sink.get_mut(&(ticket.life, batch));
+            held.into_iter().flatten().for_each(|held| held.given_up = true);
             self.nodes[ticket.node].aborted.insert(batch);
             self.answer(ticket, News::Input(Input::Aborted { batch }));
         }
