@@ -1,3 +1,9 @@
+table aside_count (
+    subscription bigint not null,
+    state text not null,
+    change bigint not null
+)
+
 table cursor with (fillfactor=20, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000) (
     subscription bigint not null,
     lane integer not null,
@@ -249,15 +255,25 @@ CREATE INDEX dedup_2_created_at_idx ON pillarbox.dedup_2 USING btree (created_at
 
 CREATE INDEX delivery_alive ON pillarbox.delivery USING btree (subscription, lane, arrival) WHERE ((NOT queued) AND (died_at IS NULL))
 
+CREATE INDEX delivery_aside ON pillarbox.delivery USING btree (subscription, state, "position") WHERE (state = ANY (ARRAY['dead'::text, 'delayed'::text]))
+
 CREATE INDEX delivery_dead ON pillarbox.delivery USING btree (subscription, lane, key, arrival) WHERE ((NOT queued) AND (died_at IS NOT NULL) AND (key IS NOT NULL))
+
+CREATE INDEX delivery_dead_key ON pillarbox.delivery USING btree (subscription, key, arrival) WHERE (state = 'dead'::text)
+
+CREATE INDEX delivery_delayed ON pillarbox.delivery USING btree (subscription, due_at, "position") WHERE (state = 'delayed'::text)
+
+CREATE INDEX delivery_delayed_key ON pillarbox.delivery USING btree (subscription, key) WHERE (state = 'delayed'::text)
 
 CREATE INDEX delivery_died_at ON pillarbox.delivery USING btree (died_at) WHERE (died_at IS NOT NULL)
 
-CREATE INDEX delivery_key ON pillarbox.delivery USING btree (subscription, key, arrival) WHERE (key IS NOT NULL)
-
 CREATE INDEX delivery_lane ON pillarbox.delivery USING btree (subscription, lane, arrival) WHERE (NOT queued)
 
-CREATE INDEX delivery_ready ON pillarbox.delivery USING btree (subscription, ready_at) WHERE (ready_at IS NOT NULL)
+CREATE INDEX delivery_line ON pillarbox.delivery USING btree (subscription, key, arrival) WHERE (state = ANY (ARRAY['pending'::text, 'retrying'::text, 'processing'::text]))
+
+CREATE INDEX delivery_owner ON pillarbox.delivery USING btree (owner, subscription, "position") WHERE (owner IS NOT NULL)
+
+CREATE INDEX delivery_ready ON pillarbox.delivery USING btree (subscription, ready_at) WHERE ((ready_at IS NOT NULL) AND (owner IS NULL))
 
 CREATE INDEX event_id ON ONLY pillarbox.event USING btree (id)
 
@@ -291,6 +307,22 @@ begin
     insert into pillarbox.inbox (consumer, id) values (consumer, id) on conflict do nothing;
     return found;
 end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.add_up_aside()
+ RETURNS void
+ LANGUAGE sql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+    with taken as (
+        delete from pillarbox.aside_count as c
+        using (select ctid from pillarbox.aside_count for update skip locked) as free
+        where c.ctid = free.ctid
+        returning c.subscription, c.state, c.change
+    )
+    insert into pillarbox.aside_count (subscription, state, change)
+    select t.subscription, t.state, sum(t.change) from taken as t group by t.subscription, t.state having sum(t.change) <> 0
 $function$
 
 CREATE OR REPLACE FUNCTION pillarbox.append(stream text, expected_version bigint, events jsonb, topic text DEFAULT 'journal'::text)
@@ -390,26 +422,29 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION pillarbox.claim_deliveries(of_subscription bigint, by_owner integer, first_claim bigint, rows_max integer, suspects boolean, suspect_after integer, ready_since timestamp with time zone, again boolean)
+CREATE OR REPLACE FUNCTION pillarbox.claim_deliveries(of_subscription bigint, by_owner integer, first_claim bigint, rows_max integer, suspects boolean, suspect_after integer, ready_since timestamp with time zone, again boolean, placed_max integer)
  RETURNS TABLE("position" bigint, topic text, type text, id uuid, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, stream_version bigint, deliver_at timestamp with time zone, created_at timestamp with time zone, claim bigint, arrival bigint, attempts integer, due_at timestamp with time zone, since timestamp with time zone, crashes integer, ready_at timestamp with time zone)
  LANGUAGE plpgsql
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
  SET enable_hashjoin TO 'off'
  SET enable_mergejoin TO 'off'
+ SET enable_sort TO 'off'
  SET jit TO 'off'
 AS $function$
 #variable_conflict use_column
 declare
-    now_at constant timestamptz := clock_timestamp();
+    -- So many rows whose hint was wrong are passed over at most; the next call goes on.
+    demoted_max constant integer := 1000;
+    now_at timestamptz := clock_timestamp();
     dead_blocks boolean;
     wanted integer := rows_max;
     asked integer;
     picked bigint[];
+    of_all bigint[];
     picked_count integer;
-    delayed bigint[];
     suspect bigint[];
-    lanes integer[];
+    demoted integer := 0;
     passed bigint[] := '{}';
     claimed bigint[];
     told bigint[] := '{}';
@@ -426,24 +461,32 @@ begin
         told := array(
             select d.position
             from pillarbox.delivery as d
-            where d.subscription = of_subscription and d.owner = by_owner and d.claim >= first_claim
+            where d.owner = by_owner and d.subscription = of_subscription and d.claim >= first_claim
                 and d.claim < first_claim + rows_max
         );
     end if;
     if told <> '{}' then
         wanted := 0;
     end if;
-    while wanted > 0 loop
-        asked := wanted;
+    if wanted > 0 then
+        return query
         select
-            array_agg(c.position), count(*), array_agg(c.position) filter (where c.state = 'delayed'),
-            array_agg(c.position) filter (where c.crashes >= suspect_after)
-        into picked, picked_count, delayed, suspect
+            null::bigint, null::text, null::text, null::uuid, k.key, null::json, null::bytea, null::text, null::jsonb,
+            null::bigint, null::timestamptz, null::timestamptz, null::bigint, null::bigint, null::integer, null::timestamptz,
+            null::timestamptz, null::integer, null::timestamptz
+        from unnest(pillarbox.place_delayed(of_subscription, now_at, placed_max)) as k (key);
+        now_at := clock_timestamp();
+    end if;
+    while wanted > 0 and demoted < demoted_max loop
+        asked := wanted;
+        select array_agg(c.position), count(*), array_agg(c.position) filter (where c.crashes >= suspect_after)
+        into picked, picked_count, suspect
         from (
-            select d.position, d.state, d.crashes
+            select d.position, d.crashes
             from pillarbox.delivery as d
             where d.subscription = of_subscription and d.ready_at >= ready_since and d.ready_at <= now_at
-                and d.owner is null and (d.crashes < suspect_after or suspects) and d.position <> all (passed)
+                and d.owner is null and d.state in ('pending', 'retrying')
+                and (d.crashes < suspect_after or suspects) and d.position <> all (passed)
             order by d.ready_at
             limit asked
             for update skip locked
@@ -452,63 +495,61 @@ begin
         if suspect is not null then
             passed := passed || suspect[2:];
             suspects := false;
-        end if;
-        if delayed is not null then
-            -- What is due takes its place behind what its key has. While somebody adds to its lane, nobody knows what that is.
-            lanes := array(
-                select c.lane
-                from pillarbox.cursor as c
-                where c.subscription = of_subscription and c.lane in (
-                    select d.lane from pillarbox.delivery as d
-                    where d.subscription = of_subscription and d.position = any (delayed)
-                )
-                for share skip locked
-            );
-            update pillarbox.delivery as d
-            set state = 'pending', arrival = nextval('pillarbox.delivery_arrival_seq')
-            from unnest(delayed) as w (position)
-            where d.subscription = of_subscription and d.position = w.position and d.lane = any (lanes);
-            passed := passed || array(
-                select d.position from pillarbox.delivery as d
-                where d.subscription = of_subscription and d.position = any (delayed) and d.state = 'delayed'
-            );
-        end if;
-        if passed <> '{}' then
             picked := array(
                 select p.position from unnest(picked) with ordinality as p (position, number)
                 where p.position <> all (passed)
                 order by p.number
             );
         end if;
-        with heads as (
-            select w.position, row_number() over (order by w.number) as number
-            from unnest(picked) with ordinality as w (position, number)
-            join pillarbox.delivery as d on d.subscription = of_subscription and d.position = w.position
+        of_all := array_fill(of_subscription, array[cardinality(picked)]);
+        with heads as materialized (
+            select w.subscription, w.position, row_number() over (order by w.number) as number
+            from unnest(of_all, picked) with ordinality as w (subscription, position, number)
+            cross join lateral (
+                select r.position, r.key, r.state, r.due_at, r.arrival
+                from pillarbox.delivery as r
+                where r.subscription = w.subscription and r.position = w.position
+                offset 0
+            ) as d
             where d.due_at <= now_at and d.state in ('pending', 'retrying')
                 and (
                     d.key is null
                     or d.position = (
                         select h.position
                         from pillarbox.delivery as h
-                        where h.subscription = of_subscription and h.key = d.key and h.state <> 'delayed'
-                            and (h.state <> 'dead' or dead_blocks)
+                        where h.subscription = of_subscription and h.key = d.key
+                            and h.state in ('pending', 'retrying', 'processing')
                         order by h.arrival
                         limit 1
+                    ) and (
+                        not dead_blocks
+                        or (
+                            select b.position
+                            from pillarbox.delivery as b
+                            where b.subscription = of_subscription and b.key = d.key and b.state = 'dead'
+                                and b.arrival < d.arrival
+                            order by b.arrival
+                            limit 1
+                        ) is null
                     )
                 )
         ), claimed as (
             update pillarbox.delivery as d
             set state = 'processing', owner = by_owner, claim = first_claim + h.number - 1, claimed_at = now_at
             from heads as h
-            where d.subscription = of_subscription and d.position = h.position
+            where d.subscription = h.subscription and d.position = h.position
             returning d.position
         )
         select coalesce(array_agg(c.position), '{}') into claimed from claimed as c;
         if cardinality(claimed) < cardinality(picked) then
+            picked := array(select unnest(picked) except select unnest(claimed));
+            of_all := array_fill(of_subscription, array[cardinality(picked)]);
+            demoted := demoted + cardinality(picked);
             return query
             update pillarbox.delivery as d
             set ready_at = case when d.key is null and d.state in ('pending', 'retrying') then greatest(d.due_at, now_at) end
-            where d.subscription = of_subscription and d.position = any (picked) and d.owner is null
+            from unnest(of_all, picked) as w (subscription, position)
+            where d.subscription = w.subscription and d.position = w.position
             returning
                 d.position, null::text, null::text, null::uuid, d.key, null::json, null::bytea, null::text, null::jsonb,
                 null::bigint, null::timestamptz, null::timestamptz, null::bigint, d.arrival, d.attempts, d.due_at, d.since,
@@ -525,11 +566,44 @@ begin
         coalesce(e.payload, k.payload), coalesce(e.payload_bytes, k.payload_bytes), coalesce(e.content_type, k.content_type),
         coalesce(e.headers, k.headers), coalesce(e.stream_version, k.stream_version), coalesce(e.deliver_at, k.deliver_at),
         coalesce(e.created_at, k.created_at), d.claim, d.arrival, d.attempts, d.due_at, d.since, d.crashes, d.ready_at
-    from pillarbox.delivery as d
+    from unnest(array_fill(of_subscription, array[cardinality(told)]), told) as w (subscription, position)
+    cross join lateral (
+        select * from pillarbox.delivery as r where r.subscription = w.subscription and r.position = w.position offset 0
+    ) as d
     left join pillarbox.event as e on e.position = d.position
     left join pillarbox.event_kept as k on k.position = d.position and e.position is null
-    where d.subscription = of_subscription and d.position = any (told)
     order by d.claim;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.claim_deliveries(of_subscription bigint, by_owner integer, first_claim bigint, rows_max integer, suspects boolean, suspect_after integer, ready_since timestamp with time zone, again boolean)
+ RETURNS TABLE("position" bigint, topic text, type text, id uuid, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, stream_version bigint, deliver_at timestamp with time zone, created_at timestamp with time zone, claim bigint, arrival bigint, attempts integer, due_at timestamp with time zone, since timestamp with time zone, crashes integer, ready_at timestamp with time zone)
+ LANGUAGE sql
+AS $function$
+    select *
+    from pillarbox.claim_deliveries(
+        of_subscription, by_owner, first_claim, rows_max, suspects, suspect_after, ready_since, again, 1000
+    )
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.count_aside()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    if tg_op = 'TRUNCATE' then
+        delete from pillarbox.aside_count;
+        return null;
+    end if;
+    if tg_op <> 'INSERT' and old.state in ('dead', 'delayed') then
+        insert into pillarbox.aside_count (subscription, state, change) values (old.subscription, old.state, -1);
+    end if;
+    if tg_op <> 'DELETE' and new.state in ('dead', 'delayed') then
+        insert into pillarbox.aside_count (subscription, state, change) values (new.subscription, new.state, 1);
+    end if;
+    return null;
 end
 $function$
 
@@ -742,6 +816,75 @@ CREATE OR REPLACE FUNCTION pillarbox.payload_bytes_max()
  IMMUTABLE PARALLEL SAFE
 AS $function$select 1048576$function$
 
+CREATE OR REPLACE FUNCTION pillarbox.place_delayed(of_subscription bigint, until timestamp with time zone, rows_max integer)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET enable_sort TO 'off'
+ SET jit TO 'off'
+AS $function$
+declare
+    due bigint[];
+    due_lanes integer[];
+    free_lanes integer[];
+    of_all bigint[];
+    placed_keys text[];
+begin
+    select array_agg(c.position), array_agg(c.lane) into due, due_lanes
+    from (
+        select d.position, d.lane
+        from pillarbox.delivery as d
+        where d.subscription = of_subscription and d.state = 'delayed' and d.due_at <= until and d.queued
+        order by d.due_at, d.position
+        limit rows_max
+        for update skip locked
+    ) as c;
+    if due is null then
+        return '{}';
+    end if;
+    free_lanes := array(
+        select c.lane
+        from pillarbox.cursor as c
+        where c.subscription = of_subscription and c.lane = any (due_lanes)
+        for share skip locked
+    );
+    due := array(
+        select w.position
+        from unnest(due, due_lanes) with ordinality as w (position, lane, number)
+        where w.lane = any (free_lanes)
+        order by w.number
+    );
+    of_all := array_fill(of_subscription, array[cardinality(due)]);
+    with placed as (
+        update pillarbox.delivery as d
+        set state = 'pending', arrival = nextval('pillarbox.delivery_arrival_seq'),
+            ready_at = case when d.key is null then clock_timestamp() end
+        from unnest(of_all, due) as w (subscription, position)
+        where d.subscription = w.subscription and d.position = w.position
+        returning d.key
+    )
+    select array_agg(distinct p.key) filter (where p.key is not null) into placed_keys from placed as p;
+    if placed_keys is null then
+        return '{}';
+    end if;
+    perform pillarbox.promote(array_fill(of_subscription, array[cardinality(placed_keys)]), placed_keys);
+    return array(
+        select distinct d.key
+        from unnest(of_all, due) as w (subscription, position)
+        cross join lateral (
+            select r.key, r.ready_at
+            from pillarbox.delivery as r
+            where r.subscription = w.subscription and r.position = w.position
+            offset 0
+        ) as d
+        where d.key is not null and d.ready_at is null
+    );
+end
+$function$
+
 CREATE OR REPLACE FUNCTION pillarbox.promote(subscriptions bigint[], keys text[])
  RETURNS bigint
  LANGUAGE plpgsql
@@ -749,6 +892,7 @@ CREATE OR REPLACE FUNCTION pillarbox.promote(subscriptions bigint[], keys text[]
  SET enable_bitmapscan TO 'off'
  SET enable_hashjoin TO 'off'
  SET enable_mergejoin TO 'off'
+ SET enable_sort TO 'off'
  SET jit TO 'off'
 AS $function$
 declare
@@ -756,25 +900,41 @@ declare
 begin
     -- A hint; what is lost of it is found by claims.
     perform set_config('synchronous_commit', 'off', true);
-    with heads as (
+    -- One look at the index for each key. Not inlined: the planner would join every row with every key. And where a row is looked up by
+    -- itself nothing else is said of it: the planner would take another index than the primary key's.
+    with heads as materialized (
         select k.subscription, h.position
         from unnest(subscriptions, keys) as k (subscription, key)
         join pillarbox.subscription as s on s.id = k.subscription
         cross join lateral (
-            select d.position, d.state, d.owner, d.ready_at
+            select d.position, d.arrival, d.state, d.owner, d.ready_at
             from pillarbox.delivery as d
-            where d.subscription = k.subscription and d.key = k.key and d.state <> 'delayed'
-                and (d.state <> 'dead' or s.on_dead = 'block')
+            where d.subscription = k.subscription and d.key = k.key and d.state in ('pending', 'retrying', 'processing')
             order by d.arrival
             limit 1
         ) as h
         where h.ready_at is null and h.owner is null and h.state in ('pending', 'retrying')
-    ), free as (
-        select d.subscription, d.position
+            and (
+                s.on_dead <> 'block'
+                or (
+                    select b.position
+                    from pillarbox.delivery as b
+                    where b.subscription = k.subscription and b.key = k.key and b.state = 'dead' and b.arrival < h.arrival
+                    order by b.arrival
+                    limit 1
+                ) is null
+            )
+    ), free as materialized (
+        select h.subscription, h.position
         from heads as h
-        join pillarbox.delivery as d on d.subscription = h.subscription and d.position = h.position
-        where d.ready_at is null and d.owner is null and d.state in ('pending', 'retrying')
-        for update of d skip locked
+        cross join lateral (
+            select d.ready_at, d.owner, d.state
+            from pillarbox.delivery as d
+            where d.subscription = h.subscription and d.position = h.position
+            offset 0
+            for update skip locked
+        ) as locked
+        where locked.ready_at is null and locked.owner is null and locked.state in ('pending', 'retrying')
     )
     update pillarbox.delivery as d
     set ready_at = greatest(d.due_at, clock_timestamp())
@@ -878,6 +1038,14 @@ exception when lock_not_available or query_canceled then
 end
 $function$
 
+CREATE TRIGGER count_aside_delete AFTER DELETE ON pillarbox.delivery FOR EACH ROW WHEN ((old.state = ANY (ARRAY['dead'::text, 'delayed'::text]))) EXECUTE FUNCTION count_aside()
+
+CREATE TRIGGER count_aside_insert AFTER INSERT ON pillarbox.delivery FOR EACH ROW WHEN ((new.state = ANY (ARRAY['dead'::text, 'delayed'::text]))) EXECUTE FUNCTION count_aside()
+
+CREATE TRIGGER count_aside_truncate AFTER TRUNCATE ON pillarbox.delivery FOR EACH STATEMENT EXECUTE FUNCTION count_aside()
+
+CREATE TRIGGER count_aside_update AFTER UPDATE OF state ON pillarbox.delivery FOR EACH ROW WHEN (((old.state <> new.state) AND ((old.state = ANY (ARRAY['dead'::text, 'delayed'::text])) OR (new.state = ANY (ARRAY['dead'::text, 'delayed'::text]))))) EXECUTE FUNCTION count_aside()
+
 CREATE TRIGGER doorbell AFTER INSERT ON pillarbox.event FOR EACH STATEMENT WHEN (pg_try_advisory_xact_lock_shared(1505352748, 0)) EXECUTE FUNCTION ring()
 
 CREATE TRIGGER is_never_changed BEFORE DELETE OR UPDATE ON pillarbox.event FOR EACH STATEMENT EXECUTE FUNCTION refuse()
@@ -896,13 +1064,16 @@ view delivery_state as
     d.errors,
         CASE
             WHEN ((d.state = 'delayed'::text) AND (d.due_at <= clock_timestamp())) THEN 'pending'::text
-            WHEN ((d.key IS NOT NULL) AND (d.state = ANY (ARRAY['pending'::text, 'retrying'::text])) AND (EXISTS ( SELECT 1
+            WHEN ((d.key IS NOT NULL) AND (d.state = ANY (ARRAY['pending'::text, 'retrying'::text])) AND ((EXISTS ( SELECT 1
                FROM delivery head
-              WHERE ((head.subscription = d.subscription) AND (head.key = d.key) AND (head.arrival < d.arrival) AND (head.state <> 'delayed'::text) AND ((head.state <> 'dead'::text) OR (s.on_dead = 'block'::text)))))) THEN 'blocked'::text
+              WHERE ((head.subscription = d.subscription) AND (head.key = d.key) AND (head.arrival < d.arrival) AND (head.state = ANY (ARRAY['pending'::text, 'retrying'::text, 'processing'::text]))))) OR ((s.on_dead = 'block'::text) AND (EXISTS ( SELECT 1
+               FROM delivery head
+              WHERE ((head.subscription = d.subscription) AND (head.key = d.key) AND (head.arrival < d.arrival) AND (head.state = 'dead'::text))))))) THEN 'blocked'::text
             ELSE d.state
         END AS state,
     d.owner,
-    d.claimed_at
+    d.claimed_at,
+    d.state AS stored
    FROM (delivery d
      JOIN subscription s ON ((s.id = d.subscription)));
 

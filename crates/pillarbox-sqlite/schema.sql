@@ -1,3 +1,10 @@
+CREATE TABLE pillarbox_aside_count (
+    subscription integer not null,
+    state text not null,
+    count integer not null,
+    primary key (subscription, state)
+) strict, without rowid;
+
 CREATE TABLE pillarbox_cursor (
     subscription integer not null,
     lane integer not null,
@@ -192,6 +199,8 @@ CREATE INDEX pillarbox_dedup_created_at on pillarbox_dedup (created_at);
 
 CREATE INDEX pillarbox_delivery_alive on pillarbox_delivery (subscription, lane, arrival) where died_at is null;
 
+CREATE INDEX pillarbox_delivery_by_state on pillarbox_delivery (subscription, state, position);
+
 CREATE INDEX pillarbox_delivery_dead on pillarbox_delivery (subscription, lane, key, arrival)
 where died_at is not null and key is not null;
 
@@ -213,6 +222,8 @@ where ready_at is not null;
 CREATE INDEX pillarbox_event_id on pillarbox_event (id);
 
 CREATE INDEX pillarbox_event_kept_id on pillarbox_event_kept (id);
+
+CREATE INDEX pillarbox_event_stream on pillarbox_event (key, stream_version) where stream_version is not null;
 
 CREATE INDEX pillarbox_inbox_accepted_at on pillarbox_inbox (accepted_at);
 
@@ -239,9 +250,34 @@ select
             )
         ) then 'blocked'
         else d.state
-    end as state
+    end as state,
+    d.state as stored
 from pillarbox_delivery as d
 join pillarbox_subscription as s on s.id = d.subscription;
+
+CREATE TRIGGER pillarbox_count_delete after delete on pillarbox_delivery when old.state in ('dead', 'delayed')
+begin
+    update pillarbox_aside_count set count = count - 1 where subscription = old.subscription and state = old.state;
+end;
+
+CREATE TRIGGER pillarbox_count_enter after update of state on pillarbox_delivery
+when old.state <> new.state and new.state in ('dead', 'delayed')
+begin
+    insert into pillarbox_aside_count (subscription, state, count) values (new.subscription, new.state, 1)
+    on conflict (subscription, state) do update set count = count + 1;
+end;
+
+CREATE TRIGGER pillarbox_count_insert after insert on pillarbox_delivery when new.state in ('dead', 'delayed')
+begin
+    insert into pillarbox_aside_count (subscription, state, count) values (new.subscription, new.state, 1)
+    on conflict (subscription, state) do update set count = count + 1;
+end;
+
+CREATE TRIGGER pillarbox_count_leave after update of state on pillarbox_delivery
+when old.state <> new.state and old.state in ('dead', 'delayed')
+begin
+    update pillarbox_aside_count set count = count - 1 where subscription = old.subscription and state = old.state;
+end;
 
 CREATE TRIGGER pillarbox_event_is_never_changed before update on pillarbox_event
 begin

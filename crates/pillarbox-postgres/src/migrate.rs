@@ -28,10 +28,11 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: [Migration; 3] = [
+const MIGRATIONS: [Migration; 4] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
     Migration { version: 2, name: "leaves", sql: include_str!("../migrations/002_leaves.sql") },
     Migration { version: 3, name: "dead_deliveries", sql: include_str!("../migrations/003_dead_deliveries.sql") },
+    Migration { version: 4, name: "queue_cost", sql: include_str!("../migrations/004_queue_cost.sql") },
 ];
 
 /// The schema version that this build is made for.

@@ -34,17 +34,17 @@ pub use status::PENDING_COUNT_MAX;
 impl Operator for PostgresStore {
     async fn status(&self) -> Result<Status> {
         let mut desk = self.desk().await?;
-        Ok(status::status(&snapshot(&mut desk).await?).await?)
+        Ok(status::status(&snapshot(&mut desk, BY_INDEX).await?).await?)
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<ListRow>> {
         let mut desk = self.desk().await?;
-        Ok(list::list(&snapshot(&mut desk).await?, query).await?)
+        Ok(list::list(&snapshot(&mut desk, BY_INDEX).await?, query).await?)
     }
 
     async fn show(&self, id: Uuid) -> Result<Option<EventRecord>> {
         let mut desk = self.desk().await?;
-        Ok(show::show(&snapshot(&mut desk).await?, id).await?)
+        Ok(show::show(&snapshot(&mut desk, BY_INDEX).await?, id).await?)
     }
 
     async fn change(&self, change: &Change, dry_run: bool) -> Result<Changed> {
@@ -63,7 +63,7 @@ impl Operator for PostgresStore {
 
     async fn books(&self) -> Result<Books> {
         let mut desk = self.desk().await?;
-        Ok(books::books(&snapshot(&mut desk).await?).await?)
+        Ok(books::books(&snapshot(&mut desk, "").await?).await?)
     }
 
     async fn prune(&self, policy: &PrunePolicy) -> Result<Pruned> {
@@ -82,10 +82,15 @@ impl Operator for PostgresStore {
     }
 }
 
-/// One snapshot for all that a command reads.
-async fn snapshot(session: &mut Session) -> Db<Transaction<'_>> {
+/// For what is found by an index and must not be found otherwise, whatever little the server knows of a table that has grown quickly.
+pub(crate) const BY_INDEX: &str = "set local enable_seqscan = off; set local enable_bitmapscan = off; \
+    set local enable_hashjoin = off; set local enable_mergejoin = off; set local enable_sort = off";
+
+/// One snapshot for all that a command reads, with settings of its own.
+async fn snapshot<'a>(session: &'a mut Session, settings: &str) -> Db<Transaction<'a>> {
     let tx = session.begin().await?;
-    tx.batch_execute("set transaction isolation level repeatable read, read only").await?;
+    let sql = format!("set transaction isolation level repeatable read, read only; {settings}");
+    tx.batch_execute(&sql).await?;
     Ok(tx)
 }
 

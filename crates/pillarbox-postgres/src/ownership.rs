@@ -48,6 +48,8 @@ pub(crate) enum Role {
     Waiter,
     Reader,
     Writer,
+    /// Claims rows of queues.
+    Claimer,
     Operator,
     /// Runs a transactional handler; named so for as long as its transaction lasts.
     Transaction,
@@ -58,7 +60,8 @@ impl Role {
     /// nor settle. The waiter's and the operator's do not: the server notices only after a while that whoever waits for a lock, or
     /// for an answer that takes long, is gone; and retention does nothing that the owner of a lane alone may do.
     pub(crate) const AT_WORK: [Role; 3] = [Role::Control, Role::Reader, Role::Writer];
-    const ALL: [Role; 6] = [Role::Control, Role::Waiter, Role::Reader, Role::Writer, Role::Operator, Role::Transaction];
+    const ALL: [Role; 7] =
+        [Role::Control, Role::Waiter, Role::Reader, Role::Writer, Role::Claimer, Role::Operator, Role::Transaction];
 
     fn name(self) -> &'static str {
         match self {
@@ -66,6 +69,7 @@ impl Role {
             Role::Waiter => "waiter",
             Role::Reader => "reader",
             Role::Writer => "writer",
+            Role::Claimer => "claimer",
             Role::Operator => "operator",
             Role::Transaction => "transaction",
         }

@@ -26,15 +26,19 @@ const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
 const DESK_KEPT: Duration = Duration::from_secs(5);
 
 /// How long a session that was given up may take to end.
-const FORMER_WRITER_MS: i64 = 5_000;
+const FORMER_CLAIMER_MS: i64 = 500;
 
 /// A scan's plan is the same whatever is asked for, and planning it anew for many leaves costs more than reading a page.
 const READER_SETUP: &str = "set plan_cache_mode = force_generic_plan";
 
 /// The delivery table grows faster than its statistics: a plan that was made while it was empty must still do for a hundred thousand
 /// rows. All that is written is found by an index.
-const WRITER_SETUP: &str =
-    "set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off; set jit = off";
+const WRITER_SETUP: &str = "set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off";
+
+/// As the writer's. A claim holds locks that settlements may wait for, so it takes less than a beat or does nothing; the next one then
+/// does less at once.
+const CLAIMER_SETUP: &str = "set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off; \
+    set enable_bitmapscan = off; set enable_sort = off; set statement_timeout = '900ms'";
 
 /// A log in a PostgreSQL database. One value is one instance once it has joined; it may also only be operated on.
 ///
@@ -43,10 +47,12 @@ pub struct PostgresStore {
     config: Arc<PgConfig>,
     reader: Link,
     writer: Link,
+    /// Made with the first claim: a slow one keeps no settlement waiting.
+    claimer: Link,
     desk: Link,
     /// What reading remembers; only with the reader's session.
     reading: tokio::sync::Mutex<Reader>,
-    /// What claiming remembers; only with the writer's session.
+    /// What claiming remembers; only with the claimer's session.
     claiming: tokio::sync::Mutex<Claiming>,
     member: Mutex<Option<Arc<Membership>>>,
     listener: tokio::sync::Mutex<Option<Listener>>,
@@ -78,6 +84,7 @@ impl PostgresStore {
         PostgresStore {
             reader: Link::new(config.clone(), "pillarbox reader", READER_SETUP),
             writer: Link::new(config.clone(), "pillarbox writer", WRITER_SETUP),
+            claimer: Link::new(config.clone(), "pillarbox claimer", CLAIMER_SETUP),
             desk: Link::new(config.clone(), "pillarbox operator", ""),
             reading: tokio::sync::Mutex::new(reading),
             claiming: tokio::sync::Mutex::default(),
@@ -174,10 +181,10 @@ impl PostgresStore {
     }
 
     /// Whatever was sent over a connection that was given up has been carried out after this, or never will be.
-    async fn end_former_writer(&self, writer: &Session, member: &Membership) -> Db<()> {
-        let name = session_name(&self.config, member.instance(), Role::Writer);
-        let statement = writer.statement(include_str!("sql/end_session.sql")).await?;
-        for row in writer.query(&statement, &[&name, &FORMER_WRITER_MS]).await? {
+    async fn end_former_claimer(&self, claimer: &Session, member: &Membership) -> Db<()> {
+        let name = session_name(&self.config, member.instance(), Role::Claimer);
+        let statement = claimer.statement(include_str!("sql/end_session.sql")).await?;
+        for row in claimer.query(&statement, &[&name, &FORMER_CLAIMER_MS]).await? {
             if !row.try_get::<_, bool>(0)? {
                 let message = "a former session of this relay has not ended; what it was claiming is not known yet";
                 return Err(DbError::own(ErrorKind::Unavailable, message));
@@ -194,6 +201,7 @@ impl PostgresStore {
     async fn join_fleet(&self, hello: Hello) -> Db<Joined> {
         self.reader.belongs_to_nobody().await;
         self.writer.belongs_to_nobody().await;
+        self.claimer.belongs_to_nobody().await;
         {
             // Not the desk, which may be busy with something long.
             let mut session = Session::connect(&self.config, "pillarbox joining", None).await?;
@@ -210,7 +218,13 @@ impl PostgresStore {
         drop((self.reader.session().await?, self.writer.session().await?));
         let (member, joined) = Membership::join(&self.config, &hello).await?;
         self.desk.close_if_idle(Duration::ZERO);
-        for (link, role) in [(&self.reader, Role::Reader), (&self.writer, Role::Writer), (&self.desk, Role::Operator)] {
+        let links = [
+            (&self.reader, Role::Reader),
+            (&self.writer, Role::Writer),
+            (&self.claimer, Role::Claimer),
+            (&self.desk, Role::Operator),
+        ];
+        for (link, role) in links {
             link.belongs_to(joined.instance, session_name(&self.config, joined.instance, role)).await?;
         }
         *self.member.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(member));
@@ -316,13 +330,13 @@ impl Store for PostgresStore {
     async fn claim(&self, requests: &[ClaimRequest]) -> Result<Vec<Claims>> {
         let member = self.living()?;
         let claim = async {
-            let session = self.writer.session().await?;
+            let session = self.claimer.session().await?;
             if requests.iter().any(|request| request.again) {
-                self.end_former_writer(&session, &member).await?;
+                self.end_former_claimer(&session, &member).await?;
             }
             self.claiming.lock().await.claim(&session, number(&member), requests).await
         };
-        let answer = self.writer.bounded(claim).await?;
+        let answer = self.claimer.bounded(claim).await?;
         if !answer.alive {
             return Err(member.buried().into());
         }

@@ -16,6 +16,7 @@ use crate::connection::{Purpose, horizon, meta_number, open, raise_queue_revisio
 use crate::doorbell::{Bell, neighbour_of};
 use crate::error::{Db, DbError};
 use crate::home;
+use crate::queue::RowsCounted;
 use crate::queue::arrange_all;
 use crate::reader::Decoder;
 use crate::recovery::give_back;
@@ -36,6 +37,7 @@ pub(crate) struct Writer {
     pub(crate) bell: Arc<Bell>,
     /// Of the events of claims.
     pub(crate) decoder: Decoder,
+    pub(crate) rows_counted: RowsCounted,
 }
 
 /// This process as an instance. Dropping it frees the lock, which is what others take as its end.
@@ -60,6 +62,7 @@ impl Writer {
             membership,
             bell,
             decoder: Decoder::default(),
+            rows_counted: RowsCounted::new(),
         })
     }
 

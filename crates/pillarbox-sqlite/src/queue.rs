@@ -1,8 +1,10 @@
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use pillarbox::{
     ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Event, Failed, InstanceId, KEYS_TOLD_MAX,
-    LaneRef, Position, Queued, SUSPECT_AFTER, State, SubscriptionId, Timestamp, WAITING_COUNTED,
+    LaneRef, Position, Queued, SUSPECT_AFTER, State, SubscriptionId, Timestamp, WAITING_COUNTED, recount_after,
 };
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
@@ -42,8 +44,10 @@ impl Writer {
         }
         claimed.resize_with(requests.len(), Vec::new);
         // With the lock of the writers given back: counting may take longer than claiming.
+        let counted = &mut self.rows_counted;
         let answers = read(&self.relaxed, |tx| {
-            let answers = requests.iter().zip(claimed).map(|(request, claimed)| figures(tx, request, claimed, now));
+            let answers =
+                requests.iter().zip(claimed).map(|(request, claimed)| figures(tx, request, claimed, now, counted));
             answers.collect()
         })?;
         self.bell.claimed(requests, revision);
@@ -166,29 +170,48 @@ fn event(tx: &Transaction<'_>, position: Position, decoder: &mut Decoder) -> Db<
 }
 
 /// What is told with the claims.
-fn figures(tx: &Connection, request: &ClaimRequest, claimed: Vec<Claimed>, now: Timestamp) -> Db<Claims> {
+fn figures(
+    tx: &Connection,
+    request: &ClaimRequest,
+    claimed: Vec<Claimed>,
+    now: Timestamp,
+    counted: &mut RowsCounted,
+) -> Db<Claims> {
     let subscription = request.subscription.0;
     let sql = include_str!("sql/claim_waiting.sql");
-    let counted = [subscription, now.0, WAITING_COUNTED as i64];
-    let waiting: i64 = tx.prepare_cached(sql)?.query_row(counted, |row| row.get(0))?;
+    let most = [subscription, now.0, WAITING_COUNTED as i64];
+    let waiting: i64 = tx.prepare_cached(sql)?.query_row(most, |row| row.get(0))?;
     let sql = include_str!("sql/claim_next_due.sql");
     let next_due: Option<i64> = tx.prepare_cached(sql)?.query_row([subscription, now.0], |row| row.get(0))?;
-    let (keys, rows) =
-        if request.tell { (keys(tx, subscription)?, Some(rows(tx, subscription)?)) } else { (None, None) };
+    let (keys, rows) = match &request.tell {
+        Some(after) => (Some(keys(tx, subscription, after)?), Some(rows(tx, subscription, counted)?)),
+        None => (None, None),
+    };
     Ok(Claims { claimed, waiting: waiting as usize, next_due: next_due.map(Timestamp), keys, rows })
 }
 
-/// Every key with a row, unless there are too many.
-fn keys(tx: &Connection, subscription: i64) -> Db<Option<Vec<Box<str>>>> {
+/// The next keys with a row.
+fn keys(tx: &Connection, subscription: i64, after: &str) -> Db<Vec<Box<str>>> {
     let mut statement = tx.prepare_cached(include_str!("sql/claim_keys.sql"))?;
-    let rows = statement.query_map([subscription, KEYS_TOLD_MAX as i64 + 1], |row| row.get::<_, String>(0))?;
-    let keys = rows.map(|key| key.map(Into::into)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Some(keys).filter(|keys| keys.len() <= KEYS_TOLD_MAX))
+    let rows =
+        statement.query_map(params![subscription, after, KEYS_TOLD_MAX as i64], |row| row.get::<_, String>(0))?;
+    Ok(rows.map(|key| key.map(Into::into)).collect::<Result<Vec<_>, _>>()?)
 }
 
-fn rows(tx: &Connection, subscription: i64) -> Db<u64> {
+/// How many rows each queue had, and when they were counted.
+pub(crate) type RowsCounted = HashMap<i64, (u64, Instant)>;
+
+/// How many rows there are, or were a while ago.
+fn rows(tx: &Connection, subscription: i64, counted: &mut RowsCounted) -> Db<u64> {
+    if let Some((rows, at)) = counted.get(&subscription)
+        && at.elapsed() < recount_after(*rows)
+    {
+        return Ok(*rows);
+    }
     let sql = "select count(*) from pillarbox_delivery where subscription = ?1";
-    Ok(tx.prepare_cached(sql)?.query_row([subscription], |row| row.get::<_, i64>(0))? as u64)
+    let rows = tx.prepare_cached(sql)?.query_row([subscription], |row| row.get::<_, i64>(0))? as u64;
+    counted.insert(subscription, (rows, Instant::now()));
+    Ok(rows)
 }
 
 /// Ends a claim; false if it is not `owner`'s any more. Then it is the turn of whatever is the key's next.

@@ -6,6 +6,7 @@ mod broken;
 mod certificate;
 mod drive;
 mod folder_guard;
+pub mod growth;
 pub mod http_receiver;
 pub mod loopback;
 mod memory_fixture;

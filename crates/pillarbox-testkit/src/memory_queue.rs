@@ -104,8 +104,8 @@ impl Inner {
         let mut claims = Claims {
             waiting: (waiting - new).min(WAITING_COUNTED),
             next_due: row.next_due(now),
-            keys: row.queued_keys().filter(|_| request.tell),
-            rows: request.tell.then(|| row.rows().count() as u64),
+            keys: request.tell.as_deref().map(|after| row.queued_keys(after)),
+            rows: request.tell.is_some().then(|| row.rows().count() as u64),
             claimed,
         };
         claims.claimed.iter_mut().for_each(|claimed| claimed.event = self.event_at(claimed.delivery.position));
@@ -289,10 +289,10 @@ impl SubscriptionRow {
         self.rows().filter(|row| row.claim.is_none()).filter_map(due).filter(|at| *at > now).min()
     }
 
-    /// Every key with a row; None if there are too many.
-    fn queued_keys(&self) -> Option<Vec<Box<str>>> {
+    /// The next keys above this one with a row.
+    fn queued_keys(&self, after: &str) -> Vec<Box<str>> {
         let keys: BTreeSet<&Box<str>> = self.rows().filter_map(|row| row.delivery.key.as_ref()).collect();
-        (keys.len() <= KEYS_TOLD_MAX).then(|| keys.into_iter().cloned().collect())
+        keys.into_iter().filter(|key| &***key > after).take(KEYS_TOLD_MAX).cloned().collect()
     }
 
     fn recover(&mut self, position: Position, cause: RecoveryCause, now: Timestamp, broken: Option<Broken>) {

@@ -57,7 +57,7 @@ pub(crate) struct Lane {
     queue: Vec<Queued>,
     /// Of a queue: the keys that have rows, or may have.
     queued_keys: Option<HashSet<KeyHash>>,
-    rows_given: u64,
+    keys_given: KeysGiven,
     change: Vec<(Delivery, Option<AttemptError>)>,
     finish: Vec<Position>,
     /// Seized twice without progress: one event at a time, its attempt written first, until some have gone well.
@@ -95,6 +95,13 @@ const CAREFUL_EVENTS: u32 = 20;
 
 /// A careful lane of a queue that has given this many events a row, more than can have been in memory, handles some from memory again.
 const CAREFUL_ROWS: u32 = 20_000;
+
+/// The keys that were given rows since a look for keys with rows began.
+#[derive(Debug, Default)]
+struct KeysGiven {
+    look: Option<u64>,
+    keys: HashSet<KeyHash>,
+}
 
 /// What the owner does with a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -200,7 +207,7 @@ impl Lane {
             put: Vec::new(),
             queue: Vec::new(),
             queued_keys: (mode == Mode::Queue).then(|| state.queued_keys.iter().map(|key| KeyHash::of(key)).collect()),
-            rows_given: 0,
+            keys_given: KeysGiven::default(),
             change: Vec::new(),
             finish: Vec::new(),
             careful: state.takeovers >= careful_after,
@@ -373,19 +380,19 @@ impl Lane {
         (!self.chains.is_empty() && self.chains.contains_key(&chain)) || self.queued_keys.as_ref().is_some_and(queued)
     }
 
-    /// Whether rows of the queue are to be written.
-    pub(crate) fn has_queue(&self) -> bool {
-        !self.queue.is_empty()
+    /// Somebody begins to look which keys of a queue have rows, under this number. What is `unwritten` may escape that look, and so may
+    /// whatever is given a row while it lasts.
+    pub(crate) fn begin_look(&mut self, number: u64, unwritten: impl Iterator<Item = KeyHash>) {
+        let written_later = self.queue.iter().filter_map(|queued| queued.delivery.key_hash());
+        self.keys_given = KeysGiven { look: Some(number), keys: unwritten.chain(written_later).collect() };
     }
 
-    /// How many events were given rows.
-    pub(crate) fn rows_given(&self) -> u64 {
-        self.rows_given
-    }
-
-    /// Of a queue: these are the only keys that have rows.
-    pub(crate) fn set_queued_keys(&mut self, keys: HashSet<KeyHash>) {
-        self.queued_keys = Some(keys);
+    /// The look of this number is over: these are the only keys that have rows, besides those that were given some meanwhile. Says
+    /// nothing to a lane that was loaded after the look had begun.
+    pub(crate) fn end_look(&mut self, number: u64, found: impl Iterator<Item = KeyHash>) {
+        if self.keys_given.look == Some(number) {
+            self.queued_keys = Some(found.chain(self.keys_given.keys.iter().copied()).collect());
+        }
     }
 
     /// Gives an event a row in the queue.
@@ -400,12 +407,14 @@ impl Lane {
             due_at,
             since: now,
         };
-        self.rows_given += 1;
         self.careful_left = self.careful_left.saturating_sub(1);
         self.careful &= self.careful_left > 0;
         self.queue.push(Queued { delivery, claim, error });
         if let (Some(keys), Some(key)) = (&mut self.queued_keys, event.key_hash()) {
             keys.insert(key);
+            if self.keys_given.look.is_some() {
+                self.keys_given.keys.insert(key);
+            }
         }
         self.done(event.position, event.id);
     }

@@ -79,7 +79,7 @@ pub use operator::{
 };
 pub use queue::{
     CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Failed, KEYS_TOLD_MAX, Queued, RecoverRequest,
-    Recovered, RecoveryCause, SUSPECT_AFTER, WAITING_COUNTED, recovered,
+    Recovered, RecoveryCause, SUSPECT_AFTER, WAITING_COUNTED, recount_after, recovered,
 };
 pub use range_set::RangeSet;
 pub use relay::{RETENTION_INTERVAL, Relay, RelayBuilder, RelayConfig};

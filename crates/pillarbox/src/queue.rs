@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,8 +11,22 @@ use crate::{
 /// How many rows of a subscription that could be claimed are counted.
 pub const WAITING_COUNTED: usize = 10_000;
 
-/// How many keys of a subscription with rows in its queue are told.
+/// How many keys of a subscription with rows in its queue are told at once.
 pub const KEYS_TOLD_MAX: usize = 1_000;
+
+/// So many rows of a subscription are counted in a second, at most.
+const ROWS_COUNTED_A_SECOND: u64 = 10_000;
+
+/// When the rows of a subscription are counted again of which there were so many.
+pub fn recount_after(rows: u64) -> Duration {
+    if rows < ROWS_COUNTED_A_SECOND {
+        return Duration::ZERO;
+    }
+    Duration::from_millis(rows.saturating_mul(1_000) / ROWS_COUNTED_A_SECOND).min(RECOUNT_AFTER_MAX)
+}
+
+/// Even a million rows are counted again after this time.
+const RECOUNT_AFTER_MAX: Duration = Duration::from_secs(100);
 
 /// Of deliveries that were recovered from this many crashes an instance works on one at a time: one may be what kills the process.
 pub const SUSPECT_AFTER: u32 = 2;
@@ -37,7 +52,7 @@ pub struct Queued {
 }
 
 /// Asks for deliveries to work on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimRequest {
     /// Of this subscription.
     pub subscription: SubscriptionId,
@@ -47,8 +62,8 @@ pub struct ClaimRequest {
     pub first: ClaimId,
     /// One that was recovered from [`SUSPECT_AFTER`] crashes may be among them.
     pub suspect: bool,
-    /// Whether [`Claims::keys`] and [`Claims::rows`] are of use.
-    pub tell: bool,
+    /// Whether [`Claims::keys`] and [`Claims::rows`] are of use, and above which key; an empty text: from the first on.
+    pub tell: Option<Box<str>>,
     /// The same was asked for before and was not answered: what it claimed then and still has is told now, and if there is nothing
     /// it is asked for anew.
     pub again: bool,
@@ -63,9 +78,9 @@ pub struct Claims {
     pub waiting: usize,
     /// When the next becomes due of those that are not yet.
     pub next_due: Option<Timestamp>,
-    /// If asked for and not more than [`KEYS_TOLD_MAX`]: every key with a row of whatever state.
+    /// If asked for: the next keys with a row of whatever state, in the store's order. Fewer than [`KEYS_TOLD_MAX`]: there are no more.
     pub keys: Option<Vec<Box<str>>>,
-    /// If asked for: how many rows there are.
+    /// If asked for: how many rows there are, or were when they were last counted; many are counted less often.
     pub rows: Option<u64>,
 }
 

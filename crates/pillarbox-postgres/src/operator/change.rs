@@ -10,7 +10,7 @@ use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
-use super::{World, positions_of, ring, unknown_event};
+use super::{BY_INDEX, World, positions_of, ring, unknown_event};
 use crate::connection::Session;
 use crate::error::{Db, DbError};
 use crate::ownership::start_floor;
@@ -39,6 +39,7 @@ pub(super) async fn change(session: &mut Session, change: &Change, dry_run: bool
 async fn try_change(session: &mut Session, change: &Change, dry_run: bool) -> Db<Changed> {
     let mut keys = Keys::default();
     let tx = session.begin().await?;
+    tx.batch_execute(BY_INDEX).await?;
     lock(&tx, subject(change)).await?;
     let world = World::load(&tx).await?;
     let changed = apply(&tx, &world, change, &mut keys).await?;

@@ -37,7 +37,7 @@ pub(super) async fn doctor(session: &mut Session) -> Db<Vec<Check>> {
 
 async fn examine(session: &mut Session) -> Db<Vec<Check>> {
     let home = home_check(session).await;
-    let tx = snapshot(session).await?;
+    let tx = snapshot(session, "").await?;
     let world = World::load(&tx).await?;
     let mut checks = vec![home, anchors(&tx, &world).await?, dead_ranges(&tx).await?, deliveries(&tx).await?];
     checks.extend([leaves(&tx).await?, orphans(&world), instances(&world)]);

@@ -114,6 +114,32 @@ async fn unsettled(
     Ok(list)
 }
 
+/// Whether [`looked_at`] says everything, so that no more rows are looked at than are wanted.
+fn is_exact(query: &ListQuery) -> bool {
+    let of_event = query.key.is_some() || query.topic.is_some() || query.correlation_id.is_some();
+    !of_event && matches!(query.state, None | Some(State::Dead | State::Delayed))
+}
+
+/// Which rows can be in the state that is asked for, or have the key, in the words of an index.
+fn looked_at(query: &ListQuery) -> &'static str {
+    match (query.state, &query.key) {
+        (Some(State::Dead), _) => "and d.state = 'dead'",
+        (Some(State::Delayed), _) => "and d.state = 'delayed' and d.due_at > clock_timestamp()",
+        (Some(State::Processing | State::Retrying | State::Blocked), _) => {
+            "and d.state in ('pending', 'retrying', 'processing')"
+        }
+        (None | Some(State::Pending), Some(_)) => {
+            "and (d.key = $3 and d.state = 'dead' or d.key = $3 and d.state = 'delayed' \
+             or d.key = $3 and d.state in ('pending', 'retrying', 'processing'))"
+        }
+        (Some(State::Pending), None) => {
+            "and (d.state in ('pending', 'retrying', 'processing') \
+             or d.state = 'delayed' and d.due_at <= clock_timestamp())"
+        }
+        (None, None) => "",
+    }
+}
+
 /// The subscription's rows of the slow path.
 async fn deliveries(
     tx: &Transaction<'_>,
@@ -122,6 +148,7 @@ async fn deliveries(
     matcher: &Matcher<'_>,
 ) -> Db<Vec<ListRow>> {
     let limit = Position::try_from(query.limit).unwrap_or(Position::MAX);
+    let looked_at_max = if is_exact(query) { limit } else { i64::MAX };
     let parameters = [
         (&subscription.id.0 as _, Type::INT8),
         (&query.state.map(State::name) as _, Type::TEXT),
@@ -130,8 +157,10 @@ async fn deliveries(
         (&matcher.topic_prefix as _, Type::TEXT),
         (&matcher.correlation_id as _, Type::TEXT),
         (&limit as _, Type::INT8),
+        (&looked_at_max as _, Type::INT8),
     ];
-    let rows = tx.query_typed(include_str!("../sql/list_deliveries.sql"), &parameters).await?;
+    let sql = include_str!("../sql/list_deliveries.sql").replace("@rows@", looked_at(query));
+    let rows = tx.query_typed(&sql, &parameters).await?;
     let entry = |row: &Row| {
         Ok(ListRow {
             subscription: Some(subscription.name.clone()),

@@ -50,6 +50,7 @@ async fn prune_slice(session: &mut Session, policy: &PrunePolicy) -> Db<Pruned> 
         }
     }
     session.execute("select dedup_rotate()", &[]).await?;
+    session.execute("select add_up_aside()", &[]).await?;
     crate::inbox::prune(session, policy, &mut pruned).await?;
     if !pruned.more {
         leaves::maintain(session, keep).await?;

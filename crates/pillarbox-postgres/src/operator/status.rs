@@ -121,7 +121,8 @@ async fn deliveries(tx: &Transaction<'_>) -> Db<HashMap<SubscriptionId, Figures>
     for row in &counts {
         let of = figures.entry(SubscriptionId(row.try_get(0)?)).or_default();
         if let Some(state) = State::from_name(row.try_get(1)?) {
-            of.by_state.insert(state, row.try_get::<_, i64>(2)? as u64);
+            let count = of.by_state.entry(state).or_default();
+            *count = count.saturating_add_signed(row.try_get::<_, i64>(2)?);
         }
     }
     for row in &oldest {

@@ -2,11 +2,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{try_join, try_join_all, try_join3};
+use futures_util::future::{try_join_all, try_join3};
 use pillarbox::{
     ClaimId, ClaimRequest, Claimed, Claims, Delivery, KEYS_TOLD_MAX, SUSPECT_AFTER, State, SubscriptionId, Timestamp,
     WAITING_COUNTED,
 };
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
@@ -28,6 +29,9 @@ const LOOK_BACK: Duration = Duration::from_secs(1);
 const COUNTED_EACH_TIME: usize = 1_000;
 const COUNT_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How many rows that were delayed and are due take their place with one claim; the next one finds the others.
+const PLACED_MAX: i32 = 1_000;
+
 /// How many keys are looked at at once for heads that nobody has promoted.
 const MENDED_AT_ONCE: i32 = 1_000;
 
@@ -38,10 +42,17 @@ const ALWAYS: Timestamp = Timestamp(i64::MIN);
 const FIRST_KEY: &str = "";
 
 /// Claims rows of queues, and remembers where in a queue it is.
-#[derive(Default)]
 pub(crate) struct Claiming {
     decoder: Decoder,
     places: HashMap<SubscriptionId, Place>,
+    /// At most [`PLACED_MAX`]; less after a claim that took too long.
+    placed_max: i32,
+}
+
+impl Default for Claiming {
+    fn default() -> Self {
+        Claiming { decoder: Decoder::default(), places: HashMap::new(), placed_max: PLACED_MAX }
+    }
 }
 
 /// What was seen of a subscription's queue.
@@ -52,6 +63,8 @@ struct Place {
     looked_at: Option<Instant>,
     /// How many rows waited, and when they were counted.
     counted: Option<(usize, Instant)>,
+    /// How many rows there were, and when they were counted.
+    rows: Option<(u64, Instant)>,
     mended_at: Option<Instant>,
     /// The keys up to this one were looked at.
     mended_to: Option<String>,
@@ -87,14 +100,17 @@ impl Claiming {
         let statement = session.statement(include_str!("../sql/claim.sql")).await?;
         let figures = session.statement(include_str!("../sql/claim_figures.sql")).await?;
         let keys = session.statement(include_str!("../sql/claim_keys.sql")).await?;
+        let in_line = session.statement(include_str!("../sql/mend_keys.sql")).await?;
         let rows = session.statement("select count(*) from delivery where subscription = $1").await?;
         // What is sent first is answered first: the figures are of what the claims have left.
-        let (claimed, figures, told) = try_join3(
-            send_claims(session, &statement, me, &asked),
+        let answers = try_join3(
+            send_claims(session, &statement, me, &asked, self.placed_max),
             send_figures(session, &figures, me, &asked),
-            try_join_all(requests.iter().map(|request| tell(session, &keys, &rows, request))),
+            try_join_all(requests.iter().map(|request| tell(session, &keys, request))),
         )
-        .await?;
+        .await;
+        let (claimed, figures, told) = answers.inspect_err(|error| self.fell_short(error))?;
+        self.placed_max = (self.placed_max * 2).min(PLACED_MAX);
         let mut claims: Vec<Claims> = told;
         let Gathered { demoted, first_ready } = self.gather(requests, &claimed, &mut claims)?;
         let mut alive = true;
@@ -105,11 +121,21 @@ impl Claiming {
             claims[index].waiting = self.note(&asked[index], claims[index].claimed.len(), waiting, ready);
             alive &= row.try_get::<_, bool>(3)?;
         }
+        for (request, claims) in requests.iter().zip(&mut claims).filter(|(request, _)| request.tell.is_some()) {
+            claims.rows = Some(self.count(session, &rows, request.subscription).await?);
+        }
         demoted.promote_or_leave(session).await;
         for (request, claims) in requests.iter().zip(&mut claims).filter(|(request, _)| request.limit > 0) {
-            claims.waiting += self.mend(session, &keys, request.subscription).await?;
+            claims.waiting += self.mend(session, &in_line, request.subscription).await?;
         }
         Ok(Answer { claims, alive })
+    }
+
+    /// The server has ended a claim that took too long: the next one does less at once.
+    fn fell_short(&mut self, error: &tokio_postgres::Error) {
+        if error.code() == Some(&SqlState::QUERY_CANCELED) {
+            self.placed_max = (self.placed_max / 4).max(1);
+        }
     }
 
     /// Hands what was claimed to the requests.
@@ -136,6 +162,19 @@ impl Claiming {
         let known = recent(place.and_then(|place| Some(place.counted?.1)), COUNT_INTERVAL);
         let counted = if known { COUNTED_EACH_TIME } else { WAITING_COUNTED };
         Asked { request, since: since.unwrap_or(ALWAYS), counted }
+    }
+
+    /// How many rows there are, or were a while ago: so many are looked at for this in a second, and no more.
+    async fn count(&mut self, session: &Session, rows: &Statement, subscription: SubscriptionId) -> Db<u64> {
+        let place = self.places.entry(subscription).or_default();
+        if let Some((rows, at)) = place.rows
+            && at.elapsed() < pillarbox::recount_after(rows)
+        {
+            return Ok(rows);
+        }
+        let counted = session.query_one(rows, &[&subscription.0]).await?.try_get::<_, i64>(0)? as u64;
+        place.rows = Some((counted, Instant::now()));
+        Ok(counted)
     }
 
     /// Takes in what a claim showed; how many rows wait.
@@ -202,6 +241,7 @@ async fn send_claims(
     statement: &Statement,
     me: i32,
     asked: &[Asked<'_>],
+    placed_max: i32,
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
     let wanting = |asked: &Asked<'_>| asked.request.limit.min(i32::MAX as usize) as i32;
     let subscriptions: Vec<i64> = asked.iter().map(|asked| asked.request.subscription.0).collect();
@@ -211,8 +251,8 @@ async fn send_claims(
     let since: Vec<Time> = asked.iter().map(|asked| Time(asked.since)).collect();
     let again: Vec<bool> = asked.iter().map(|asked| asked.request.again).collect();
     let suspect_after = SUSPECT_AFTER as i32;
-    let values: [&(dyn ToSql + Sync); 8] =
-        [&me, &subscriptions, &firsts, &limits, &suspects, &since, &again, &suspect_after];
+    let values: [&(dyn ToSql + Sync); 9] =
+        [&me, &subscriptions, &firsts, &limits, &suspects, &since, &again, &suspect_after, &placed_max];
     session.query(statement, &values).await
 }
 
@@ -229,23 +269,14 @@ async fn send_figures(
 }
 
 /// What a request wants to be told besides.
-async fn tell(
-    session: &Session,
-    keys: &Statement,
-    rows: &Statement,
-    request: &ClaimRequest,
-) -> Result<Claims, tokio_postgres::Error> {
+async fn tell(session: &Session, keys: &Statement, request: &ClaimRequest) -> Result<Claims, tokio_postgres::Error> {
     let mut claims = Claims::default();
-    if request.tell {
-        let most = KEYS_TOLD_MAX as i32 + 1;
-        let values: [&(dyn ToSql + Sync); 3] = [&request.subscription.0, &FIRST_KEY, &most];
-        let of = [&request.subscription.0 as &(dyn ToSql + Sync)];
-        let (keys, rows) = try_join(session.query(keys, &values), session.query_one(rows, &of)).await?;
-        claims.rows = Some(rows.try_get::<_, i64>(0)? as u64);
-        if keys.len() <= KEYS_TOLD_MAX {
-            let key = |row: &Row| Ok(row.try_get::<_, &str>(0)?.into());
-            claims.keys = Some(keys.iter().map(key).collect::<Result<_, tokio_postgres::Error>>()?);
-        }
+    if let Some(after) = &request.tell {
+        let (after, most) = (&**after, KEYS_TOLD_MAX as i32);
+        let values: [&(dyn ToSql + Sync); 3] = [&request.subscription.0, &after, &most];
+        let key = |row: &Row| Ok(row.try_get::<_, &str>(0)?.into());
+        let keys = session.query(keys, &values).await?;
+        claims.keys = Some(keys.iter().map(key).collect::<Result<_, tokio_postgres::Error>>()?);
     }
     Ok(claims)
 }

@@ -1,12 +1,29 @@
--- The next $3 keys above $2 that have a row, one look at the index for each.
+-- The next $3 keys above $2 with a row that the owner of their lane must not overtake: what stands in line, what is delayed, and what
+-- is dead, which an operator may call back at any time. A few looks at an index for each key.
 with recursive k (key, number) as (
-    (select d.key, 1 from delivery as d where d.subscription = $1::bigint and d.key > $2::text order by d.key limit 1)
+    select $2::text, 0
     union all
     select n.key, k.number + 1
     from k
     cross join lateral (
-        select d.key from delivery as d where d.subscription = $1 and d.key > k.key order by d.key limit 1
-    ) as n
-    where k.number < $3::integer
+        select least(
+            (
+                select d.key
+                from delivery as d
+                where d.subscription = $1::bigint and d.key > k.key and d.state in ('pending', 'retrying', 'processing')
+                order by d.key
+                limit 1
+            ),
+            (
+                select d.key from delivery as d where d.subscription = $1 and d.key > k.key and d.state = 'delayed'
+                order by d.key limit 1
+            ),
+            (
+                select d.key from delivery as d where d.subscription = $1 and d.key > k.key and d.state = 'dead'
+                order by d.key limit 1
+            )
+        )
+    ) as n (key)
+    where k.number < $3::integer and n.key is not null
 )
-select key from k order by number
+select key from k where number > 0 order by number

@@ -1,8 +1,14 @@
--- Bytes, events kept aside, events. A large log is not counted: its positions are, without those that were proven dead.
+-- Bytes, events kept aside, events. What is many is not counted: of the kept the server's estimate is told; of a large log its positions are, without those that were proven dead.
 select
     pg_total_relation_size('event_kept'::regclass)
         + (select coalesce(sum(pg_total_relation_size(inhrelid)), 0)::bigint from pg_inherits where inhparent = 'event'::regclass),
-    (select count(*) from event_kept),
+    (
+        select case
+            when count(*) < $3 then count(*)
+            else greatest(count(*), (select reltuples::bigint from pg_class where oid = 'event_kept'::regclass))
+        end
+        from (select from event_kept limit $3) as kept
+    ),
     case
         when $2::bigint - $1::bigint < $3::bigint then (select count(*) from event)
         else $2 - $1 + 1 - (

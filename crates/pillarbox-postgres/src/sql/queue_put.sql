@@ -12,8 +12,11 @@ with added as (
         coalesce(
             case
                 when w.claim is not null and w.key is not null then (
-                    select d.arrival from delivery as d where d.subscription = w.subscription and d.key = w.key
-                    order by d.arrival limit 1
+                    select d.arrival
+                    from delivery as d
+                    where d.subscription = w.subscription and d.key = w.key and d.state in ('pending', 'retrying', 'processing')
+                    order by d.arrival
+                    limit 1
                 ) - cardinality($3) - 1 + w.ordinal
             end,
             nextval('delivery_arrival_seq')
@@ -22,12 +25,22 @@ with added as (
         case w.state when 'dead' then clock_timestamp() end, w.errors, true, case when w.claim is not null then $1::integer end,
         w.claim, case when w.claim is not null then clock_timestamp() end,
         case
-            when w.claim is not null or w.state = 'dead' then null
-            when w.state = 'pending' and w.key is null then clock_timestamp()
-            when w.key is null or w.state = 'delayed' then greatest(w.due_at, clock_timestamp())
-            -- Not as an anti join, which might read all of the table.
+            -- What is delayed is found by when it is due.
+            when w.claim is not null or w.state in ('dead', 'delayed') then null
+            when w.key is null then case w.state when 'pending' then clock_timestamp() else greatest(w.due_at, clock_timestamp()) end
+            -- Not as an anti join, which might read all of the table. What is dead may block its key; a promotion looks.
             when w.is_first and (
-                select d.position from delivery as d where d.subscription = w.subscription and d.key = w.key limit 1
+                select d.position
+                from delivery as d
+                where d.subscription = w.subscription and d.key = w.key and d.state in ('pending', 'retrying', 'processing')
+                order by d.arrival
+                limit 1
+            ) is null and (
+                select d.position
+                from delivery as d
+                where d.subscription = w.subscription and d.key = w.key and d.state = 'dead'
+                order by d.arrival
+                limit 1
             ) is null then case w.state when 'pending' then clock_timestamp() else greatest(w.due_at, clock_timestamp()) end
         end
     from (

@@ -8,7 +8,8 @@ with wanted as (
     left join lateral (
         select h.position, h.owner
         from delivery as h
-        where d.queued and h.subscription = d.subscription and h.key = d.key and h.state not in ('delayed', 'dead')
+        where d.queued and h.subscription = d.subscription and h.key = d.key
+            and h.state in ('pending', 'retrying', 'processing')
         order by h.arrival
         limit 1
     ) as head on true

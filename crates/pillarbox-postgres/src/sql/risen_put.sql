@@ -7,6 +7,6 @@ values (
         else (select coalesce(max(arrival), 0) + 1 from delivery where subscription = $1 and lane = $3 and not queued)
     end,
     $4::text, $5::text, 0, $6::timestamptz, clock_timestamp(), $7,
-    case when $7 and ($4 is null or $5 = 'delayed') then $6 end
+    case when $7 and $4 is null and $5 <> 'delayed' then $6 end
 )
 on conflict (subscription, position) do nothing

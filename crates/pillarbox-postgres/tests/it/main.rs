@@ -9,6 +9,7 @@ mod conformance;
 mod cut_off;
 mod doctor;
 mod fixture;
+mod growth;
 mod home;
 mod inbox;
 mod leaves;

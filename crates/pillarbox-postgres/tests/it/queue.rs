@@ -49,7 +49,7 @@ impl Worker {
 
     fn request(&self, limit: usize, first: i64) -> ClaimRequest {
         let first = ClaimId(first);
-        ClaimRequest { subscription: self.subscription, limit, first, suspect: false, tell: false, again: false }
+        ClaimRequest { subscription: self.subscription, limit, first, suspect: false, tell: None, again: false }
     }
 
     async fn ask(&self, request: ClaimRequest) -> Claims {
@@ -454,7 +454,7 @@ async fn figures_tell_what_waits_and_when_the_next_is_due() {
     let soon = Timestamp::now().plus(Duration::from_secs(3600));
     let at = feeder.publish(&database, &["k", "k", "-"]).await;
     feeder.queue(vec![pending(at[0], "k"), delayed(at[1], "k", soon.plus(LONG)), delayed(at[2], "-", soon)]).await;
-    let claims = me.ask(ClaimRequest { tell: true, ..me.request(0, 1) }).await;
+    let claims = me.ask(ClaimRequest { tell: Some("".into()), ..me.request(0, 1) }).await;
     assert_eq!((claims.claimed.len(), claims.waiting, claims.next_due, claims.rows), (0, 1, Some(soon), Some(3)));
     assert_eq!(claims.keys.unwrap(), ["k".into()]);
     let many = 2_500;
@@ -517,14 +517,57 @@ async fn figure(database: &Database, worker: &Worker, kind: &str, at_least: i64,
 }
 
 #[tokio::test]
-async fn a_claim_touches_no_index() {
+async fn a_claim_writes_one_version_of_each_row() {
     let database = Database::new().await;
     let feeder = Feeder::new(&database, queue()).await;
     let keys: Vec<String> = (0..200).map(|number| format!("k{number}")).collect();
     feeder.feed(&database, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let me = &feeder.worker;
     assert_eq!(me.claim(200, 1).await.len(), 200);
-    assert_eq!(figure(&database, me, "n_tup_upd", 200, "n_tup_upd - n_tup_hot_upd").await, 0);
+    assert_eq!(figure(&database, me, "n_tup_upd", 200, "n_tup_upd").await, 200);
+}
+
+#[tokio::test]
+async fn a_slow_claim_keeps_no_settlement_waiting() {
+    let database = Database::new().await;
+    let feeder = Feeder::new(&database, queue()).await;
+    let at = feeder.publish(&database, &["k", "-"]).await;
+    feeder.queue(vec![delayed(at[0], "k", Timestamp(0))]).await;
+    // Whoever places a delayed row stands still, as long as somebody changes the table.
+    let mut client = database.client().await;
+    let gate = client.transaction().await.unwrap();
+    gate.batch_execute("lock table pillarbox.subscription in access exclusive mode").await.unwrap();
+    let me = &feeder.worker;
+    let claim = me.store.claim(&[ClaimRequest { subscription: me.subscription, ..me.request(10, 1) }]).await;
+    let refused = claim.unwrap_err();
+    assert_ne!(refused.kind(), ErrorKind::Fatal, "{refused}: it was ended before a beat was over");
+    assert_ne!(refused.kind(), ErrorKind::Ended, "{refused}");
+    let cursors = LaneWrite { queue: Vec::new(), ..write(feeder.lane, feeder.epoch, at[1]) };
+    assert!(settle(&me.store, cursors).await, "the writer has a session of its own");
+    gate.rollback().await.unwrap();
+    assert_eq!(positions(&me.ask(ClaimRequest { again: true, ..me.request(10, 1) }).await.claimed), at[..1]);
+}
+
+#[tokio::test]
+async fn many_delayed_rows_of_one_key_take_their_places_in_order() {
+    let database = Database::new().await;
+    let feeder = Feeder::new(&database, queue()).await;
+    let keys = vec!["k"; 2_500];
+    let at = feeder.publish(&database, &keys).await;
+    let (late, soon) = (Timestamp(2), Timestamp(1));
+    // The later half is due first.
+    let due = |index: usize| if index < keys.len() / 2 { late } else { soon };
+    feeder.queue(at.iter().enumerate().map(|(index, at)| delayed(*at, "k", due(index))).collect()).await;
+    let me = &feeder.worker;
+    let expected: Vec<Position> = at[keys.len() / 2..].iter().chain(&at[..keys.len() / 2]).copied().collect();
+    for (next, first) in expected.iter().take(5).zip(1..) {
+        let claimed = me.claim(10, first).await;
+        assert_eq!(positions(&claimed), [*next]);
+        me.done(&claimed).await;
+    }
+    let order = "select array_agg(position order by arrival) from pillarbox.delivery where state <> 'delayed'";
+    let placed: Vec<Position> = database.client().await.query_one(order, &[]).await.unwrap().get(0);
+    assert_eq!(placed, expected[5..], "in the order in which they were due");
 }
 
 #[tokio::test]

@@ -161,7 +161,7 @@ async fn a_relay_works_on_a_queue() {
     let write = LaneWrite { queue: vec![queued], ..fixture::write(lane, epoch, 1) };
     assert!(fixture::settle(&store, write).await);
     let (subscription, first) = (lane.subscription, ClaimId(1));
-    let request = ClaimRequest { subscription, limit: 1, first, suspect: false, tell: true, again: true };
+    let request = ClaimRequest { subscription, limit: 1, first, suspect: false, tell: Some("".into()), again: true };
     let claims = store.claim(&[request]).await.unwrap();
     assert_eq!((claims[0].claimed.len(), claims[0].rows), (1, Some(1)));
     let dead = vec![(joined.instance, RecoveryCause::Crash, None)];

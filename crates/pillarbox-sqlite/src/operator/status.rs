@@ -16,6 +16,9 @@ use crate::store::Desk;
 /// How many events are looked at to count what is pending; beyond it the rest is estimated from their share.
 pub const PENDING_COUNT_MAX: usize = 1_000_000;
 
+/// Events kept aside are counted up to this number.
+const KEPT_COUNT_MAX: i64 = 100_000;
+
 pub(super) fn status(tx: &Connection, desk: &Desk) -> Db<Status> {
     let world = super::load_world(tx, &desk.folder)?;
     let log = log_status(tx, desk, &world)?;
@@ -51,7 +54,7 @@ fn log_status(tx: &Connection, desk: &Desk, world: &World) -> Db<LogStatus> {
         horizon: world.horizon,
         events,
         bytes: tx.query_row(sql, [], |row| row.get::<_, i64>(0))? + wal as i64,
-        kept: tx.query_row("select count(*) from pillarbox_event_kept", [], |row| row.get(0))?,
+        kept: tx.query_row(include_str!("../sql/kept_count.sql"), [KEPT_COUNT_MAX], |row| row.get(0))?,
         holders,
         held_seconds: None,
         recovery_at: recovery_at(tx)?,
@@ -69,19 +72,22 @@ fn recovery_at(tx: &Connection) -> Db<Option<Timestamp>> {
 fn deliveries(tx: &Connection, now: Timestamp) -> Db<HashMap<SubscriptionId, Figures>> {
     let mut figures = HashMap::<_, Figures>::new();
     let mut statement = tx.prepare_cached(include_str!("../sql/delivery_figures.sql"))?;
-    let mut rows = statement.query([])?;
+    let mut rows = statement.query([now.0])?;
     while let Some(row) = rows.next()? {
         let of = figures.entry(SubscriptionId(row.get(0)?)).or_default();
         if let Some(state) = State::from_name(&row.get::<_, String>(1)?) {
-            of.by_state.insert(state, row.get::<_, i64>(2)? as u64);
+            let count = of.by_state.entry(state).or_default();
+            *count = count.saturating_add_signed(row.get::<_, i64>(2)?);
         }
     }
     let mut statement = tx.prepare_cached(include_str!("../sql/delivery_oldest.sql"))?;
     let mut rows = statement.query([now.0])?;
     while let Some(row) = rows.next()? {
         let of = figures.entry(SubscriptionId(row.get(0)?)).or_default();
-        of.oldest = row.get::<_, Option<i64>>(1)?.map(Timestamp);
-        of.oldest_due = row.get::<_, Option<i64>>(2)?.map(Timestamp);
+        let time = |index| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(index)?.map(Timestamp));
+        let due = time(3)?;
+        of.oldest = [time(1)?, due].into_iter().flatten().min();
+        of.oldest_due = [time(2)?, due].into_iter().flatten().min();
     }
     claims(tx, &mut figures)?;
     Ok(figures)

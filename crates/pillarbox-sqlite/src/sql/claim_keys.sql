@@ -1,6 +1,6 @@
--- Goes from key to key, however many rows each has.
+-- The next keys above ?2 with a row. Goes from key to key, however many rows each has.
 with recursive known (key) as (
-    select min(key) from pillarbox_delivery where subscription = ?1
+    select min(key) from pillarbox_delivery where subscription = ?1 and key > ?2
     union all
     select (select min(key) from pillarbox_delivery where subscription = ?1 and key > known.key)
     from known
@@ -9,4 +9,4 @@ with recursive known (key) as (
 select key
 from known
 where key is not null
-limit ?2
+limit ?3

@@ -1,13 +1,25 @@
--- One that was delayed counts from when it became due.
+-- Of each subscription: since when its oldest delivery waits that is not dead, and when the one that has been due for longest was. The
+-- oldest is the lowest in the log; one that was delayed counts from when it became due, by ?1. What is dead is not looked at, nor what is
+-- not due.
 select
-    d.subscription,
-    min(case
-        when d.state = 'dead' then null
-        when d.state <> 'delayed' then coalesce(e.created_at, k.created_at, d.since)
-        when d.due_at <= ?1 then d.due_at
-    end),
-    min(case when d.state = 'retrying' or (d.state = 'delayed' and d.due_at <= ?1) then d.due_at end)
-from pillarbox_delivery as d
-left join pillarbox_event as e on e.position = d.position
-left join pillarbox_event_kept as k on k.position = d.position
-group by d.subscription
+    s.id,
+    case
+        when l.position is not null then coalesce(
+            (select created_at from pillarbox_event where position = l.position),
+            (select created_at from pillarbox_event_kept where position = l.position),
+            (select since from pillarbox_delivery where subscription = s.id and position = l.position)
+        )
+    end,
+    l.due_at,
+    (
+        select min(due_at) from pillarbox_delivery where subscription = s.id and state = 'delayed' and due_at <= ?1
+    )
+from pillarbox_subscription as s
+left join (
+    select
+        subscription, min(position) as position,
+        min(case when state = 'retrying' then due_at end) as due_at
+    from pillarbox_delivery
+    where subscription in (select id from pillarbox_subscription) and state in ('pending', 'processing', 'retrying')
+    group by subscription
+) as l on l.subscription = s.id

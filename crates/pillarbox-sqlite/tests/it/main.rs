@@ -5,6 +5,7 @@
 mod clients;
 mod conformance;
 mod fixture;
+mod growth;
 mod inbox;
 mod operating;
 mod order;

@@ -81,7 +81,7 @@ impl Ground {
             limit,
             first: ClaimId(1),
             suspect: true,
-            tell: true,
+            tell: Some("".into()),
             again: false,
         }
     }
@@ -306,13 +306,17 @@ async fn the_figures_tell_what_waits() {
     assert_eq!(keys, [Box::from("a"), Box::from("b")]);
     let claims = ground.ask(&ground.store, 1).await;
     assert_eq!((claims.claimed.len(), claims.waiting), (1, 3));
-    let quiet = ClaimRequest { tell: false, ..ground.request(0) };
+    let quiet = ClaimRequest { tell: None, ..ground.request(0) };
     let claims = ground.store.claim(&[quiet]).await.unwrap().remove(0);
     assert_eq!((claims.keys, claims.rows), (None, None));
     let many: Vec<String> = (0..pillarbox::KEYS_TOLD_MAX).map(|index| format!("k{index}")).collect();
     ground.fill(&many.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let claims = ground.ask(&ground.store, 0).await;
-    assert_eq!((claims.keys, claims.rows), (None, Some(1005)), "too many to tell");
+    let told = claims.keys.unwrap();
+    assert_eq!((told.len(), claims.rows), (pillarbox::KEYS_TOLD_MAX, Some(1005)), "a slice is told");
+    let rest = ClaimRequest { tell: told.last().cloned(), ..ground.request(0) };
+    let rest = ground.store.claim(&[rest]).await.unwrap().remove(0).keys.unwrap();
+    assert_eq!(rest.len(), 2, "and then the rest");
 }
 
 #[tokio::test]
@@ -409,9 +413,9 @@ async fn a_claim_that_was_not_answered_is_told_again() {
     let ground = Ground::new().await;
     ground.fill(&["", "", "", ""]).await;
     let request = ClaimRequest { first: ClaimId(5), ..ground.request(2) };
-    let again = ClaimRequest { again: true, ..request };
-    for request in [again, again, request] {
-        let claimed = ground.store.claim(&[request]).await.unwrap().remove(0).claimed;
+    let again = ClaimRequest { again: true, ..request.clone() };
+    for request in [again.clone(), again, request] {
+        let claimed = ground.store.claim(std::slice::from_ref(&request)).await.unwrap().remove(0).claimed;
         assert!(claimed.iter().all(|claimed| claimed.event.is_some()));
         let expected: [Position; 2] = if request.again { [1, 2] } else { [3, 4] };
         assert_eq!((positions(&claimed), claimed[0].claim), (expected.to_vec(), ClaimId(5)));

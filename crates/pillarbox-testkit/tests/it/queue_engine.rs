@@ -5,9 +5,9 @@ use std::time::Duration;
 use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input};
 use pillarbox::{
     ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Event, Failure, Filter, Fleet, Headers,
-    InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Mode, Now, Outcome, Page, Payload, Position,
-    Queued, Recovered, RecoveryCause, Scan, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId,
-    SubscriptionView, Timestamp,
+    InstanceId, InstanceView, Joined, KEYS_TOLD_MAX, LaneRef, LaneState, LaneView, Lock, Mode, Now, Outcome, Page,
+    Payload, Position, Queued, Recovered, RecoveryCause, Scan, SinkFeatures, State, StoreFeatures, Subscription,
+    SubscriptionId, SubscriptionView, Timestamp,
 };
 use uuid::Uuid;
 
@@ -94,7 +94,18 @@ impl Bench {
     }
 
     fn claim_request(&mut self) -> Option<ClaimRequest> {
-        self.take(|action| if let Action::Claim(requests) = action { Some(requests[0]) } else { None })
+        self.take(|action| if let Action::Claim(requests) = action { Some(requests[0].clone()) } else { None })
+    }
+
+    /// Answers claims until keys are asked for, with these; what was asked for.
+    fn tell(&mut self, keys: &[Box<str>]) -> ClaimRequest {
+        loop {
+            let rows = Some(keys.len() as u64);
+            let request = self.answer_claim(Claims { keys: Some(keys.to_vec()), rows, ..Claims::default() });
+            if request.tell.is_some() {
+                return request;
+            }
+        }
     }
 
     /// Answers the claim under way, waiting for it to be made.
@@ -170,7 +181,7 @@ fn rows(queue: &[Queued]) -> Vec<(Position, State, bool)> {
     queue.iter().map(|row| (row.delivery.position, row.delivery.state, row.claim.is_some())).collect()
 }
 
-fn claimed(request: ClaimRequest, index: i64, position: Position, key: &str, attempts: u32) -> Claimed {
+fn claimed(request: &ClaimRequest, index: i64, position: Position, key: &str, attempts: u32) -> Claimed {
     let delivery = Delivery {
         position,
         key: (!key.is_empty()).then(|| key.into()),
@@ -276,26 +287,46 @@ fn a_key_with_rows_goes_behind_them_until_they_are_known_to_be_gone() {
     assert_eq!(positions, [3], "a has a row");
     bench.done(batch, 1);
     assert_eq!(rows(&bench.settle().unwrap().0), [(2, State::Pending, false)]);
-    // The keys are told, and a is not among them.
-    loop {
-        let request = bench.answer_claim(Claims { keys: Some(Vec::new()), rows: Some(0), ..Claims::default() });
-        if request.tell {
-            break;
-        }
+    // The keys are told, and a is not among them. What was told first may have been asked for before its row was written.
+    for _ in 0..2 {
+        bench.tell(&[]);
+        // A look at the fleet that began later shows that the lane was its own when they were.
+        bench.look();
+        bench.look();
     }
-    // A look at the fleet that began later shows that the lane was its own when they were.
-    bench.look();
-    bench.look();
     bench.step(Input::Rang);
     bench.read(&[event(4, "a")]);
     assert_eq!(bench.settle().map(|settled| rows(&settled.0)).unwrap_or_default(), []);
 }
 
 #[test]
+fn keys_that_are_told_in_slices_are_forgotten_when_the_last_slice_is_told() {
+    let mut bench = Bench::empty(HANDLER, 1);
+    bench.read(&[event(1, "a")]);
+    let (batch, _) = bench.sent().unwrap();
+    bench.step(Input::Delivered { batch, outcomes: vec![Outcome::Failed(Failure::event("no"))] });
+    assert_eq!(rows(&bench.settle().unwrap().0), [(1, State::Retrying, false)]);
+    let many: Vec<Box<str>> = (0..KEYS_TOLD_MAX).map(|number| format!("k{number}").into()).collect();
+    for _ in 0..2 {
+        bench.tell(&many);
+        let after = bench.tell(&["z".into()]).tell;
+        assert_eq!(after.as_ref(), many.last(), "the next slice begins where the last one ended");
+        bench.step_after(Duration::from_secs(2), Input::Tick);
+        bench.look();
+        bench.look();
+    }
+    bench.step(Input::Rang);
+    bench.read(&[event(2, "a"), event(3, "z"), event(4, "k7")]);
+    let (_, positions) = bench.sent().unwrap();
+    assert_eq!(positions, [2], "a has no row any more, the others have");
+    assert_eq!(rows(&bench.settle().unwrap().0), [(3, State::Pending, false), (4, State::Pending, false)]);
+}
+
+#[test]
 fn while_rows_wait_what_is_read_goes_behind_them() {
     let mut bench = Bench::new(HANDLER, 1);
     let request = bench.claim_request().unwrap();
-    let answer = Claims { claimed: vec![claimed(request, 0, 10, "x", 0)], waiting: 5, ..Claims::default() };
+    let answer = Claims { claimed: vec![claimed(&request, 0, 10, "x", 0)], waiting: 5, ..Claims::default() };
     bench.step(Input::Claimed(vec![answer]));
     let (batch, positions) = bench.sent().unwrap();
     assert_eq!(positions, [10]);
@@ -314,7 +345,7 @@ fn what_is_read_while_all_workers_are_at_something_slow_goes_to_the_others() {
     assert_eq!(rows(&bench.settle().unwrap().0), [(1, State::Processing, true)]);
     // Nothing waits, it is told.
     let request = bench.answer_claim(Claims { keys: None, rows: Some(1), ..Claims::default() });
-    assert_eq!((request.limit, request.tell), (0, true));
+    assert_eq!((request.limit, request.tell.is_some()), (0, true));
     bench.step(Input::Rang);
     bench.read(&[event(2, "")]);
     assert_eq!(rows(&bench.settle().unwrap().0), [(2, State::Pending, false)]);
@@ -324,7 +355,7 @@ fn what_is_read_while_all_workers_are_at_something_slow_goes_to_the_others() {
 fn a_failed_claim_waits_for_its_next_attempt_and_a_down_sink_burns_none() {
     let mut bench = Bench::new(HANDLER, 1);
     let request = bench.claim_request().unwrap();
-    let claims = vec![claimed(request, 0, 10, "x", 2), claimed(request, 1, 11, "y", 0)];
+    let claims = vec![claimed(&request, 0, 10, "x", 2), claimed(&request, 1, 11, "y", 0)];
     bench.step(Input::Claimed(vec![Claims { claimed: claims, ..Claims::default() }]));
     let (batch, _) = bench.sent().unwrap();
     let outcomes = vec![Outcome::Failed(Failure::event("no")), Outcome::Failed(Failure::sink("down"))];
@@ -349,7 +380,7 @@ fn a_claim_that_was_not_answered_is_asked_for_again_by_the_same_numbers() {
 fn a_drain_gives_back_what_is_not_at_work_and_waits_for_the_rest() {
     let mut bench = Bench::new(SinkFeatures { ordered_batch: false, ..HANDLER }, 1);
     let request = bench.claim_request().unwrap();
-    let claims = vec![claimed(request, 0, 10, "x", 0), claimed(request, 1, 11, "x", 0)];
+    let claims = vec![claimed(&request, 0, 10, "x", 0), claimed(&request, 1, 11, "x", 0)];
     bench.step(Input::Claimed(vec![Claims { claimed: claims, ..Claims::default() }]));
     let (batch, positions) = bench.sent().unwrap();
     assert_eq!(positions, [10]);
@@ -379,7 +410,7 @@ fn a_handler_that_settles_by_itself_sees_rows_only_and_its_claims_are_not_ended(
     assert_eq!(bench.sent(), None);
     assert_eq!(rows(&bench.settle().unwrap().0), [(1, State::Pending, false)]);
     let request = bench.claim_request().unwrap();
-    let answer = Claims { claimed: vec![claimed(request, 0, 1, "a", 0)], ..Claims::default() };
+    let answer = Claims { claimed: vec![claimed(&request, 0, 1, "a", 0)], ..Claims::default() };
     bench.step(Input::Claimed(vec![answer]));
     let (batch, _) = bench.sent().unwrap();
     bench.done(batch, 1);

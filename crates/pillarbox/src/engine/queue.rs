@@ -8,8 +8,8 @@ use crate::dispatcher::{BatchId, Item, NO_LANE};
 use crate::lane::{Lane, Phase, Row};
 use crate::work::looked_at;
 use crate::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Epoch, Failure, InstanceId, KeyHash, Now, Outcome,
-    Position, RecoverRequest, Recovered, RecoveryCause, SinkFeatures, State, SubscriptionId, Timestamp,
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Epoch, Failure, InstanceId, KEYS_TOLD_MAX, KeyHash,
+    Now, Outcome, Position, RecoverRequest, Recovered, RecoveryCause, SinkFeatures, State, SubscriptionId, Timestamp,
     WAITING_COUNTED, lane_of,
 };
 
@@ -29,8 +29,9 @@ const CLAIM_WAIT_MIN: Duration = Duration::from_millis(5);
 const RECOVER_AGAIN: Duration = Duration::from_secs(1);
 /// What an event is taken to need at least, when it is not known how large those are that could be claimed.
 const EVENT_BYTES_MIN: usize = 1024;
-/// How often the keys with rows are asked for.
+/// How often the keys with rows are asked for, from the first on; and how long after one slice of them the next is.
 const TELL_INTERVAL: Duration = Duration::from_secs(1);
+const SLICE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What an instance knows of a queue: what it has claimed, and how much is waiting in the database.
 #[derive(Debug)]
@@ -63,7 +64,10 @@ pub(super) struct Queue {
     /// The size of the largest event that was claimed lately.
     event_bytes: usize,
     told_at: Option<Duration>,
+    telling: Option<Telling>,
     told: Option<Told>,
+    /// How often all keys with rows were looked for.
+    looks: u64,
     /// How many events of a key have been handled from memory since all keys were last given their turn.
     turns: HashMap<KeyHash, u32>,
     /// The claim that is worked on alone.
@@ -81,21 +85,28 @@ struct Working {
     fate: Option<ClaimFate>,
 }
 
-/// The keys that have rows, told to lanes that were like this when they were asked for.
+/// A look for all keys that have rows, slice by slice.
+#[derive(Debug, Default)]
+struct Telling {
+    look: u64,
+    keys: Vec<KeyHash>,
+    /// The last key that was told.
+    to: Box<str>,
+}
+
+/// The keys that have rows, of a look that is over.
 #[derive(Debug)]
 struct Told {
+    look: u64,
     keys: Vec<KeyHash>,
-    lanes: Vec<(u32, Epoch, i64, u64)>,
     at: Duration,
 }
 
-/// A request under way, and what was known of the lanes when it was made.
+/// A request under way.
 #[derive(Debug)]
 pub(super) struct Asked {
     sub: usize,
     request: ClaimRequest,
-    /// Lane, epoch, revision, and how many rows it had given, if all were written.
-    lanes: Vec<(u32, Epoch, i64, u64)>,
 }
 
 impl Queue {
@@ -117,7 +128,9 @@ impl Queue {
             slow_until: Duration::ZERO,
             event_bytes: 0,
             told_at: None,
+            telling: None,
             told: None,
+            looks: 0,
             turns: HashMap::new(),
             suspect: None,
         }
@@ -126,6 +139,22 @@ impl Queue {
     /// Whether nothing more is to be read for now.
     pub(super) fn is_full(&self) -> bool {
         self.full
+    }
+
+    /// Whether keys with rows are to be asked for.
+    fn wants_keys(&self, now: Now) -> bool {
+        let wait = if self.telling.is_some() { SLICE_INTERVAL } else { TELL_INTERVAL };
+        self.told_at.is_none_or(|told| now.mono >= told + wait)
+    }
+
+    /// Takes in a slice of the keys with rows.
+    fn hear(&mut self, now: Now, keys: &[Box<str>]) {
+        let Some(mut telling) = self.telling.take() else { return };
+        telling.keys.extend(keys.iter().map(|key| KeyHash::of(key)));
+        match keys.last() {
+            Some(last) if keys.len() >= KEYS_TOLD_MAX => self.telling = Some(Telling { to: last.clone(), ..telling }),
+            _ => self.told = Some(Told { look: telling.look, keys: telling.keys, at: now.mono }),
+        }
     }
 
     /// Whether an event that was read gets a row at once.
@@ -426,13 +455,10 @@ impl Engine {
             if asked.request.limit > 0 {
                 queue.answered(now, claimed.is_empty());
             }
-            if asked.request.tell {
+            if asked.request.tell.is_some() {
                 queue.told_at = Some(now.mono);
             }
-            if let Some(keys) = keys {
-                let keys = keys.iter().map(|key| KeyHash::of(key)).collect();
-                queue.told = Some(Told { keys, lanes: asked.lanes, at: now.mono });
-            }
+            keys.iter().for_each(|keys| queue.hear(now, keys));
             claimed.into_iter().for_each(|claimed| self.begin_claim(now, index, claimed));
         }
         self.stuck = false;
@@ -483,7 +509,8 @@ impl Engine {
             // What it claimed, if anything, is told when the same is asked for again.
             Call::Claim => {
                 for asked in self.claiming.take().unwrap_or_default() {
-                    self.claims_unknown.push(Asked { request: ClaimRequest { again: true, ..asked.request }, ..asked });
+                    let Asked { sub, request } = asked;
+                    self.claims_unknown.push(Asked { sub, request: ClaimRequest { again: true, ..request } });
                 }
             }
             Call::Finish => {
@@ -505,7 +532,7 @@ impl Engine {
             asked = (0..self.subscribers.len()).filter_map(|index| self.claim_request(now, index)).collect();
         }
         if !asked.is_empty() {
-            self.actions.push(Action::Claim(asked.iter().map(|asked| asked.request).collect()));
+            self.actions.push(Action::Claim(asked.iter().map(|asked| asked.request.clone()).collect()));
             self.claiming = Some(asked);
         }
     }
@@ -523,29 +550,42 @@ impl Engine {
         let limit =
             (sub.dispatcher.idle_workers() * each).min(CLAIMS_MAX).saturating_sub(sub.dispatcher.ready_len()).min(fit);
         let limit = if permit == Permit::Probe { limit.min(1) } else { limit };
-        let tell = queue.told_at.is_none_or(|told| now.mono >= told + TELL_INTERVAL);
+        let tell = queue.wants_keys(now);
         if limit == 0 && !tell {
             return None;
         }
-        let unwritten = self.has_unwritten_rows(index);
+        let (subscription, suspect) = (sub.id, queue.suspect.is_none());
         let first = ClaimId(self.next_claim);
         self.next_claim += limit as i64;
-        let sub = &self.subscribers[index];
-        let queue = sub.queue.as_ref()?;
-        let request =
-            ClaimRequest { subscription: sub.id, limit, first, suspect: queue.suspect.is_none(), tell, again: false };
-        let lanes = sub.lanes().map(|lane| (lane.reference.lane, lane.epoch, lane.revision, lane.rows_given()));
-        let lanes = if unwritten { Vec::new() } else { lanes.collect() };
-        Some(Asked { sub: index, request, lanes })
+        let tell = tell.then(|| self.next_slice(index));
+        Some(Asked { sub: index, request: ClaimRequest { subscription, limit, first, suspect, tell, again: false } })
     }
 
-    /// Whether rows have been given that are not known to be written.
-    fn has_unwritten_rows(&self, index: usize) -> bool {
-        let sub = &self.subscribers[index];
+    /// Above which key the next slice of keys with rows begins. A new look makes the lanes note what it may miss.
+    fn next_slice(&mut self, index: usize) -> Box<str> {
+        let sub = &mut self.subscribers[index];
+        let Some(queue) = &mut sub.queue else { return Box::default() };
+        if let Some(telling) = &queue.telling {
+            return telling.to.clone();
+        }
+        // What was told is taken in before it is looked for again; until then the figures are of use.
+        if queue.told.is_some() {
+            return Box::default();
+        }
+        queue.looks += 1;
+        queue.telling = Some(Telling { look: queue.looks, ..Telling::default() });
         looked_at(self.settling.as_ref().map_or(0, Vec::len) + sub.lanes.len());
-        let mut settling = self.settling.iter().flatten().map(|pending| &pending.write);
-        settling.any(|write| write.lane.subscription == sub.id && !write.queue.is_empty())
-            || sub.lanes().any(Lane::has_queue)
+        let settling = self.settling.iter().flatten().map(|pending| &pending.write);
+        let mut unwritten: HashMap<u32, Vec<KeyHash>> = HashMap::new();
+        for write in settling.filter(|write| write.lane.subscription == sub.id && !write.queue.is_empty()) {
+            let keys = write.queue.iter().filter_map(|queued| queued.delivery.key_hash());
+            unwritten.entry(write.lane.lane).or_default().extend(keys);
+        }
+        for lane in sub.lanes.iter_mut().flatten() {
+            let keys = unwritten.remove(&lane.reference.lane).unwrap_or_default();
+            lane.begin_look(queue.looks, keys.into_iter());
+        }
+        Box::default()
     }
 
     pub(super) fn call_finish(&mut self, now: Now) {
@@ -613,8 +653,7 @@ impl Engine {
 
 impl Subscriber {
     /// Takes in which keys have rows, once a look at the fleet that began later has shown that the lanes were this instance's still: a
-    /// rewind removes rows, and their events come again to whoever has the lane then. Lanes that have given rows since it was asked
-    /// for know better.
+    /// rewind removes rows, and their events come again to whoever has the lane then.
     pub(super) fn adopt_keys(&mut self, looked_at: Duration) {
         let Some(told) = self.queue.as_mut().and_then(|queue| queue.told.take_if(|told| told.at < looked_at)) else {
             return;
@@ -622,10 +661,8 @@ impl Subscriber {
         let count = self.lane_count;
         for lane in self.lanes.iter_mut().flatten() {
             let number = lane.reference.lane;
-            if told.lanes.contains(&(number, lane.epoch, lane.revision, lane.rows_given())) {
-                let own = told.keys.iter().filter(|key| lane_of(Some(**key), 0, count) == number);
-                lane.set_queued_keys(own.copied().collect());
-            }
+            let own = told.keys.iter().copied().filter(|key| lane_of(Some(*key), 0, count) == number);
+            lane.end_look(told.look, own);
         }
     }
 }

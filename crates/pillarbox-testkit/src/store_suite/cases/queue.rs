@@ -30,7 +30,7 @@ cases! {
         a_repeated_settlement_brings_nothing_back,
         a_load_of_a_queue_tells_its_keys,
         a_claim_tells_figures,
-        too_many_keys_are_not_told,
+        keys_are_told_in_slices,
         a_dead_instances_claims_are_recovered,
         a_dead_instances_claims_outlive_the_loss_of_its_lanes,
         an_instance_that_has_beaten_since_keeps_its_claims,
@@ -100,7 +100,7 @@ impl<S: Store> Member<S> {
 
     fn request(&self, limit: usize, first: i64) -> ClaimRequest {
         let subscription = self.joined.subscriptions[0].id;
-        ClaimRequest { subscription, limit, first: ClaimId(first), suspect: true, tell: false, again: false }
+        ClaimRequest { subscription, limit, first: ClaimId(first), suspect: true, tell: None, again: false }
     }
 
     /// Claims up to `limit` rows, numbered from `first`.
@@ -255,9 +255,9 @@ async fn a_claim_that_was_not_answered_is_told_again<F: Fixture>(fixture: &F) ->
     let others = second.claim(1, 5).await?;
     let request = first.member.request(2, 5);
     let told = |claims: &[Claimed]| claims.iter().map(|claimed| (claimed.claim, claimed.delivery.position)).collect();
-    let claimed: Vec<(ClaimId, Position)> = told(&first.member.claims(request).await?.claimed);
+    let claimed: Vec<(ClaimId, Position)> = told(&first.member.claims(request.clone()).await?.claimed);
     for _ in 0..2 {
-        let again = first.member.claims(ClaimRequest { again: true, ..request }).await?;
+        let again = first.member.claims(ClaimRequest { again: true, ..request.clone() }).await?;
         let again: Vec<(ClaimId, Position)> = told(&again.claimed);
         ensure!(again == claimed, "{claimed:?} of {at:?} were claimed, asked again {again:?} are told");
     }
@@ -561,33 +561,38 @@ async fn a_claim_tells_figures<F: Fixture>(fixture: &F) -> Outcome {
     let found = (figures.claimed.len(), figures.waiting, figures.next_due);
     ensure!(found == (0, 5, None), "claimed, waiting and next due are {found:?}");
     ensure!(figures.keys.is_none() && figures.rows.is_none(), "nobody asked for keys and rows: {figures:?}");
-    let claims = member.claims(ClaimRequest { tell: true, ..member.request(2, 1) }).await?;
+    let claims = member.claims(ClaimRequest { tell: Some("".into()), ..member.request(2, 1) }).await?;
     ensure!((claims.claimed.len(), claims.waiting) == (2, 3), "two claimed, {} are waiting", claims.waiting);
     let mut keys = claims.keys.ok_or("the keys were asked for")?;
     keys.sort_unstable();
     ensure!(keys == ["j".into(), "k".into()], "the keys are {keys:?}");
     ensure!(claims.rows == Some(7), "there are 7 rows, told are {:?}", claims.rows);
-    let left = member.claims(ClaimRequest { tell: true, ..member.request(LIMIT, 3) }).await?;
+    let left = member.claims(ClaimRequest { tell: Some("".into()), ..member.request(LIMIT, 3) }).await?;
     ensure!((left.claimed.len(), left.waiting, left.rows) == (3, 0, Some(7)), "the rest is {left:?}");
     let answers = member.store.claim(&[member.request(0, 9), member.request(0, 9)]).await?;
     ensure!(answers.len() == 2, "two requests have {} answers", answers.len());
     Ok(())
 }
 
-async fn too_many_keys_are_not_told<F: Fixture>(fixture: &F) -> Outcome {
+async fn keys_are_told_in_slices<F: Fixture>(fixture: &F) -> Outcome {
     let feeder = feeder(fixture, queue()).await?;
     let member = &feeder.member;
     let names: Vec<String> = (0..KEYS_TOLD_MAX).map(|number| format!("k{number}")).collect();
     let keys: Vec<Option<&str>> = names.iter().map(|name| Some(name.as_str())).collect();
     feeder.feed(fixture, &keys).await?;
-    let tell = ClaimRequest { tell: true, ..member.request(0, 1) };
-    let told = member.claims(tell).await?.keys.map(|keys| keys.into_iter().collect::<BTreeSet<_>>().len());
+    let tell = |after: &str| ClaimRequest { tell: Some(after.into()), ..member.request(0, 1) };
+    let told = member.claims(tell("")).await?.keys.map(|keys| keys.into_iter().collect::<BTreeSet<_>>().len());
     ensure!(told == Some(KEYS_TOLD_MAX), "of {KEYS_TOLD_MAX} keys {told:?} are told");
-    feeder.feed(fixture, &[Some("one more")]).await?;
-    let claims = member.claims(tell).await?;
-    let told = claims.keys.as_ref().map(Vec::len);
-    ensure!(told.is_none(), "of {} keys {told:?} are told", KEYS_TOLD_MAX + 1);
-    ensure!(claims.rows == Some(KEYS_TOLD_MAX as u64 + 1), "rows: {:?}", claims.rows);
+    feeder.feed(fixture, &[Some("one more"), Some("and another")]).await?;
+    let claims = member.claims(tell("")).await?;
+    let mut told = claims.keys.unwrap_or_default();
+    ensure!(told.len() == KEYS_TOLD_MAX, "{} keys are told at once", told.len());
+    ensure!(claims.rows == Some(KEYS_TOLD_MAX as u64 + 2), "rows: {:?}", claims.rows);
+    let rest = member.claims(tell(told.last().map_or("", |key| key))).await?.keys.unwrap_or_default();
+    ensure!(rest.len() == 2, "after {KEYS_TOLD_MAX} keys {rest:?} are told");
+    told.extend(rest);
+    let different = told.into_iter().collect::<BTreeSet<_>>().len();
+    ensure!(different == KEYS_TOLD_MAX + 2, "{different} different keys are told");
     Ok(())
 }
 
