@@ -2,7 +2,7 @@
 -- it comes and goes; what was delayed and is due is pending.
 with due as (
     select s.id, (
-        select count(*) from delivery as d where d.subscription = s.id and d.state = 'delayed' and d.due_at <= clock_timestamp()
+        select count(*) from delivery as d where d.subscription = s.id and d.state = 'delayed' and d.due_at <= statement_timestamp()
     ) as count
     from subscription as s
 )

@@ -27,7 +27,7 @@ left join claimed as c on c.subscription = s.id
 left join lateral (
     select d.due_at
     from delivery as d
-    where d.subscription = s.id and d.state = 'delayed' and d.due_at <= clock_timestamp()
+    where d.subscription = s.id and d.state = 'delayed' and d.due_at <= statement_timestamp()
     order by d.due_at
     limit 1
 ) as due on true
