@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[arg(help_heading = GLOBAL, long, global = true)]
     pub(crate) json: bool,
 
-    /// Say more (twice: everything)
+    /// Log more: every delivery (twice: every step of the relay)
     #[arg(help_heading = GLOBAL, short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 

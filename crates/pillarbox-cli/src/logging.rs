@@ -26,7 +26,8 @@ fn default_filter(args: &Args) -> &'static str {
         (true, ..) => "error",
         (_, 0, true) => "info",
         (_, 0, false) => "warn",
-        (_, 1, _) => "debug",
-        _ => "trace",
+        // Of Pillarbox: what its libraries say at these levels is about connections, and may hold what they send.
+        (_, 1, _) => "info,pillarbox=debug",
+        _ => "info,pillarbox=trace",
     }
 }

@@ -103,7 +103,7 @@ fn describe() {
     );
     metrics::describe_gauge!(metric::BACKLOG, "Events that wait to be delivered");
     metrics::describe_gauge!(metric::DELIVERIES, "Deliveries of the slow path");
-    metrics::describe_gauge!(metric::BREAKER_OPEN, "1 while the sink is taken to be down");
+    metrics::describe_gauge!(metric::BREAKER_OPEN, "1 while the sink is considered down");
     metrics::describe_gauge!(metric::STATUS_AGE, "The age of the gauges that were read from the database, in seconds");
     metrics::describe_gauge!(metric::BUILD_INFO, "1, with the version of this process");
     metrics::describe_gauge!(metric::PAUSED, "1 while the subscription is paused");

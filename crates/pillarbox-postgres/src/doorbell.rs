@@ -18,8 +18,11 @@ use self::waiter::{Orders, Waiter};
 use crate::connection::{PgConfig, Session};
 use crate::error::{Db, DbError};
 
-/// Events move and nobody has rung for this long: then the bell is not relied on.
+/// Events have come without a ring for this long: then the bell is not relied on.
 const BELL_SILENT_AFTER: Duration = Duration::from_secs(5);
+
+/// Events that come without a ring count together if there is no more time between them: a relay asleep looks every few seconds.
+const BELL_SILENT_GAP: Duration = Duration::from_secs(15);
 
 /// How long an end in order may take.
 const STOP_MAX: Duration = Duration::from_secs(2);
@@ -94,8 +97,8 @@ impl Doorbell {
     pub(crate) fn polled(&self, horizon: Position, writers: Option<&[Writer]>, events: usize) {
         let now = Instant::now();
         let mut state = self.shared.state();
-        state.polled_at = Some(now);
         let moved = state.note(now, horizon, writers, events);
+        state.polled_at = Some(now);
         state.chime.polled(now, moved, events);
         let wanted = state.on && state.governor.wants_awake(now, state.awake);
         let silent = state.silent;
@@ -191,7 +194,10 @@ struct State {
     neighbour: Option<InstanceId>,
     look_again_at: Option<Instant>,
     heard_at: Instant,
-    moved_at: Option<Instant>,
+    /// The first and the last time at which events came that nobody rang for though somebody should have.
+    unheard: Option<(Instant, Instant)>,
+    /// People were told that the bell is silent.
+    told_silent: bool,
     polled_at: Option<Instant>,
     horizon: Option<Position>,
     writers: Vec<Writer>,
@@ -219,7 +225,8 @@ impl Shared {
             neighbour: None,
             look_again_at: None,
             heard_at: now,
-            moved_at: None,
+            unheard: None,
+            told_silent: false,
             polled_at: None,
             horizon: None,
             writers: Vec::new(),
@@ -263,22 +270,52 @@ impl State {
         self.writers = writers_now;
         // A commit shows by its position or by its writer's end; where nobody looked for writers, by its events.
         let moved = rose || if writers.is_some() { changed } else { events > 0 };
+        // Rolled back transactions ring nobody, nor does a backlog: only what was written and committed since the last poll counts.
+        if rose && events > 0 {
+            self.expect_a_ring(now);
+        }
         if moved {
-            self.moved_at = Some(now);
             self.pass |= self.awake && self.others;
             self.governor.moved(now, writers.map_or(0, <[Writer]>::len));
         }
         moved
     }
 
-    /// The bell is silent while events move and nothing was heard for long.
-    fn keep_silence_in_mind(&mut self, now: Instant) {
-        let long = |at: Instant| now.saturating_duration_since(at) >= BELL_SILENT_AFTER;
-        let silent = !self.awake && self.moved_at.is_some_and(|at| !long(at)) && long(self.heard_at);
-        if silent && !self.silent && self.on {
-            tracing::warn!("the doorbell is silent though events move; polling every 100 ms until it rings");
+    /// Events have come with a poll: somebody has rung since the poll before, or will in a moment, unless this relay is awake and keeps
+    /// them from it.
+    fn expect_a_ring(&mut self, now: Instant) {
+        let rung = self.polled_at.is_none_or(|before| self.heard_at > before);
+        self.unheard = match self.unheard {
+            _ if rung || self.awake => None,
+            Some((first, last)) if now.saturating_duration_since(last) <= BELL_SILENT_GAP => Some((first, now)),
+            _ => Some((now, now)),
+        };
+    }
+
+    /// Somebody rang.
+    fn heard(&mut self, now: Instant) {
+        self.heard_at = now;
+        self.unheard = None;
+        if std::mem::take(&mut self.told_silent) {
+            tracing::info!("the doorbell rings again");
         }
-        self.silent = silent;
+    }
+
+    /// The bell is silent while events come that nobody rings for.
+    fn keep_silence_in_mind(&mut self, now: Instant) {
+        if self.awake {
+            self.unheard = None;
+        }
+        let for_long = |(first, last): (Instant, Instant)| last.saturating_duration_since(first) >= BELL_SILENT_AFTER;
+        let still = |last: Instant| now.saturating_duration_since(last) < BELL_SILENT_AFTER;
+        self.silent = self.unheard.is_some_and(|unheard| for_long(unheard) && still(unheard.1));
+        if self.silent && self.on && !std::mem::replace(&mut self.told_silent, true) {
+            tracing::warn!(
+                "the doorbell is silent though events are committed: the trigger on the table event may be disabled or dropped, or \
+                 this relay's connection may lead through a pooler that loses notifications; polling every 100 ms while events \
+                 come (`pillarbox doctor` looks for the trigger)"
+            );
+        }
     }
 }
 
@@ -344,6 +381,79 @@ pub(crate) fn neighbour_of(me: InstanceId, instances: impl IntoIterator<Item = I
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A relay that polled at this second for the first time and saw position 1.
+    fn polled_at(start: Instant) -> State {
+        let shared = Shared::new(true);
+        let mut state = shared.state.into_inner().unwrap();
+        state.heard_at = start;
+        poll(&mut state, start, 1);
+        state
+    }
+
+    /// A poll that shows events up to this position; whether the bell counts as silent afterwards.
+    fn poll(state: &mut State, at: Instant, horizon: Position) -> bool {
+        state.note(at, horizon, None, 1);
+        state.polled_at = Some(at);
+        state.keep_silence_in_mind(at);
+        state.silent
+    }
+
+    #[test]
+    fn an_awake_relay_that_falls_asleep_has_missed_no_ring() {
+        let start = Instant::now();
+        let mut state = polled_at(start);
+        state.awake = true;
+        (1..=10).for_each(|second| _ = poll(&mut state, start + Duration::from_secs(second), second as Position + 1));
+        state.awake = false;
+        state.keep_silence_in_mind(start + Duration::from_secs(10));
+        assert!(!state.silent && !state.told_silent);
+    }
+
+    #[test]
+    fn a_ring_that_comes_before_or_after_its_poll_is_heard() {
+        let start = Instant::now();
+        let mut state = polled_at(start);
+        for round in 1..10 {
+            let at = start + Duration::from_secs(60 * round);
+            if round % 2 == 0 {
+                state.heard(at);
+            }
+            assert!(!poll(&mut state, at + Duration::from_millis(3), round as Position * 10), "round {round}");
+            if round % 2 == 1 {
+                state.heard(at + Duration::from_millis(9));
+            }
+        }
+        assert!(!state.told_silent);
+    }
+
+    #[test]
+    fn neither_a_backlog_nor_what_was_rolled_back_is_a_missing_ring() {
+        let start = Instant::now();
+        let mut state = polled_at(start);
+        for second in 1..60 {
+            let at = start + Duration::from_secs(second);
+            state.note(at, 100 + second as Position, None, 0);
+            state.polled_at = Some(at);
+            assert!(!poll(&mut state, at, 100 + second as Position), "second {second}");
+        }
+    }
+
+    #[test]
+    fn a_bell_that_nobody_rings_is_silent_until_somebody_does() {
+        let start = Instant::now();
+        let mut state = polled_at(start);
+        let second = |second| start + Duration::from_secs(second);
+        let silent = [5, 10, 15].map(|at| poll(&mut state, second(at), at as Position));
+        assert_eq!(silent, [false, true, true]);
+        state.keep_silence_in_mind(second(30));
+        assert!(!state.silent && state.told_silent, "nothing comes: it need not be looked at so often");
+        assert!(!poll(&mut state, second(60), 60), "that was long ago");
+        assert!(poll(&mut state, second(66), 66));
+        state.heard(second(67));
+        state.keep_silence_in_mind(second(67));
+        assert!(!state.silent && !state.told_silent);
+    }
 
     #[test]
     fn every_instance_is_watched_by_exactly_one_other() {

@@ -4,7 +4,8 @@ use std::time::Duration;
 use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow};
 use pillarbox::{
     Books, Change, Changed, Check, ClaimRecord, Cursor, ErrorKind, EventRecord, InstanceId, ListQuery, ListRow, Mode,
-    NewEvent, OnDead, Operator, Pause, Position, PrunePolicy, Pruned, Result, Status, SubscriptionId, Timestamp,
+    NewEvent, OnDead, Operator, Pause, Position, PrunePolicy, Pruned, Result, RetryPolicy, Status, SubscriptionId,
+    Timestamp,
 };
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
@@ -187,6 +188,7 @@ fn subscription_row(row: &Row) -> Db<SubscriptionRow> {
         on_dead: if row.try_get::<_, &str>(4)? == "skip" { OnDead::Skip } else { OnDead::Block },
         hold: row.try_get::<_, Option<i64>>(5)?.map(|hold| Duration::from_millis(hold.max(0) as u64)),
         pause: Pause::stored(row.try_get(6)?, row.try_get(7)?, row.try_get(8)?),
+        retry: RetryPolicy::stored(row.try_get(9)?),
         lanes: Vec::new(),
     })
 }

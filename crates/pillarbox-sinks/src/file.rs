@@ -22,7 +22,7 @@ pub struct FileSink {
     target: Arc<Target>,
 }
 
-/// How long another process may hold the file's lock before the sink is taken to be down.
+/// How long another process may hold the file's lock before the sink is considered down.
 pub const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How far back a torn line is looked for; no line is longer.

@@ -180,7 +180,7 @@ impl HttpSink {
                 break;
             }
             let result = self.deliver_one(&batch.subscription, &batch.events[index]).await;
-            if !matches!(&result, Err(failure) if failure.unsent) {
+            if !matches!(&result, Err(failure) if failure.unsent && failure.fault == Fault::Event) {
                 course.learn(&result);
             }
             match result {

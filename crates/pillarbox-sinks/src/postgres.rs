@@ -181,7 +181,7 @@ impl PostgresSink {
     fn no_connection(&self) -> Failure {
         let (place, timeout) = (self.pool.place(), self.pool.timeout);
         let message = format!("{place} gave no connection within {timeout:?}; it is tried again");
-        Failure { kind: "unreachable", ..Failure::sink(message) }
+        Failure::unreachable("unreachable", message)
     }
 
     fn over_time(&self) -> Failure {

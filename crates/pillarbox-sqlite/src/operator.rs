@@ -4,7 +4,8 @@ use std::time::Duration;
 use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, World};
 use pillarbox::{
     Books, Change, Changed, Check, ClaimRecord, Error, ErrorKind, EventRecord, InstanceId, ListQuery, ListRow, Mode,
-    NewEvent, OnDead, Operator, Pause, Position, PrunePolicy, Pruned, Result, Status, SubscriptionId, Timestamp,
+    NewEvent, OnDead, Operator, Pause, Position, PrunePolicy, Pruned, Result, RetryPolicy, Status, SubscriptionId,
+    Timestamp,
 };
 use rusqlite::{Connection, Row};
 use uuid::Uuid;
@@ -139,6 +140,7 @@ fn subscription_row(row: &Row<'_>) -> rusqlite::Result<SubscriptionRow> {
         on_dead: if row.get::<_, String>(4)? == "skip" { OnDead::Skip } else { OnDead::Block },
         hold: row.get::<_, Option<i64>>(5)?.map(|hold| Duration::from_millis(hold.max(0) as u64)),
         pause: Pause::stored(row.get(6)?, row.get::<_, Option<String>>(7)?.as_deref(), row.get(8)?),
+        retry: RetryPolicy::stored(&row.get::<_, String>(9)?),
         lanes: Vec::new(),
     })
 }

@@ -438,6 +438,7 @@ impl Inner {
             filter: row.filter.clone(),
             lanes: row.lanes.len() as u32,
             on_dead: row.on_dead,
+            retry: row.retry,
             paused: row.pause.is_some(),
             paused_by: row.pause.as_ref().map(|pause| pause.by),
             paused_reason: row.pause.as_ref().and_then(|pause| pause.reason.clone()),

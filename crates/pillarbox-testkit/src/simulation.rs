@@ -1,6 +1,7 @@
 mod claims;
 mod fault;
 mod node;
+mod poison;
 mod pressure;
 mod sink;
 
@@ -16,6 +17,7 @@ use pillarbox::{
 use uuid::Uuid;
 
 use self::node::News;
+pub use self::poison::simulate_poison;
 use self::pressure::Pressure;
 use crate::{Broken, MemoryLog, MemoryOptions, PollSteps, Tx};
 

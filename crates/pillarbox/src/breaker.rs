@@ -1,6 +1,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use crate::dispatcher::{BatchId, Item};
 use crate::{BreakerReport, Failure, Fault, Now, Position, Timestamp};
 
 /// An event that fails where nobody can say whose fault it is, with no other event at hand to tell, is charged after this time.
@@ -10,8 +11,14 @@ pub const BREAKER_BASE: Duration = Duration::from_millis(500);
 /// The longest wait for a sink that is down.
 pub const BREAKER_CAP: Duration = Duration::from_secs(30);
 
-/// A sink with one receiver is taken to be unwell when the first tries of so many different keys were refused in a row.
+/// A sink with one receiver is considered unwell when the first tries of so many different keys were refused in a row.
 pub const BREAKER_KEYS_MAX: usize = 5;
+
+/// A sink that fails for one key alone is said to be down after so many failures in a row with no other event to tell.
+pub const BREAKER_ALONE_MAX: u32 = 3;
+
+/// How many events the breaker remembers whose failures were not said to be their own fault.
+pub const BREAKER_SUSPECTS_MAX: usize = 1_000;
 
 /// The longest wait that a receiver can ask for.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
@@ -20,6 +27,11 @@ pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
     state: State,
+    /// The probe under way.
+    probe: Option<BatchId>,
+    /// The event of another key under way, while one key alone fails.
+    other: Option<BatchId>,
+    doubt: Doubt,
     /// Consecutive failures that were not an event's fault.
     failures: u32,
     since: Timestamp,
@@ -51,15 +63,32 @@ enum State {
     Open {
         until: Duration,
     },
-    Probing,
+}
+
+/// Who has failed since the sink last took an event.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Doubt {
+    #[default]
+    Nobody,
+    /// Events of this key alone: it may be their fault, so that others are not held back.
+    Key(u64),
+    /// Several keys, or no receiver was there: it is the sink's fault.
+    Sink,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Suspect {
-    first: Duration,
+    lane: u32,
+    /// When it first failed, or was last charged.
+    since: Duration,
+    /// Events taken when it first failed, or last failed after its guilt was known.
     successes: u64,
     /// Failures after another event had succeeded.
     again: u32,
+    /// Others succeeded while it failed: it is the event's fault, and opens the breaker no more.
+    guilty: bool,
+    /// Failures in a row without a success of others between, since its guilt is known.
+    waits: u32,
 }
 
 /// What may be sent now.
@@ -69,6 +98,8 @@ pub(crate) enum Permit {
     All,
     /// One event, to see whether the sink is back; the fittest that there is.
     Probe,
+    /// One event of another key than the one that fails: it tells whether the sink is down, and is not to wait if it is not.
+    Other,
     /// Nothing.
     Nothing,
 }
@@ -80,6 +111,9 @@ pub(crate) enum Charge {
     Event,
     /// The sink: the event waits, no attempt is counted.
     Sink,
+    /// The event is known to fail where others succeed, but none has been sent since it last did: it waits for so long by itself, no
+    /// attempt is counted.
+    Nobody(Duration),
 }
 
 impl Breaker {
@@ -90,10 +124,15 @@ impl Breaker {
 
     /// What may be sent now.
     pub(crate) fn permit(&self, now: Now) -> Permit {
-        match self.state {
-            State::Closed => Permit::All,
-            State::Open { until } if now.mono >= until => Permit::Probe,
-            State::Open { .. } | State::Probing => Permit::Nothing,
+        let State::Open { until } = self.state else { return Permit::All };
+        if self.other.is_some() {
+            Permit::Nothing
+        } else if self.probe.is_none() && now.mono >= until {
+            Permit::Probe
+        } else if self.is_in_doubt() && !self.asked {
+            Permit::Other
+        } else {
+            Permit::Nothing
         }
     }
 
@@ -102,41 +141,45 @@ impl Breaker {
         if let State::Open { until } = self.state { Some(until) } else { None }
     }
 
-    /// A probe is on its way.
-    pub(crate) fn probing(&mut self) {
-        self.state = State::Probing;
+    /// What was permitted is on its way.
+    pub(crate) fn begin(&mut self, permit: Permit, batch: BatchId) {
+        match permit {
+            Permit::Probe => self.probe = Some(batch),
+            Permit::Other => self.other = Some(batch),
+            Permit::All | Permit::Nothing => {}
+        }
     }
 
-    /// A probe came back. If its outcome said nothing about the sink, another may go at once.
-    pub(crate) fn probe_over(&mut self, now: Now) {
-        if self.state == State::Probing {
-            self.state = State::Open { until: now.mono };
-        }
+    /// A batch came back. If it was the probe and its outcome said nothing about the sink, another may go at once.
+    pub(crate) fn over(&mut self, batch: BatchId) {
+        self.probe.take_if(|probe| *probe == batch);
+        self.other.take_if(|other| *other == batch);
     }
 
     /// The sink took an event.
     pub(crate) fn success(&mut self, position: Position) {
         self.successes += 1;
         self.refused.clear();
+        self.doubt = Doubt::Nobody;
         self.answered();
-        if !self.suspects.is_empty() {
-            self.suspects.remove(&position);
-        }
+        self.forget(position);
     }
 
     /// The sink said something about one event: it is up, unless it refuses everybody.
     fn answered(&mut self) {
         if self.refuses_all() {
-            self.wary |= self.state == State::Probing;
+            self.wary |= self.probe.is_some();
             return;
         }
-        if self.asked && matches!(self.state, State::Open { .. }) {
+        if self.asked && self.is_open() && self.probe.is_none() {
             return;
         }
         self.state = State::Closed;
+        self.doubt = Doubt::Nobody;
         self.asked = false;
         self.failures = 0;
         self.wary = false;
+        (self.probe, self.other) = (None, None);
     }
 
     /// The receiver refused an event of this key. Where all events go to one receiver and it refuses the first tries of many keys in a
@@ -147,7 +190,7 @@ impl Breaker {
                 self.refused.push(key);
             }
             if self.refuses_all() {
-                self.retry_next = self.state == State::Probing;
+                self.retry_next = self.probe.is_some();
                 let error = format!("{BREAKER_KEYS_MAX} different keys failed in a row; the last: {error}");
                 return self.failure(now, &error, None);
             }
@@ -165,15 +208,24 @@ impl Breaker {
         self.retry_next && self.refuses_all()
     }
 
-    /// How little an event is fit to be the probe: 0 is best. One under suspicion tells least. Where many keys were refused, the first
-    /// try of another tells whether that goes on; then it is the turn of one that was refused before.
-    pub(crate) fn unfitness(&self, position: Position, key: u64, first_try: bool) -> u8 {
+    /// How little an event is fit for what is permitted: 0 is best, [`u8::MAX`] is not at all. One under suspicion tells least. Where
+    /// many keys were refused, the first try of another tells whether that goes on; then it is the turn of one that was refused before.
+    pub(crate) fn unfitness(&self, permit: Permit, position: Position, key: u64, first_try: bool) -> u8 {
         let refused_before = !first_try || self.refused.contains(&key);
-        if self.suspects(position) { 2 } else { u8::from(self.refuses_all() && refused_before != self.retry_next) }
+        match permit {
+            Permit::Other if self.suspects(position) || self.doubt == Doubt::Key(key) => u8::MAX,
+            _ if self.suspects(position) => 2,
+            _ => u8::from(self.refuses_all() && refused_before != self.retry_next),
+        }
     }
 
     /// The sink is down.
     pub(crate) fn failure(&mut self, now: Now, error: &str, retry_after: Option<Duration>) {
+        self.doubt = Doubt::Sink;
+        self.open(now, error, retry_after);
+    }
+
+    fn open(&mut self, now: Now, error: &str, retry_after: Option<Duration>) {
         if self.state == State::Closed {
             self.since = now.wall;
         }
@@ -181,7 +233,7 @@ impl Breaker {
         if !matches!(self.state, State::Open { until } if until > now.mono) {
             self.failures += 1;
         }
-        let wait = BREAKER_BASE.saturating_mul(1 << (self.failures.saturating_sub(1)).min(16)).min(BREAKER_CAP);
+        let wait = doubled(self.failures);
         let wait = retry_after.map_or(wait, |asked| asked.clamp(wait, RETRY_AFTER_MAX.max(wait)));
         let asked_until = self.deadline().filter(|_| self.asked);
         let until = asked_until.unwrap_or_default().max(now.mono + wait);
@@ -194,12 +246,35 @@ impl Breaker {
 
     /// The failure of this event was not said to be its own fault: it is all the same, once others succeed and it does not. If it was
     /// not said to be the sink's either (`unclear`) and no other event is at hand to tell, it is the event's after a while.
-    pub(crate) fn suspect(&mut self, now: Now, position: Position, failure: &Failure) -> Charge {
-        let successes = self.successes;
-        let alone = self.suspects.is_empty() || (self.suspects.len() == 1 && self.suspects.contains_key(&position));
-        let suspect = self.suspects.entry(position).or_insert(Suspect { first: now.mono, successes, again: 0 });
-        let old = now.mono.saturating_sub(suspect.first) >= BREAKER_SUSPECT_AFTER;
-        if successes > suspect.successes {
+    pub(crate) fn suspect(&mut self, now: Now, item: &Item, failure: &Failure) -> Charge {
+        let position = item.event.position;
+        if failure.unsent {
+            // Nobody was there to be given it.
+            self.failure(now, &failure.message, failure.retry_after);
+            return Charge::Sink;
+        }
+        let (successes, is_open) = (self.successes, self.is_open());
+        let alone = self.suspects.iter().all(|(other, suspect)| suspect.guilty || *other == position);
+        let fresh = Suspect { lane: item.lane, since: now.mono, successes, again: 0, guilty: false, waits: 0 };
+        let suspect = self.suspects.entry(position).or_insert(fresh);
+        let old = now.mono.saturating_sub(suspect.since) >= BREAKER_SUSPECT_AFTER;
+        let told_by_time = alone && old && failure.fault == Fault::Unclear;
+        let told_by_others = successes > suspect.successes;
+        if suspect.guilty {
+            suspect.successes = successes;
+            // While the sink is down, what it took before does not count against the event.
+            if told_by_time || (told_by_others && !is_open) {
+                (suspect.since, suspect.waits) = (now.mono, 0);
+                return Charge::Event;
+            }
+            suspect.waits = suspect.waits.saturating_add(1);
+            let wait = doubled(suspect.waits);
+            if is_open {
+                self.open(now, &failure.message, None);
+            }
+            return Charge::Nobody(wait);
+        }
+        if told_by_others {
             suspect.again += 1;
             if suspect.again < 2 {
                 if failure.retry_after.is_some() {
@@ -207,13 +282,42 @@ impl Breaker {
                 }
                 return Charge::Sink;
             }
-        } else if !(alone && old && failure.fault == Fault::Unclear) {
-            self.failure(now, &failure.message, failure.retry_after);
+            *suspect = Suspect { since: now.mono, successes, guilty: true, ..fresh };
+        } else if told_by_time {
+            self.suspects.remove(&position);
+        } else {
+            self.limit_suspects(position);
+            self.doubt(now, item.key_id());
+            self.open(now, &failure.message, failure.retry_after);
             return Charge::Sink;
         }
-        self.suspects.remove(&position);
         self.answered();
         Charge::Event
+    }
+
+    /// An event of this key has failed, and it is not known whose fault that was.
+    fn doubt(&mut self, now: Now, key: u64) {
+        match self.doubt {
+            Doubt::Nobody => self.doubt = Doubt::Key(key),
+            Doubt::Key(failing) if failing != key => {
+                self.doubt = Doubt::Sink;
+                // How often the first failed alone says nothing of how long the sink is down.
+                if !self.asked {
+                    self.failures = 0;
+                    self.state = State::Open { until: now.mono };
+                }
+            }
+            Doubt::Key(_) | Doubt::Sink => {}
+        }
+    }
+
+    /// Forgets the oldest suspect when there are too many, but not this one.
+    fn limit_suspects(&mut self, newest: Position) {
+        if self.suspects.len() > BREAKER_SUSPECTS_MAX {
+            let others = self.suspects.iter().filter(|entry| *entry.0 != newest);
+            let oldest = others.min_by_key(|entry| (entry.1.since, *entry.0)).map(|entry| *entry.0);
+            oldest.into_iter().for_each(|oldest| self.forget(oldest));
+        }
     }
 
     /// Whether this event failed before in a way that nobody could explain; such an event travels alone.
@@ -228,32 +332,90 @@ impl Breaker {
         }
     }
 
-    /// Whether the sink failed so often in a row that waiting for it is no use to somebody in a hurry.
+    /// Forgets the events of a lane that is no longer this instance's.
+    pub(crate) fn forget_lane(&mut self, lane: u32) {
+        if !self.suspects.is_empty() {
+            self.suspects.retain(|_, suspect| suspect.lane != lane);
+        }
+    }
+
+    /// Whether one key alone fails, so that it may be the fault of its event.
+    fn is_in_doubt(&self) -> bool {
+        matches!(self.doubt, Doubt::Key(_))
+    }
+
+    /// Whether sending failed so often in a row that waiting is no use to somebody in a hurry.
+    pub(crate) fn is_hopeless(&self) -> bool {
+        self.is_open() && !self.wary && self.failures >= 3
+    }
+
+    /// The same, and it is the sink's fault: others may have more luck with what this instance has claimed.
     pub(crate) fn is_down(&self) -> bool {
-        self.is_open() && self.failures >= 3
+        self.is_hopeless() && !self.is_in_doubt()
+    }
+
+    /// When the sink is tried again, whatever else happens.
+    pub(crate) fn next_try(&self, now: Now) -> Timestamp {
+        if self.is_open() { self.next_try } else { now.wall }
     }
 
     /// What to tell operators; None while all is well.
     pub(crate) fn report(&self) -> Option<BreakerReport> {
         let report = || BreakerReport { since: self.since, next_try: self.next_try, error: self.error.clone() };
-        self.is_open().then(report)
+        self.is_said_down().then(report)
     }
 
-    /// Whether it has opened or closed since this was last asked.
+    /// Whether it is said to be down since this was last asked, or no longer.
     pub(crate) fn has_news(&mut self) -> bool {
-        let is_open = self.is_open();
-        std::mem::replace(&mut self.told, is_open) != is_open
+        let is_down = self.is_said_down();
+        std::mem::replace(&mut self.told, is_down) != is_down
     }
 
-    /// Whether the sink is said to be down.
-    fn is_open(&self) -> bool {
-        self.state != State::Closed && !self.wary
+    /// Whether the sink is said to be down. As long as it is as likely that one event is at fault, it is not.
+    fn is_said_down(&self) -> bool {
+        let alone = self.is_in_doubt() && self.failures < BREAKER_ALONE_MAX;
+        self.is_open() && !self.wary && !alone
     }
+
+    fn is_open(&self) -> bool {
+        self.state != State::Closed
+    }
+}
+
+/// The wait after so many failures in a row.
+fn doubled(failures: u32) -> Duration {
+    BREAKER_BASE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(BREAKER_CAP)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::{Event, Headers, Payload};
+
+    /// An event of a key of its own, in lane 0.
+    fn item(position: Position) -> Item {
+        let event = Event {
+            position,
+            id: uuid::Uuid::nil(),
+            topic: "t".into(),
+            key: None,
+            r#type: "y".into(),
+            payload: Payload::None,
+            content_type: None,
+            headers: Headers::default(),
+            stream_version: None,
+            deliver_at: None,
+            created_at: Timestamp(0),
+        };
+        Item { event: Arc::new(event), key: None, lane: 0, epoch: 1, attempts: 0, parked: false, claim: None }
+    }
+
+    /// The only probe under way.
+    fn probing(breaker: &mut Breaker) {
+        breaker.begin(Permit::Probe, 1);
+    }
 
     fn at(seconds: u64) -> Now {
         Now { mono: Duration::from_secs(seconds), wall: Timestamp(seconds as i64 * 1000) }
@@ -265,7 +427,7 @@ mod tests {
         breaker.failure(at(10), "refused", None);
         assert_eq!(breaker.permit(at(10)), Permit::Nothing);
         assert_eq!(breaker.permit(at(11)), Permit::Probe);
-        breaker.probing();
+        probing(&mut breaker);
         assert_eq!(breaker.permit(at(11)), Permit::Nothing);
         breaker.success(1);
         assert_eq!(breaker.permit(at(11)), Permit::All);
@@ -293,15 +455,91 @@ mod tests {
     fn poison_that_looks_like_an_outage_is_charged_once_others_succeed() {
         for failure in [unclear(), Failure::sink("down")] {
             let mut breaker = Breaker::default();
-            assert_eq!(breaker.suspect(at(0), 7, &failure), Charge::Sink);
-            assert_eq!(breaker.permit(at(0)), Permit::Nothing);
-            assert!(breaker.suspects(7), "the probe is another event");
-            breaker.probing();
+            assert_eq!(breaker.suspect(at(0), &item(7), &failure), Charge::Sink);
+            assert_eq!(breaker.permit(at(0)), Permit::Other, "another key does not wait");
+            assert_eq!(breaker.unfitness(Permit::Other, 7, 7, true), u8::MAX, "the other is another event");
+            breaker.begin(Permit::Other, 2);
+            assert_eq!(breaker.permit(at(600)), Permit::Nothing, "one at a time");
             breaker.success(8);
-            assert_eq!(breaker.suspect(at(2), 7, &failure), Charge::Sink);
+            breaker.over(2);
+            assert_eq!(breaker.suspect(at(2), &item(7), &failure), Charge::Sink);
             assert_eq!(breaker.permit(at(2)), Permit::All, "others are not held back");
-            assert_eq!(breaker.suspect(at(3), 7, &failure), Charge::Event);
+            assert_eq!(breaker.suspect(at(3), &item(7), &failure), Charge::Event);
+            for (round, seconds) in [(1, 1), (2, 2), (3, 4)] {
+                let charge = breaker.suspect(at(10 * round), &item(7), &failure);
+                assert_eq!(charge, Charge::Nobody(Duration::from_millis(seconds * 500)), "no other was sent since");
+                assert_eq!((breaker.permit(at(10 * round)), breaker.report()), (Permit::All, None), "it opens nothing");
+            }
+            breaker.success(9);
+            assert_eq!(breaker.suspect(at(50), &item(7), &failure), Charge::Event, "another was taken since");
+            breaker.success(7);
+            assert!(!breaker.suspects(7));
         }
+    }
+
+    #[test]
+    fn one_key_alone_holds_nobody_back_and_a_second_one_does() {
+        let down = Failure::sink("500");
+        let mut breaker = Breaker::default();
+        for second in 0..20 {
+            breaker.suspect(at(second * 60), &item(7), &down);
+            assert_eq!(breaker.permit(at(second * 60)), Permit::Other);
+            assert_eq!(breaker.report().is_some(), second >= 2, "said to be down after {second}");
+        }
+        probing(&mut breaker);
+        assert_eq!(breaker.permit(at(1200)), Permit::Other, "also while the suspect is at the sink");
+        breaker.begin(Permit::Other, 2);
+        breaker.suspect(at(1201), &item(8), &down);
+        breaker.over(2);
+        breaker.over(1);
+        assert_eq!(breaker.permit(at(1201)), Permit::Nothing, "two keys: the sink is down");
+        assert_eq!(breaker.deadline(), Some(at(1201).mono + BREAKER_BASE), "its wait begins anew");
+        assert!(breaker.report().is_some());
+        breaker.suspect(at(1203), &item(9), &down);
+        assert_eq!(breaker.deadline(), Some(at(1203).mono + BREAKER_BASE * 2));
+        breaker.success(10);
+        assert_eq!((breaker.permit(at(1203)), breaker.report()), (Permit::All, None));
+    }
+
+    #[test]
+    fn who_cannot_be_reached_is_down_whatever_was_to_be_sent() {
+        let mut breaker = Breaker::default();
+        let refused = Failure::unreachable("connect", "connection refused");
+        assert_eq!(breaker.suspect(at(0), &item(7), &refused), Charge::Sink);
+        assert_eq!(breaker.permit(at(0)), Permit::Nothing);
+        assert!(breaker.report().is_some() && !breaker.suspects(7));
+    }
+
+    #[test]
+    fn a_guilty_event_pays_nothing_while_the_sink_is_down() {
+        let down = Failure::sink("500");
+        let mut breaker = Breaker::default();
+        breaker.suspect(at(0), &item(7), &down);
+        breaker.success(8);
+        breaker.suspect(at(1), &item(7), &down);
+        assert_eq!(breaker.suspect(at(1), &item(7), &down), Charge::Event);
+        breaker.success(9);
+        breaker.suspect(at(2), &item(10), &down);
+        breaker.suspect(at(2), &item(11), &down);
+        let until = breaker.deadline();
+        for second in [10, 20, 30] {
+            assert!(matches!(breaker.suspect(at(second), &item(7), &down), Charge::Nobody(_)));
+            assert!(breaker.deadline() > until, "as the probe it says that the sink is still down");
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_has_a_limit_and_goes_with_the_lane() {
+        let mut breaker = Breaker::default();
+        let last = BREAKER_SUSPECTS_MAX as i64 + 5;
+        (1..=last).for_each(|n| _ = breaker.suspect(at(n as u64), &item(n), &unclear()));
+        assert_eq!(breaker.suspects.len(), BREAKER_SUSPECTS_MAX);
+        assert!(!breaker.suspects(5) && breaker.suspects(6) && breaker.suspects(last));
+        let elsewhere = Item { lane: 1, ..item(last + 1) };
+        breaker.suspect(at(5000), &elsewhere, &unclear());
+        breaker.forget_lane(0);
+        assert_eq!(breaker.suspects.keys().copied().collect::<Vec<_>>(), [last + 1]);
+        assert_eq!(breaker.suspect(at(5900), &elsewhere, &unclear()), Charge::Event, "it is alone again");
     }
 
     #[test]
@@ -310,17 +548,17 @@ mod tests {
         let mut breaker = Breaker::default();
         for round in 0..2 {
             let began = 100 * round;
-            assert_eq!(breaker.suspect(at(began), 7, &throttled), Charge::Sink, "round {round}");
+            assert_eq!(breaker.suspect(at(began), &item(7), &throttled), Charge::Sink, "round {round}");
             breaker.success(8);
             breaker.failure(at(began + 1), "reset", None);
             assert_eq!(breaker.permit(at(began + 59)), Permit::Nothing, "what it took meanwhile does not shorten it");
             assert_eq!(breaker.report().map(|report| report.next_try), Some(at(began + 60).wall));
             assert_eq!(breaker.permit(at(began + 60)), Permit::Probe);
-            breaker.probing();
+            probing(&mut breaker);
             breaker.success(9);
             assert_eq!(breaker.permit(at(began + 60)), Permit::All);
         }
-        assert_eq!(breaker.suspect(at(200), 7, &throttled), Charge::Event, "it takes others and not this one");
+        assert_eq!(breaker.suspect(at(200), &item(7), &throttled), Charge::Event, "it takes others and not this one");
         assert_eq!(breaker.permit(at(200)), Permit::All);
     }
 
@@ -331,7 +569,7 @@ mod tests {
         breaker.failure(at(0), "down", None);
         breaker.failure(at(1), "down", None);
         assert!(breaker.has_news() && !breaker.has_news());
-        breaker.probing();
+        probing(&mut breaker);
         assert!(!breaker.has_news());
         breaker.success(1);
         assert!(breaker.has_news() && !breaker.has_news());
@@ -340,21 +578,21 @@ mod tests {
     #[test]
     fn a_suspect_that_is_the_probe_does_not_end_probing_for_ever() {
         let mut breaker = Breaker::default();
-        assert_eq!(breaker.suspect(at(0), 7, &unclear()), Charge::Sink);
+        assert_eq!(breaker.suspect(at(0), &item(7), &unclear()), Charge::Sink);
         breaker.success(8);
         breaker.failure(at(1), "down", None);
-        breaker.probing();
-        assert_eq!(breaker.suspect(at(2), 7, &unclear()), Charge::Sink);
-        breaker.probe_over(at(2));
+        probing(&mut breaker);
+        assert_eq!(breaker.suspect(at(2), &item(7), &unclear()), Charge::Sink);
+        breaker.over(1);
         assert_eq!(breaker.permit(at(2)), Permit::Probe);
     }
 
     #[test]
     fn alone_with_a_suspect_it_is_charged_after_the_limit() {
         let mut breaker = Breaker::default();
-        assert_eq!(breaker.suspect(at(0), 7, &unclear()), Charge::Sink);
-        assert_eq!(breaker.suspect(at(899), 7, &unclear()), Charge::Sink);
-        assert_eq!(breaker.suspect(at(900), 7, &unclear()), Charge::Event);
+        assert_eq!(breaker.suspect(at(0), &item(7), &unclear()), Charge::Sink);
+        assert_eq!(breaker.suspect(at(899), &item(7), &unclear()), Charge::Sink);
+        assert_eq!(breaker.suspect(at(900), &item(7), &unclear()), Charge::Event);
     }
 
     #[test]
@@ -362,10 +600,10 @@ mod tests {
         let mut breaker = Breaker::default();
         for hour in 0..24 {
             for position in [7, 8] {
-                assert_eq!(breaker.suspect(at(hour * 3600), position, &unclear()), Charge::Sink);
+                assert_eq!(breaker.suspect(at(hour * 3600), &item(position), &unclear()), Charge::Sink);
             }
             let mut one = Breaker::default();
-            assert_eq!(one.suspect(at(hour * 3600), 7, &Failure::sink("down")), Charge::Sink);
+            assert_eq!(one.suspect(at(hour * 3600), &item(7), &Failure::sink("down")), Charge::Sink);
         }
     }
 
@@ -406,13 +644,13 @@ mod tests {
     fn a_probe_that_is_refused_as_a_first_try_doubles_the_wait_and_one_that_is_taken_ends_it() {
         let mut breaker = refusing(BREAKER_KEYS_MAX);
         let first = breaker.deadline().expect("open");
-        breaker.probing();
+        probing(&mut breaker);
         breaker.refused(at(1), 6, true, "422");
-        breaker.probe_over(at(1));
+        breaker.over(1);
         assert_eq!((breaker.permit(at(1)), first), (Permit::Nothing, BREAKER_BASE));
         assert_eq!(breaker.deadline(), Some(Duration::from_secs(1) + BREAKER_BASE * 2));
         assert_eq!(breaker.report().expect("open").since, at(0).wall);
-        breaker.probing();
+        probing(&mut breaker);
         breaker.success(7);
         assert_eq!((breaker.permit(at(2)), breaker.report()), (Permit::All, None));
         breaker.refused(at(2), 8, true, "422");
@@ -424,12 +662,12 @@ mod tests {
         let mut breaker = refusing(BREAKER_KEYS_MAX);
         breaker.refused(at(0), 1, false, "422");
         assert_eq!(breaker.permit(at(0)), Permit::Nothing, "it was at the sink before");
-        breaker.probing();
+        probing(&mut breaker);
         breaker.refused(at(1), 1, false, "422");
-        breaker.probe_over(at(1));
+        breaker.over(1);
         assert_eq!(breaker.permit(at(1)), Permit::Probe, "the next may go at once, alone");
         assert_eq!((breaker.report(), breaker.is_down()), (None, false));
-        breaker.probing();
+        probing(&mut breaker);
         assert_eq!((breaker.permit(at(1)), breaker.report()), (Permit::Nothing, None));
         breaker.refused(at(1), 6, true, "422");
         assert_eq!(breaker.permit(at(1)), Permit::Nothing);
@@ -439,11 +677,15 @@ mod tests {
     #[test]
     fn the_fittest_probe_is_the_first_try_of_a_key_that_was_not_refused() {
         let mut breaker = refusing(BREAKER_KEYS_MAX - 1);
-        assert_eq!((breaker.unfitness(1, 1, false), breaker.unfitness(6, 6, true)), (0, 0), "all alike");
+        assert_eq!(
+            (breaker.unfitness(Permit::Probe, 1, 1, false), breaker.unfitness(Permit::Probe, 6, 6, true)),
+            (0, 0),
+            "all alike"
+        );
         breaker.refused(at(0), 5, true, "422");
-        breaker.suspect(at(0), 9, &unclear());
+        breaker.suspect(at(0), &item(9), &unclear());
         let unfitness = [(6, 6, true), (7, 5, true), (8, 6, false), (9, 9, true)]
-            .map(|(position, key, first_try)| breaker.unfitness(position, key, first_try));
+            .map(|(position, key, first_try)| breaker.unfitness(Permit::Probe, position, key, first_try));
         assert_eq!(unfitness, [0, 1, 1, 2]);
     }
 
@@ -451,15 +693,21 @@ mod tests {
     fn after_a_refused_first_try_it_is_the_turn_of_a_retry() {
         let mut breaker = refusing(BREAKER_KEYS_MAX);
         assert!(!breaker.wants_retry(), "another key tells more at first");
-        breaker.probing();
+        probing(&mut breaker);
         breaker.refused(at(1), 6, true, "422");
         assert!(breaker.wants_retry());
-        assert_eq!((breaker.unfitness(1, 1, false), breaker.unfitness(7, 7, true)), (0, 1));
-        breaker.probing();
+        assert_eq!(
+            (breaker.unfitness(Permit::Probe, 1, 1, false), breaker.unfitness(Permit::Probe, 7, 7, true)),
+            (0, 1)
+        );
+        probing(&mut breaker);
         breaker.refused(at(2), 1, false, "422");
-        breaker.probe_over(at(2));
+        breaker.over(1);
         assert!(!breaker.wants_retry());
-        assert_eq!((breaker.unfitness(1, 1, false), breaker.unfitness(7, 7, true)), (1, 0));
+        assert_eq!(
+            (breaker.unfitness(Permit::Probe, 1, 1, false), breaker.unfitness(Permit::Probe, 7, 7, true)),
+            (1, 0)
+        );
     }
 
     #[test]

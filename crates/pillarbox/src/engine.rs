@@ -19,10 +19,10 @@ use crate::work::looked_at;
 #[doc(hidden)]
 pub use crate::work::work;
 use crate::{
-    Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, DEAD_HEADS_MAX, Epoch, Event, Fleet, InstanceId, Joined,
-    KeyHash, LaneRef, LaneState, LaneWrite, Mode, Outcome, Page, PollRequest, Position, RangeSet, RecoverRequest,
-    Recovered, RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures, Subscription, SubscriptionId, Take,
-    Timestamp,
+    Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, DEAD_HEADS_MAX, DeliveredAttempt, Epoch, Event,
+    FailedAttempt, Fleet, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneWrite, Mode, Outcome, Page, PollRequest,
+    Position, RangeSet, RecoverRequest, Recovered, RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures,
+    Subscription, SubscriptionId, Take, Timestamp,
 };
 
 /// The two clocks of a step: `mono` never jumps and measures waits; `wall` is what due times are kept in.
@@ -145,6 +145,8 @@ pub enum Mutant {
     NoOwnDeadline,
     /// It sends nothing more, but lets what is at the sinks go on.
     CallsOutliveDeadline,
+    /// One event that the sink fails to take holds every key back.
+    SuspectStopsAll,
 }
 
 /// What happened.
@@ -214,6 +216,31 @@ pub enum Call {
     Recover,
 }
 
+impl Input {
+    /// Its name, for the log: it holds payloads, which are never logged.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Input::Observed(_) => "observed",
+            Input::Taken(_) => "taken",
+            Input::Loaded(_) => "loaded",
+            Input::Polled(_) => "polled",
+            Input::Fetched(_) => "fetched",
+            Input::Settled(_) => "settled",
+            Input::Claimed(_) => "claimed",
+            Input::Finished(_) => "finished",
+            Input::Recovered(_) => "recovered",
+            Input::Delivered { .. } => "delivered",
+            Input::Aborted { .. } => "aborted",
+            Input::HandedBack { .. } => "handed_back",
+            Input::Rang => "rang",
+            Input::Published => "published",
+            Input::CallFailed(_) => "call_failed",
+            Input::Drain => "drain",
+            Input::Tick => "tick",
+        }
+    }
+}
+
 /// What to do. At most one of each store call is under way.
 #[derive(Debug)]
 pub enum Action {
@@ -273,8 +300,14 @@ pub struct Figures {
     pub recovered: BTreeMap<(Arc<str>, &'static str), u64>,
     /// Claims that were ended too late: they had been taken from this instance, by subscription.
     pub refused: BTreeMap<Arc<str>, u64>,
-    /// Sinks that are taken to be down from now on, or (without a report) no longer, by subscription.
+    /// Sinks that are considered down from now on, or (without a report) no longer, by subscription.
     pub sinks: BTreeMap<Arc<str>, Option<BreakerReport>>,
+    /// Attempts that failed, as many as are to be logged.
+    pub failed_attempts: Vec<FailedAttempt>,
+    /// How many more failed, by subscription.
+    pub failed_unlogged: BTreeMap<Arc<str>, u64>,
+    /// Events that were delivered, if [`Engine::tell_deliveries`] was asked for them.
+    pub deliveries: Vec<DeliveredAttempt>,
     /// What people should be told.
     pub warnings: Vec<String>,
 }
@@ -300,6 +333,9 @@ pub struct Engine {
     horizon: Position,
     actions: Vec<Action>,
     figures: Figures,
+    tells_deliveries: bool,
+    /// Subscriptions of which failed attempts were logged lately.
+    logged: Vec<usize>,
     random: u64,
     draining: bool,
     left: bool,
@@ -423,6 +459,8 @@ impl Engine {
             horizon: 0,
             actions: Vec::new(),
             figures,
+            tells_deliveries: false,
+            logged: Vec::new(),
             random: config.seed | 1,
             draining: false,
             left: false,
@@ -581,6 +619,11 @@ impl Engine {
         self.polls
     }
 
+    /// Whether the figures are to name every event that is delivered.
+    pub fn tell_deliveries(&mut self, tell: bool) {
+        self.tells_deliveries = tell;
+    }
+
     /// This instance.
     pub fn instance(&self) -> InstanceId {
         self.me
@@ -637,6 +680,7 @@ impl Engine {
         self.settle(now);
         let horizon = self.horizon;
         self.subscribers.iter_mut().filter(|sub| !sub.resting).for_each(|sub| sub.resting = sub.may_rest(now, horizon));
+        self.tell_unlogged(now);
         let calls = self.settling.is_some() || self.taking.is_some() || self.loading.is_some() || self.observing;
         if self.draining && self.is_empty() && !calls && self.to_load.is_empty() {
             self.left = true;

@@ -1,14 +1,24 @@
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// How many distinct keys the guard looks back.
 pub const FLOOD_KEYS: usize = 50;
+/// Where there are few keys, so many events may die while most of the keys fail: less may be a few bad events and no bad deploy.
+pub const FLOOD_DEAD_MAX: usize = 10;
+/// Within this time.
+pub const FLOOD_DEAD_WITHIN: Duration = Duration::from_secs(3600);
 
-/// Suspects a bad deploy when more than half of the last [`FLOOD_KEYS`] distinct keys failed; while it does, nothing becomes dead.
+/// Suspects a bad deploy when more than half of the last [`FLOOD_KEYS`] distinct keys failed, or of the fewer that there were, if
+/// [`FLOOD_DEAD_MAX`] events have died within [`FLOOD_DEAD_WITHIN`]; while it does, nothing becomes dead.
 #[derive(Debug, Default)]
 pub(crate) struct FloodGuard {
     /// The last keys, newest at the back, and whether they failed. Successes are noted only while a failure is in sight.
     keys: VecDeque<(u64, bool)>,
     failed: usize,
+    /// When the last events died.
+    dead: VecDeque<Duration>,
+    /// Too many have died, and most keys have failed ever since.
+    flooded: bool,
 }
 
 impl FloodGuard {
@@ -27,11 +37,27 @@ impl FloodGuard {
             let (_, was) = self.keys.pop_front().expect("more than none");
             self.failed -= usize::from(was);
         }
+        self.flooded &= self.most_fail();
+    }
+
+    /// Notes that an event has died.
+    pub(crate) fn note_dead(&mut self, now: Duration) {
+        self.dead.push_back(now);
+        if self.dead.len() > FLOOD_DEAD_MAX {
+            self.dead.pop_front();
+        }
+        let many = self.dead.len() == FLOOD_DEAD_MAX;
+        let lately = self.dead.front().is_some_and(|first| now.saturating_sub(*first) <= FLOOD_DEAD_WITHIN);
+        self.flooded |= many && lately && self.most_fail();
     }
 
     /// Whether a bad deploy is suspected.
     pub(crate) fn is_open(&self) -> bool {
-        self.failed > FLOOD_KEYS / 2
+        self.failed > FLOOD_KEYS / 2 || self.flooded
+    }
+
+    fn most_fail(&self) -> bool {
+        self.failed * 2 > self.keys.len()
     }
 }
 
@@ -58,5 +84,43 @@ mod tests {
         (100..150).for_each(|key| guard.note(key, false));
         assert!(!guard.is_open());
         assert_eq!(guard.failed, 0);
+    }
+
+    /// An event of this key dies; whether the guard is open then.
+    fn die(guard: &mut FloodGuard, key: u64, second: u64) -> bool {
+        guard.note(key, true);
+        if !guard.is_open() {
+            guard.note_dead(Duration::from_secs(second));
+        }
+        guard.is_open()
+    }
+
+    #[test]
+    fn few_keys_lose_no_more_than_the_limit_however_few_they_are() {
+        for keys in [1, 3, 25] {
+            let mut guard = FloodGuard::default();
+            let dead = (0..800).take_while(|n| !die(&mut guard, n % keys, *n)).count() + 1;
+            assert_eq!(dead, FLOOD_DEAD_MAX, "{keys} keys");
+            guard.note(0, true);
+            assert!(guard.is_open(), "as long as they fail");
+            (0..keys).for_each(|key| guard.note(key, false));
+            assert!(!guard.is_open());
+        }
+    }
+
+    #[test]
+    fn a_key_that_fails_beside_others_that_do_not_is_no_flood() {
+        let mut guard = FloodGuard::default();
+        for round in 0..100 {
+            assert!(!die(&mut guard, 1, round), "round {round}");
+            (2..5).for_each(|key| guard.note(key, false));
+        }
+    }
+
+    #[test]
+    fn what_died_long_ago_does_not_count() {
+        let mut guard = FloodGuard::default();
+        let hour = FLOOD_DEAD_WITHIN.as_secs();
+        assert!((0..100).all(|n| !die(&mut guard, 1, n * hour / 8)));
     }
 }

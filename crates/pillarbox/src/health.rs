@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::counted::counted;
 use crate::{BreakerReport, InstanceStatus, Level, Mode, PausedBy, Status, SubscriptionStatus, Timestamp};
 
 /// When something that does not move is a problem.
@@ -13,7 +14,7 @@ pub struct HealthLimits {
     /// A lane may be without an owner while events have waited for less than this, or no instance that could own it has lived
     /// for as long: a relay that starts takes its lanes one look at the fleet later. Default: 10 s.
     pub no_owner_after: Duration,
-    /// A sink may be taken to be down for this long. Default: 60 s.
+    /// A sink may be considered down for this long. Default: 60 s.
     pub sink_down_after: Duration,
     /// So many dead events are nobody's problem. Default: 0.
     pub dead_max: u64,
@@ -70,6 +71,8 @@ pub enum ProblemKind {
     FloodGuard,
     /// A limit stopped it.
     Stopped,
+    /// Events are tried beyond `max_attempts`.
+    TriedOn,
     /// Events were given up.
     Dead,
     /// Somebody holds the log back.
@@ -150,16 +153,16 @@ impl Judge<'_> {
     }
 
     fn judge_paused(&mut self) {
-        let (name, waiting) = (&self.subscription.name, self.waiting());
+        let (name, waiting) = (&self.subscription.name, wait(self.waiting()));
         let reason = self.subscription.paused_reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
         if self.subscription.paused_by == Some(PausedBy::Receiver) {
-            let message = format!("it was paused by its receiver{reason}; {waiting} events wait");
+            let message = format!("it was paused by its receiver{reason}; {waiting}");
             let advice = format!(
                 "`pillarbox resume {name}` once the receiver takes events again, or `pillarbox pause {name}` to leave it so"
             );
             self.say(ProblemKind::Paused, Level::Failed, message, advice);
         } else {
-            let message = format!("it is paused{reason}; {waiting} events wait");
+            let message = format!("it is paused{reason}; {waiting}");
             self.say(ProblemKind::Paused, Level::Warning, message, format!("pillarbox resume {name}"));
         }
     }
@@ -171,7 +174,7 @@ impl Judge<'_> {
         }
         let name = &self.subscription.name;
         let message =
-            format!("no living instance runs it; {waiting} events wait and {bytes} bytes of the log are held back");
+            format!("no living instance runs it; {} and {bytes} bytes of the log are held back", wait(waiting));
         let advice = format!("start a relay whose config names it, or `pillarbox subscription delete {name}`");
         self.say(ProblemKind::Orphaned, Level::Failed, message, advice);
     }
@@ -190,6 +193,7 @@ impl Judge<'_> {
         if let Some(breaker) = &report.breaker {
             self.judge_sink_down(breaker);
         }
+        self.judge_retries();
         let unowned = self.subscription.lanes.saturating_sub(self.subscription.lanes_owned);
         if unowned > 0 && self.waiting() > 0 {
             let message =
@@ -200,8 +204,8 @@ impl Judge<'_> {
         } else if report.breaker.is_none() && report.stopped.is_none() && self.is_stalled() {
             let age = self.subscription.oldest_age_seconds.unwrap_or_default();
             let message = format!(
-                "{} events are pending, the oldest event is {age:.0} s old, and nothing was delivered for {} s",
-                self.subscription.pending,
+                "{} pending, the oldest event is {age:.0} s old, and nothing was delivered for {} s",
+                counted(self.subscription.pending, "event"),
                 self.limits.stalled_after.as_secs()
             );
             self.say(
@@ -221,11 +225,28 @@ impl Judge<'_> {
             0 => "next try now".to_owned(),
             seconds => format!("next try in {seconds} s"),
         };
-        let message = format!("the sink is taken to be down for {} s, {next}: {error}", down.as_secs());
+        let message = format!("the sink is considered down (circuit open) for {} s, {next}: {error}", down.as_secs());
         // The error may say that the configuration is to blame, and then waiting does not help.
         let advice = "delivery goes on by itself once the receiver takes events; if the configuration is wrong, change it and \
                       restart the relay";
         self.say(ProblemKind::SinkDown, level, message, advice.to_owned());
+    }
+
+    /// Whoever set `max_attempts` may wonder why events fail more often than that.
+    fn judge_retries(&mut self) {
+        let SubscriptionStatus { name, retrying, retry, .. } = self.subscription;
+        if *retrying == 0 || !retry.outlasts_attempts() {
+            return;
+        }
+        let (max, age) = (retry.max_attempts, retry.min_dead_age);
+        let (events, verb) = (counted(*retrying, "event"), if *retrying == 1 { "is" } else { "are" });
+        let message = format!(
+            "{events} {verb} retried, also beyond max_attempts = {max}: nothing is dead before min_dead_age = {age:?} since its first \
+             failure"
+        );
+        let advice =
+            format!("lower retry.min_dead_age, or see `pillarbox list --subscription {name} --state retrying`");
+        self.say(ProblemKind::TriedOn, Level::Warning, message, advice);
     }
 
     /// There is work that could be done now, it has been there for long, and nothing was delivered meanwhile. A retry
@@ -260,12 +281,17 @@ impl Judge<'_> {
     }
 }
 
+/// So many events wait.
+fn wait(count: u64) -> String {
+    format!("{} wait{}", counted(count, "event"), if count == 1 { "s" } else { "" })
+}
+
 #[cfg(test)]
 mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::{Filter, InstanceId, LogStatus, Mode, OnDead, Report, SubscriptionId, SubscriptionReport};
+    use crate::{Filter, InstanceId, LogStatus, Mode, OnDead, Report, RetryPolicy, SubscriptionId, SubscriptionReport};
 
     const NOW: Timestamp = Timestamp(1_000_000);
 
@@ -280,6 +306,7 @@ mod tests {
             filter: Filter::default(),
             lanes: 8,
             on_dead: OnDead::Block,
+            retry: RetryPolicy::sink(),
             paused: false,
             paused_by: None,
             paused_reason: None,
@@ -472,9 +499,28 @@ mod tests {
             problems(&status, &HealthLimits::default()).remove(0)
         };
         let problem = said(ago(-12));
-        assert_eq!(problem.message, "the sink is taken to be down for 9 s, next try in 12 s: HTTP 404; check the url");
+        assert_eq!(
+            problem.message,
+            "the sink is considered down (circuit open) for 9 s, next try in 12 s: HTTP 404; check the url"
+        );
         assert!(problem.advice.contains("by itself") && problem.advice.contains("change it"), "{problem:?}");
         assert!(said(ago(3)).message.contains(", next try now: "), "it is overdue");
+    }
+
+    #[test]
+    fn events_that_are_tried_beyond_max_attempts_are_explained() {
+        let three = |min_dead_age| {
+            move |it: &mut SubscriptionStatus| {
+                it.retrying = 1;
+                it.retry = RetryPolicy { min_dead_age, ..it.retry.attempts(3) };
+            }
+        };
+        check(three(Duration::ZERO), &[]);
+        check(three(Duration::from_secs(3600)), &[(ProblemKind::TriedOn, Level::Warning)]);
+        let mut status = healthy();
+        three(Duration::from_secs(3600))(&mut status.subscriptions[0]);
+        let message = problems(&status, &HealthLimits::default()).remove(0).message;
+        assert!(message.starts_with("1 event is retried, also beyond max_attempts = 3: "), "{message}");
     }
 
     #[test]

@@ -24,9 +24,11 @@
 //! ```
 //!
 //! The decisions of a relay are in [`engine`]: state, time and what happened, to what is to be done, without any IO.
+mod attempt_log;
 mod audit;
 mod breaker;
 mod cloud_event;
+mod counted;
 pub mod decode;
 mod dispatcher;
 /// The decisions of a relay, without IO: for simulations and for those who bring their own shell.
@@ -57,8 +59,12 @@ mod why;
 mod work;
 pub mod world;
 
+pub use attempt_log::{ATTEMPTS_LOGGED_INTERVAL, ATTEMPTS_LOGGED_MAX, DeliveredAttempt, FailedAttempt, NextTry};
 pub use audit::{Audit, Auditor, MISSING_LISTED_MAX, Missing, MissingReason, SubscriptionAudit};
-pub use breaker::{BREAKER_BASE, BREAKER_CAP, BREAKER_KEYS_MAX, BREAKER_SUSPECT_AFTER, RETRY_AFTER_MAX};
+pub use breaker::{
+    BREAKER_ALONE_MAX, BREAKER_BASE, BREAKER_CAP, BREAKER_KEYS_MAX, BREAKER_SUSPECT_AFTER, BREAKER_SUSPECTS_MAX,
+    RETRY_AFTER_MAX,
+};
 pub use cloud_event::{BinaryEvent, CLOUD_EVENT_START, CloudEvents, EXTENSION_NAME_MAX, received_id};
 pub use dispatcher::BatchId;
 pub use engine::Now;
@@ -68,7 +74,7 @@ pub use event::{
     Timestamp, lane_of,
 };
 pub use failpoint::Failpoint;
-pub use flood_guard::FLOOD_KEYS;
+pub use flood_guard::{FLOOD_DEAD_MAX, FLOOD_DEAD_WITHIN, FLOOD_KEYS};
 pub use grace::Grace;
 pub use handler::{Handler, heartbeat};
 pub use health::{HealthLimits, Problem, ProblemKind, is_unhealthy, problems};

@@ -20,7 +20,7 @@ pub const OLDEST_AGE: &str = "pillarbox_oldest_undelivered_age_seconds";
 pub const BACKLOG: &str = "pillarbox_backlog";
 /// Gauge, by `subscription` and `state`: deliveries of the slow path.
 pub const DELIVERIES: &str = "pillarbox_deliveries";
-/// Gauge, by `subscription`: 1 while the sink is taken to be down.
+/// Gauge, by `subscription`: 1 while the sink is considered down.
 pub const BREAKER_OPEN: &str = "pillarbox_breaker_open";
 /// Gauge, by `subscription` and `by`: 1 while it is paused by an operator, or by its receiver.
 pub const PAUSED: &str = "pillarbox_paused";

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::{
     AttemptError, ERROR_BYTES_MAX, Event, Filter, InstanceId, Mode, NewEvent, OnDead, Position, RangeSet,
-    RecoveryCause, Report, Result, Start, SubscriptionId, Timestamp,
+    RecoveryCause, Report, Result, RetryPolicy, Start, SubscriptionId, Timestamp,
 };
 
 /// What people and scripts do with a log, beside the relay. None of it needs a running instance.
@@ -140,6 +140,9 @@ pub struct SubscriptionStatus {
     pub lanes: u32,
     /// What a dead event does.
     pub on_dead: OnDead,
+    /// When what fails is tried again, and when it is dead.
+    #[serde(skip)]
+    pub retry: RetryPolicy,
     /// It stands still until somebody resumes it.
     pub paused: bool,
     /// Who paused it, if it is paused.

@@ -13,7 +13,8 @@ pub struct RetryPolicy {
     pub cap: Duration,
     /// Adds up to a tenth of the wait, so that retries of many events spread. Off: exact waits.
     pub jitter: bool,
-    /// An event younger than this (since its first failure) is not dead yet, however often it failed.
+    /// An event younger than this (since its first failure) is not dead yet, however often it failed: it is tried on, beyond
+    /// `max_attempts`. See [`RetryPolicy::attempts`].
     pub min_dead_age: Duration,
 }
 
@@ -38,6 +39,31 @@ impl RetryPolicy {
             jitter: true,
             min_dead_age: Duration::from_secs(3600),
         }
+    }
+
+    /// The same, but dead after so many attempts, whatever time they take: whoever counts attempts means to get no more of them. To
+    /// have both, set `min_dead_age` after this.
+    pub const fn attempts(self, max_attempts: u32) -> Self {
+        RetryPolicy { max_attempts, min_dead_age: Duration::ZERO, ..self }
+    }
+
+    /// A policy as it is stored; if it cannot be read, that of sinks.
+    pub fn stored(text: &str) -> Self {
+        serde_json::from_str(text).unwrap_or(RetryPolicy::sink())
+    }
+
+    /// How long after the first failure the last attempt fails at the earliest, without jitter and the time that attempts take.
+    pub fn attempts_take(&self) -> Duration {
+        let exact = RetryPolicy { jitter: false, ..*self };
+        // From here on each wait is the longest.
+        let doubling = self.max_attempts.clamp(1, 64);
+        let first = (1..doubling).fold(Duration::ZERO, |sum, attempt| sum.saturating_add(exact.delay(attempt, 0.0)));
+        first.saturating_add(self.cap.saturating_mul(self.max_attempts.saturating_sub(doubling)))
+    }
+
+    /// Whether events are tried beyond `max_attempts`, since `min_dead_age` is not over by then.
+    pub fn outlasts_attempts(&self) -> bool {
+        self.attempts_take() < self.min_dead_age
     }
 
     /// The wait after the `attempts`-th failure. `noise` is a random number in 0..=1; jitter only adds.
@@ -73,6 +99,29 @@ mod tests {
             let wait = policy.delay(3, noise);
             assert!(wait >= Duration::from_secs(4) && wait <= Duration::from_millis(4400), "{wait:?}");
         }
+    }
+
+    #[test]
+    fn whoever_says_how_many_attempts_gets_no_more() {
+        let three = RetryPolicy::sink().attempts(3);
+        assert!(!three.is_dead(2, Duration::ZERO) && three.is_dead(3, Duration::ZERO));
+        assert!(!three.outlasts_attempts() && !RetryPolicy::sink().outlasts_attempts());
+        assert_eq!((three.cap, three.base), (RetryPolicy::sink().cap, RetryPolicy::sink().base));
+    }
+
+    #[test]
+    fn tells_when_the_age_outlasts_the_attempts() {
+        let quick = |max_attempts| RetryPolicy {
+            max_attempts,
+            base: Duration::from_millis(200),
+            cap: Duration::from_secs(1),
+            ..RetryPolicy::sink()
+        };
+        assert_eq!(quick(1).attempts_take(), Duration::ZERO);
+        assert_eq!(quick(4).attempts_take(), Duration::from_millis(200 + 400 + 800));
+        assert_eq!(quick(1004).attempts_take(), Duration::from_millis(1_400 + 1_000_000));
+        assert!(quick(3).outlasts_attempts() && !quick(4000).outlasts_attempts());
+        assert!(quick(u32::MAX).attempts_take() > RetryPolicy::sink().min_dead_age);
     }
 
     #[test]

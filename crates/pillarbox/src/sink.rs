@@ -51,7 +51,7 @@ pub struct SinkFeatures {
     pub one_by_one: bool,
     /// What it delivers it settles itself, in the same transaction: see [`Transact`](crate::Transact).
     pub settles: bool,
-    /// All events go to one receiver: when several different keys are refused in a row, it is taken to be unwell and the
+    /// All events go to one receiver: when several different keys are refused in a row, it is considered unwell and the
     /// subscription waits as for one that is down.
     pub one_receiver: bool,
 }
@@ -114,7 +114,7 @@ pub struct Failure {
     pub permanent: bool,
     /// Not before this wait, if the receiver asked for one.
     pub retry_after: Option<Duration>,
-    /// The event was refused before anything was sent: this says nothing of the receiver.
+    /// Nothing was sent. An event's failure then says nothing of the receiver; a sink's (it could not be reached) says nothing of the event.
     pub unsent: bool,
     /// The receiver wants nothing more: the subscription is paused, with this failure as the reason, until somebody resumes it.
     pub pause: bool,
@@ -162,6 +162,11 @@ impl Failure {
     /// The receiver is down or overloaded.
     pub fn sink(message: impl Into<String>) -> Self {
         Failure { fault: Fault::Sink, kind: "sink", ..Failure::event(message) }
+    }
+
+    /// The receiver could not be reached, so that this is no event's fault.
+    pub fn unreachable(kind: &'static str, message: impl Into<String>) -> Self {
+        Failure { unsent: true, kind, ..Failure::sink(message) }
     }
 
     /// The receiver has gone for good: the subscription is paused.

@@ -450,7 +450,7 @@ pub struct SubscriptionReport {
     /// When something was last delivered.
     #[serde(default)]
     pub delivered_at: Option<Timestamp>,
-    /// Set while the sink is taken to be down.
+    /// Set while the sink is considered down.
     #[serde(default)]
     pub breaker: Option<BreakerReport>,
     /// More than half of the last keys failed: a bad deploy is suspected and nothing becomes dead.

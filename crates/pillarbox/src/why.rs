@@ -1,7 +1,9 @@
 use serde::Serialize;
 
+use crate::counted::counted;
 use crate::{
-    ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Mode, PausedBy, State, Status, SubscriptionStatus, Timestamp,
+    ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Mode, PausedBy, RetryPolicy, State, Status,
+    SubscriptionStatus, Timestamp,
 };
 
 /// Why an event was or was not delivered to one subscription.
@@ -32,7 +34,7 @@ pub enum Cause {
     BehindKeyHead,
     /// It failed and is tried again at a known time.
     RetryAt,
-    /// The sink is taken to be down.
+    /// The sink is considered down.
     SinkDown,
     /// An operator paused the subscription, or its receiver wants nothing more.
     Paused,
@@ -158,7 +160,7 @@ impl Facts<'_> {
         let waits = delivery.due_at > self.now;
         self.paused().or_else(|| self.no_owner()).unwrap_or_else(|| match delivery.state {
             State::Delayed if waits => delayed(delivery.due_at),
-            State::Retrying if waits => self.flood_guard().unwrap_or_else(|| retry_at(delivery)),
+            State::Retrying if waits => self.flood_guard().unwrap_or_else(|| self.retry_at(delivery)),
             _ => self.held_back().unwrap_or_else(|| self.pending()),
         })
     }
@@ -198,7 +200,8 @@ impl Facts<'_> {
     }
 
     fn dead(&self, delivery: &DeliveryRecord) -> Conclusion {
-        let message = format!("it was given up after {} attempts{}", delivery.attempts, last_error(delivery));
+        let message =
+            format!("it was given up after {}{}", counted(delivery.attempts.into(), "attempt"), last_error(delivery));
         let (name, id) = (&self.fate.subscription, self.event.id);
         let advice = format!("pillarbox requeue --subscription {name} --event {id}, or `skip` with a reason");
         (Cause::Dead, message, Some(advice))
@@ -269,7 +272,7 @@ impl Facts<'_> {
     fn sink_down(&self) -> Option<Conclusion> {
         let breaker = self.subscription?.report.breaker.as_ref()?;
         let message = format!(
-            "the sink is taken to be down since {}, next try at {}: {}",
+            "the sink is considered down (circuit open) since {}, next try at {}: {}",
             breaker.since, breaker.next_try, breaker.error
         );
         let advice = "delivery goes on by itself once the receiver takes events; if the configuration is wrong, change it and \
@@ -288,11 +291,29 @@ impl Facts<'_> {
         Some((Cause::FloodGuard, message, Some(advice)))
     }
 
+    fn retry_at(&self, delivery: &DeliveryRecord) -> Conclusion {
+        let (attempts, due_at, error) = (delivery.attempts, delivery.due_at, last_error(delivery));
+        let retry = self.subscription.map_or(RetryPolicy::sink(), |subscription| subscription.retry);
+        let (max, dead_at) = (retry.max_attempts, delivery.since.plus(retry.min_dead_age));
+        let message = if attempts >= max && dead_at > self.now {
+            let all = counted(max.into(), "attempt");
+            let verb = if max == 1 { "is" } else { "are" };
+            format!(
+                "{max} of {all} {verb} used up; not dead before {dead_at} because of min_dead_age; next try at {due_at}{error}"
+            )
+        } else {
+            format!("attempt {attempts} of {max} failed; next try at {due_at}{error}")
+        };
+        (Cause::RetryAt, message, None)
+    }
+
     fn pending(&self) -> Conclusion {
         let mut message = format!("it waits for its turn or is at the sink{}", self.owner());
         if let Some(subscription) = self.subscription {
             let (pending, processing) = (subscription.pending, subscription.processing);
-            message.push_str(&format!("; {pending} events are pending and {processing} are being delivered"));
+            let (events, verb) = (counted(pending, "event"), if pending == 1 { "is" } else { "are" });
+            let working = if processing == 1 { "is" } else { "are" };
+            message.push_str(&format!("; {events} {verb} pending and {processing} {working} being delivered"));
         }
         let holders = &self.status.log.holders;
         if !holders.is_empty() {
@@ -326,12 +347,6 @@ fn delayed(due_at: Timestamp) -> Conclusion {
     (Cause::Delayed, format!("it is not to be delivered before {due_at}"), None)
 }
 
-fn retry_at(delivery: &DeliveryRecord) -> Conclusion {
-    let (attempts, due_at) = (delivery.attempts, delivery.due_at);
-    let message = format!("attempt {attempts} failed; next try at {due_at}{}", last_error(delivery));
-    (Cause::RetryAt, message, None)
-}
-
 fn last_error(delivery: &DeliveryRecord) -> String {
     let last = delivery.errors.last();
     last.map(|error| format!("; last error ({}): {}", error.kind, error.message)).unwrap_or_default()
@@ -339,6 +354,8 @@ fn last_error(delivery: &DeliveryRecord) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use uuid::Uuid;
 
     use super::*;
@@ -398,6 +415,7 @@ mod tests {
             filter: Filter::default(),
             lanes: 8,
             on_dead: OnDead::Block,
+            retry: RetryPolicy::sink(),
             paused: false,
             paused_by: None,
             paused_reason: None,
@@ -480,7 +498,16 @@ mod tests {
     #[test]
     fn retry_at() {
         let retrying = Fate { delivery: delivery(State::Retrying, LATER), settled: true, ..fate() };
-        check(&retrying, &status(), Cause::RetryAt, &["attempt 4", &LATER.to_string(), "timeout", "no answer"]);
+        let first = ["attempt 4 of 20 failed", &LATER.to_string(), "timeout", "no answer"];
+        check(&retrying, &status(), Cause::RetryAt, &first);
+        let mut impatient = status();
+        let retry = &mut impatient.subscriptions[0].retry;
+        *retry = RetryPolicy { min_dead_age: Duration::from_secs(60), ..retry.attempts(3) };
+        let until = format!("not dead before {} because of min_dead_age", NOW.plus(Duration::from_secs(60)));
+        check(&retrying, &impatient, Cause::RetryAt, &["3 of 3 attempts are used up", &until, &LATER.to_string()]);
+        impatient.at = LATER;
+        let later = Fate { delivery: delivery(State::Retrying, Timestamp(LATER.0 + 1)), ..fate() };
+        check(&later, &impatient, Cause::RetryAt, &["attempt 4 of 3 failed"]);
     }
 
     #[test]
@@ -547,7 +574,7 @@ mod tests {
     fn dead() {
         let dead = Fate { delivery: delivery(State::Dead, NOW), settled: true, ..fate() };
         let id = record().event.id.to_string();
-        check(&dead, &status(), Cause::Dead, &["4 attempts", "no answer", "requeue --subscription s", &id]);
+        check(&dead, &status(), Cause::Dead, &["after 4 attempts", "no answer", "requeue --subscription s", &id]);
     }
 
     #[test]

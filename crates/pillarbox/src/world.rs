@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::{
     Changed, Cursor, Epoch, Error, ErrorKind, Filter, InstanceId, InstanceStatus, KeyHash, Mode, OnDead, Pause,
-    Position, RecoveredCount, Report, Result, State, SubscriptionId, SubscriptionReport, SubscriptionStatus, Timestamp,
-    lane_of,
+    Position, RecoveredCount, Report, Result, RetryPolicy, State, SubscriptionId, SubscriptionReport,
+    SubscriptionStatus, Timestamp, lane_of,
 };
 
 /// What operators' commands look at, in one snapshot.
@@ -35,6 +35,7 @@ pub struct SubscriptionRow {
     pub mode: Mode,
     pub on_dead: OnDead,
     pub hold: Option<Duration>,
+    pub retry: RetryPolicy,
     pub pause: Option<Pause>,
     pub lanes: Vec<LaneRow>,
 }
@@ -142,6 +143,7 @@ impl World {
             filter: row.filter.clone(),
             lanes: row.lanes.len() as u32,
             on_dead: row.on_dead,
+            retry: row.retry,
             paused: row.pause.is_some(),
             paused_by: row.pause.as_ref().map(|pause| pause.by),
             paused_reason: row.pause.as_ref().and_then(|pause| pause.reason.clone()),

@@ -1,8 +1,9 @@
 use std::time::Duration;
 
 use pillarbox::engine::{EngineConfig, Recovery};
-use pillarbox::{Filter, Mode, PrunePolicy, RelayConfig, Subscription, Timestamp};
+use pillarbox::{Filter, Mode, PrunePolicy, RelayConfig, RetryPolicy, Subscription, Timestamp};
 
+use super::duration;
 use super::file::{Config, SubscriptionSettings};
 
 impl Config {
@@ -37,6 +38,22 @@ impl Config {
         let queues = self.subscriptions.iter().filter(|subscription| subscription.mode == Mode::Queue);
         let patience = queues.map(|queue| queue.processing_timeout).chain([self.relay.lease_ttl]).min();
         patience.map_or(default, |patience| default.min(patience / 3))
+    }
+
+    /// What is allowed and may not be what was meant.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let tried_on = self.subscriptions.iter().filter(|subscription| subscription.retry.outlasts_attempts());
+        let warning = |subscription: &SubscriptionSettings| {
+            let RetryPolicy { max_attempts, min_dead_age, .. } = subscription.retry;
+            let (age, take) = (duration::format(min_dead_age), subscription.retry.attempts_take());
+            format!(
+                "subscription '{}': retry.max_attempts = {max_attempts} are used up after about {take:?}, but nothing is dead before \
+                 retry.min_dead_age = \"{age}\": until then failing events are tried more often than that; lower min_dead_age if you \
+                 mean the attempts",
+                subscription.name
+            )
+        };
+        tried_on.map(warning).collect()
     }
 
     /// What retention may remove.

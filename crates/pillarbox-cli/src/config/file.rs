@@ -492,6 +492,7 @@ fn read_retry(mut section: Section<'_>) -> RetryPolicy {
     let max_attempts = section.count("max_attempts", 1..=ATTEMPTS_MAX);
     let (base, cap) = (section.duration("base"), section.duration("cap"));
     let is_unread = section.is_unread("base", &base) || section.is_unread("cap", &cap);
+    let default = if max_attempts.is_some() { default.attempts(default.max_attempts) } else { default };
     let retry = RetryPolicy {
         max_attempts: max_attempts.map_or(default.max_attempts, |count| count as u32),
         base: base.unwrap_or(default.base),

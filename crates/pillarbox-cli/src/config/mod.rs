@@ -49,7 +49,8 @@ pub(crate) struct Loaded {
 pub(crate) fn load(flag: Option<&Path>) -> Result<Loaded> {
     let (file, text) = find(flag)?;
     let (config, problems) = read(&text, environment());
-    let warnings = warning::warnings(file.as_deref(), &text, environment().map(|(name, _)| name));
+    let mut warnings = warning::warnings(file.as_deref(), &text, environment().map(|(name, _)| name));
+    warnings.extend(config.warnings());
     Ok(Loaded { file, config, problems, warnings })
 }
 

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use pillarbox::engine::{Recovery, RecoveryProfile};
-use pillarbox::{Mode, OnDead, Start};
+use pillarbox::{Mode, OnDead, RetryPolicy, Start};
 
 use super::*;
 
@@ -332,4 +332,23 @@ fn a_retention_without_a_unit_is_not_taken_for_seconds() {
     let (_, problems) = check("[retention]\nkeep = 7\n");
     let expected = "line 2: retention.keep: '7' has no unit; write 7ms, 7s, 7m, 7h or 7d, or \"forever\"";
     assert_eq!(only(&problems), expected);
+}
+
+#[test]
+fn whoever_sets_max_attempts_gets_no_more_unless_the_age_is_set_too() {
+    let retry = |text: &str| {
+        let sink = "sink = { kind = \"stdout\" }";
+        let (config, problems) = check(&format!("[[subscription]]\nname = \"s\"\n{text}\n{sink}\n"));
+        assert_eq!(problems, Vec::<String>::new());
+        (config.subscriptions[0].retry, config.warnings())
+    };
+    let hour = Duration::from_secs(3600);
+    assert_eq!(retry(""), (RetryPolicy::sink(), Vec::new()));
+    let (three, warnings) = retry("retry = { max_attempts = 3 }");
+    assert_eq!((three.max_attempts, three.min_dead_age, warnings.len()), (3, Duration::ZERO, 0));
+    let (both, warnings) = retry("retry = { max_attempts = 3, min_dead_age = \"1h\" }");
+    assert_eq!((both.max_attempts, both.min_dead_age), (3, hour));
+    assert!(warnings[0].contains("max_attempts = 3 are used up after about 3s"), "{warnings:?}");
+    let (quick, warnings) = retry("retry = { cap = \"1s\" }");
+    assert_eq!((quick.min_dead_age, warnings.len()), (hour, 1), "{warnings:?}");
 }

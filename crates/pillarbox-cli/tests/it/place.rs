@@ -309,6 +309,13 @@ impl Running {
         assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
     }
 
+    /// Waits for its end; what it said on standard error and was not looked at yet.
+    pub(crate) fn log_to_end(&mut self) -> Vec<String> {
+        let deadline = Instant::now() + PATIENCE;
+        let next = || self.errors.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok();
+        std::iter::from_fn(next).collect()
+    }
+
     /// Waits for its end; the exit code.
     pub(crate) fn end(&mut self) -> Option<i32> {
         let deadline = Instant::now() + PATIENCE;

@@ -1,5 +1,7 @@
 //! Subscriptions of several sinks through the binary: what is down delays itself alone.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use pillarbox_testkit::http_receiver::{HttpAnswer, HttpReceiver, HttpRequest};
 use serde_json::Value;
 
@@ -157,6 +159,98 @@ fn a_permanent_refusal_is_the_end_of_one_event_alone(on: On) {
     assert_eq!(taken, rest, "all others, once each");
 }
 
+/// An event that the receiver fails on, by a 500 and then by no answer at all, delays no event of another key: they are taken while its
+/// request is still open. Its failures are then its own, and nobody says that the sink is down.
+async fn an_event_that_the_receiver_fails_on_delays_no_other_key(on: On) {
+    let place = Place::new(on);
+    let receiver = HttpReceiver::start().unwrap();
+    let is_poison = |request: &HttpRequest| attribute(request, "partitionkey") == "poison";
+    let tries = AtomicUsize::new(0);
+    receiver.answer(move |request| match is_poison(request) {
+        true if tries.fetch_add(1, Ordering::SeqCst) > 0 => HttpAnswer::Hang,
+        true => HttpAnswer::status(500),
+        false => HttpAnswer::status(204),
+    });
+    place.write(
+        "pillarbox.toml",
+        &format!(
+            "[[subscription]]\nname = \"hook\"\nretry = {{ base = \"10ms\", cap = \"50ms\" }}\n\
+             sink = {{ kind = \"http\", url = \"{}\", timeout = \"3m\" }}\n",
+            receiver.url("/")
+        ),
+    );
+    let mut relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    place.publish(&["--key", "poison", "0"]);
+    receiver.until_requests(2).await;
+    for number in 0..3 {
+        place.publish(&["--key", &format!("good{number}"), "0"]);
+        receiver.until_requests(3 + number).await;
+    }
+    let taken: Vec<String> = receiver.accepted().iter().map(|request| attribute(request, "partitionkey")).collect();
+    assert_eq!(taken, ["good0", "good1", "good2"], "in the order in which they were published");
+    assert_eq!(receiver.requests().iter().filter(|request| is_poison(request)).count(), 2, "its request is open still");
+
+    receiver.answer(move |request| HttpAnswer::status(if is_poison(request) { 500 } else { 204 }));
+    receiver.kill();
+    receiver.restart().unwrap();
+    for number in 3..8 {
+        place.publish(&["--key", &format!("good{number}"), "0"]);
+        let hook = |status: &Value| subscription(status, "hook")["report"]["delivered"] == number + 1;
+        let status = place.until(&["status"], |status| hook(status) && subscription(status, "hook")["retrying"] == 1);
+        assert!(subscription(&status, "hook")["report"]["breaker"].is_null(), "{status}");
+    }
+    assert!(place.sql().number("select coalesce(sum(attempts), 0) from pillarbox_delivery") > 0, "its attempts count");
+    relay.signal("-TERM");
+    let log = relay.log_to_end();
+    let down = log.iter().filter(|line| line.contains("considered down") || line.contains("takes events again"));
+    assert_eq!(down.count(), 0, "{log:#?}");
+}
+
+/// Every failed attempt is logged with what one needs to find the event, deliveries with `-v`; never a payload.
+fn failed_attempts_and_deliveries_are_logged(on: On) {
+    let place = Place::new(on);
+    let receiver = HttpReceiver::start().unwrap();
+    receiver.answer(|request| match attribute(request, "partitionkey").as_str() {
+        "good" => HttpAnswer::status(204),
+        "conflict" => HttpAnswer::status(409),
+        _ => HttpAnswer::status(422),
+    });
+    hook_and_file_with(&place, &receiver.url("/token/x"), "");
+    let config = place.read("pillarbox.toml");
+    place.write(
+        "pillarbox.toml",
+        &config.replacen("name = \"hook\"", "name = \"hook\"\nretry = { max_attempts = 3, base = \"1ms\" }", 1),
+    );
+    let mut relay = place.start(&["run", "--listen", "off", "-v"]);
+    relay.wait_for("relay started");
+    let ids = ["good", "conflict", "bad"].map(|key| place.publish(&["--key", key, "{\"secret\":\"canary\"}"]));
+    place.until(&["status"], |status| subscription(status, "hook")["dead"] == 2);
+    relay.signal("-TERM");
+    let log = relay.log_to_end();
+    let of =
+        |id: &str| log.iter().filter(|line| line.contains(id) && line.contains("hook")).cloned().collect::<Vec<_>>();
+    let check = |line: &str, parts: &[&str]| {
+        parts.iter().for_each(|part| assert!(line.contains(part), "no {part} in {line}"));
+    };
+    let good = of(&ids[0]);
+    assert_eq!(good.len(), 1, "{log:#?}");
+    check(&good[0], &["DEBUG", "delivered", "key=\"good\""]);
+    let conflict = of(&ids[1]);
+    assert_eq!(conflict.len(), 3, "{log:#?}");
+    for (line, attempt) in conflict.iter().zip(1..) {
+        let number = format!("attempt={attempt} max_attempts=3");
+        check(line, &["WARN", "key=\"conflict\"", &number, "kind=\"http_status\"", "answered 409"]);
+        check(line, &[if attempt == 3 { "the event is dead" } else { "next_try=" }]);
+    }
+    let bad = of(&ids[2]);
+    assert_eq!(bad.len(), 1, "{log:#?}");
+    check(&bad[0], &["WARN", "key=\"bad\"", "attempt=1", "the event is dead", "answered 422"]);
+    let text = log.join("\n");
+    assert!(!text.contains("canary") && !text.contains("token"), "{text}");
+    assert!(!text.contains("hyper") && !text.contains("TRACE"), "{text}");
+}
+
 /// The trace context that an event was published with is a header of the request and an attribute of the event.
 fn a_trace_goes_on_at_the_receiver(on: On) {
     const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -250,9 +344,11 @@ fn a_chain_delivers_to_each_of_its_sinks(on: On) {
 on_each!(
     a_receiver_that_is_down_delays_nobody_else,
     a_permanent_refusal_is_the_end_of_one_event_alone,
+    failed_attempts_and_deliveries_are_logged,
     a_trace_goes_on_at_the_receiver,
     doctor_asks_every_receiver,
     run_says_where_each_subscription_delivers_to,
     a_chain_delivers_to_each_of_its_sinks;
     a_receiver_that_never_answers_delays_nobody_else,
+    an_event_that_the_receiver_fails_on_delays_no_other_key,
 );

@@ -27,7 +27,9 @@ fn a_sink_that_is_down_is_named_with_its_next_try(on: On) {
     place.until(&["status"], |status| !status["subscriptions"][0]["report"]["breaker"].is_null());
     check_condition(&place, "sink down");
     let text = place.ok(&["status"]);
-    for part in ["the sink is taken to be down for ", ", next try ", "by itself", "if the configuration is wrong"] {
+    for part in
+        ["the sink is considered down (circuit open) for ", ", next try ", "by itself", "if the configuration is wrong"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     let why = place.ok(&["why", &id]);

@@ -408,11 +408,11 @@ impl Keeper {
         let mut state = self.shared.state();
         match what {
             "" => {
-                state.heard_at = now;
+                state.heard(now);
                 state.rang = true;
                 state.governor.rang(now);
             }
-            "pass" => state.heard_at = now,
+            "pass" => state.heard(now),
             // Says nothing about whether writers ring.
             "ready" => {}
             "want" => {

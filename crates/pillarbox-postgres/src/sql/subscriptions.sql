@@ -1,3 +1,3 @@
-select id, name, filter, mode, on_dead, hold_ms, paused, paused_by, paused_reason
+select id, name, filter, mode, on_dead, hold_ms, paused, paused_by, paused_reason, retry
 from subscription
 order by name collate "C"

@@ -25,7 +25,9 @@ pub(super) fn judge(url: &Url, status: StatusCode, headers: &HeaderMap) -> Resul
             Failure::sink(format!("{said}; check the headers and secrets of the sink, and what the receiver allows")),
         ),
         404 | 405 => named("not_found", Failure::sink(format!("{said}; check the url of the sink"))),
-        410 => Failure::gone(format!("{said}: it wants nothing more; resume the subscription once it does")),
+        410 => Failure::gone(format!(
+            "{said}; run `pillarbox resume` for the subscription when the receiver accepts events again"
+        )),
         408 | 425 | 429 | 503 => Failure {
             retry_after: retry_after(headers, SystemTime::now()),
             ..named("overloaded", Failure::sink(format!("{said}; it is tried again")))
@@ -49,7 +51,7 @@ pub(super) fn no_answer(origin: &str, timeout: Duration, error: reqwest::Error) 
     }
     let cause = causes(&error).last().map(ToString::to_string).unwrap_or_default();
     if error.is_connect() {
-        return Failure { kind: "connect", ..Failure::sink(format!("{origin} cannot be reached: {cause}")) };
+        return Failure::unreachable("connect", format!("{origin} cannot be reached: {cause}"));
     }
     if error.is_timeout() {
         let message = format!("{origin} did not answer within {timeout:?}; whether it has the event is not known");

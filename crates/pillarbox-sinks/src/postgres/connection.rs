@@ -130,7 +130,7 @@ impl Pool {
         match Refusal::of(error, &self.table) {
             // No event is under way yet.
             Refusal::Lost(failure) if failure.fault == Fault::Unclear => {
-                Failure { kind: "unreachable", ..Failure::sink(failure.message) }
+                Failure::unreachable("unreachable", failure.message)
             }
             Refusal::Event(failure) | Refusal::Again(failure) | Refusal::Sink(failure) | Refusal::Lost(failure) => {
                 Failure { fault: Fault::Sink, permanent: false, ..failure }
@@ -351,7 +351,7 @@ fn refused(pool: &Pool, error: &pillarbox::Error) -> Failure {
         _ => {
             let cause = source.map_or_else(|| error.to_string(), cause_of);
             let message = format!("{} cannot be reached: {cause}; it is tried again", pool.place());
-            Failure { kind: "unreachable", ..Failure::sink(message) }
+            Failure::unreachable("unreachable", message)
         }
     }
 }

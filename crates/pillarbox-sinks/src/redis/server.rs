@@ -302,5 +302,5 @@ impl fmt::Debug for Server {
 }
 
 fn not_connected(message: impl Into<String>) -> Failure {
-    Failure { kind: "connect", ..Failure::sink(message) }
+    Failure::unreachable("connect", message)
 }

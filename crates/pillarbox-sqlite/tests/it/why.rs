@@ -129,7 +129,7 @@ async fn retry_at() {
     let database = Database::new();
     let id = database.publish(&[NewEvent::new("t", "bad")])[0];
     let _relay = start(&database, subscription(), refusing("bad", Failure::event("the total is negative"))).await;
-    check(&database, id, Cause::RetryAt, &["attempt 1 failed", "next try at", "the total is negative"]).await;
+    check(&database, id, Cause::RetryAt, &["attempt 1 of ", "next try at", "the total is negative"]).await;
 }
 
 #[tokio::test]

@@ -3,9 +3,10 @@ use std::time::Duration;
 
 use pillarbox::engine::{Action, Engine, EngineConfig, Input};
 use pillarbox::{
-    BREAKER_BASE, BREAKER_KEYS_MAX, BatchId, Cursor, Delivery, Event, Failure, Filter, Fleet, Headers, InstanceId,
-    InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Now, Outcome, Page, PollRequest, Position, Scan,
-    SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, SubscriptionView, Timestamp, Writer,
+    BREAKER_BASE, BREAKER_KEYS_MAX, BatchId, Cursor, Delivery, Event, FLOOD_DEAD_MAX, Failure, Filter, Fleet, Headers,
+    InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Now, OnDead, Outcome, Page, PollRequest,
+    Position, Scan, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, SubscriptionView, Timestamp,
+    Writer,
 };
 use uuid::Uuid;
 
@@ -496,4 +497,155 @@ fn a_lane_whose_blocked_keys_are_not_all_known_stands_still_and_says_so() {
     changed.lanes[0].revision = 1;
     let actions = bench.step(Input::Observed(changed));
     assert!(actions.iter().any(|action| matches!(action, Action::Load(_))), "{actions:?}");
+}
+
+/// What a receiver got that fails for event 1 and takes all others.
+#[derive(Default)]
+struct Poisoned {
+    /// How often it got event 1, and the numbers of those attempts.
+    tries: Vec<u32>,
+    taken: Vec<Position>,
+    /// Each time that the sink was said to be down, or no longer.
+    news: Vec<bool>,
+}
+
+impl Poisoned {
+    /// One step and all that follow from it without time passing but for the answers.
+    fn go_on(&mut self, bench: &mut Bench, input: Input) {
+        let mut inputs = vec![input];
+        while let Some(input) = inputs.pop() {
+            for action in bench.step(input) {
+                match action {
+                    Action::Fetch(positions) => inputs.push(Input::Fetched(events(&positions))),
+                    Action::Settle(settlement) => inputs.push(Input::Settled(vec![true; settlement.lanes.len()])),
+                    Action::Deliver { batch, events } => {
+                        let outcomes = events.iter().map(|attempt| self.take(attempt.event.position, attempt.number));
+                        inputs.push(Input::Delivered { batch, outcomes: outcomes.collect() });
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let news = bench.engine.take_figures().sinks;
+        self.news.extend(news.values().map(Option::is_some));
+    }
+
+    fn take(&mut self, position: Position, number: u32) -> Outcome {
+        if position > 1 {
+            self.taken.push(position);
+            return Outcome::Delivered;
+        }
+        self.tries.push(number);
+        Outcome::Failed(Failure { kind: "server_error", ..Failure::sink("500") })
+    }
+
+    fn wait(&mut self, bench: &mut Bench, time: Duration) {
+        let until = bench.now + time;
+        while bench.now < until {
+            self.go_on(bench, Input::Tick);
+        }
+    }
+
+    /// An event is published and read.
+    fn publish(&mut self, bench: &mut Bench, position: Position) {
+        self.go_on(bench, Input::Rang);
+        self.go_on(bench, Input::Polled(page(1, position, vec![scan(position - 1, position, &[position])])));
+    }
+}
+
+#[test]
+fn an_event_that_always_fails_delays_no_other_key_and_its_sink_is_not_said_to_be_down_each_time() {
+    for workers in [1, 4] {
+        let spec = Subscription { lanes: 1, workers, batch_size: 10, ..Subscription::new("s") };
+        let mut bench = Bench::new(spec, view());
+        let mut receiver = Poisoned::default();
+        bench.own(Cursor::default());
+        receiver.go_on(&mut bench, Input::Polled(page(1, 1, vec![scan(0, 1, &[1])])));
+        receiver.wait(&mut bench, Duration::from_secs(50));
+        let alone = receiver.tries.len();
+        assert!((4..10).contains(&alone) && receiver.tries.iter().all(|&number| number == 1), "{:?}", receiver.tries);
+        for position in 2..12 {
+            receiver.publish(&mut bench, position);
+            assert_eq!(receiver.taken.last(), Some(&position), "it is sent when it is read");
+            receiver.wait(&mut bench, Duration::from_secs(3));
+        }
+        assert_eq!(receiver.news, [true, false], "said to be down when it was alone, and well for good");
+        assert!(bench.breaker().is_none());
+        let counted = *receiver.tries.last().unwrap();
+        assert!(counted > 1, "the failures of event 1 count: {:?}", receiver.tries);
+        let tries = receiver.tries.len();
+        receiver.wait(&mut bench, Duration::from_secs(24 * 3600));
+        let counted_alone = *receiver.tries.last().unwrap() - counted;
+        assert!(counted_alone <= 2, "alone again it pays no more: {counted_alone} of {}", receiver.tries.len() - tries);
+        assert_eq!(receiver.news.len(), 2, "and nobody says that the sink is down");
+        receiver.publish(&mut bench, 12);
+        assert_eq!(receiver.taken.last(), Some(&12));
+    }
+}
+
+#[test]
+fn a_sink_that_fails_for_several_keys_is_down_and_gets_few_probes() {
+    for failure in
+        [Failure::sink("503"), Failure::unclear("timeout", "no answer"), Failure::unreachable("connect", "refused")]
+    {
+        let (mut bench, first) = sending(200, 1, SinkFeatures::default());
+        bench.answer(first, &failure, 1);
+        let (mut requests, mut distinct) = (1, vec![1]);
+        let began = bench.now;
+        while bench.now - began < Duration::from_secs(180) {
+            for (batch, positions) in std::mem::take(&mut bench.at_sink) {
+                requests += 1;
+                distinct.extend(&positions);
+                assert_eq!(positions.len(), 1, "one at a time");
+                bench.answer(batch, &failure, 1);
+            }
+            bench.go_on(Input::Tick);
+        }
+        assert!((8..20).contains(&requests), "{requests} requests in 180 s");
+        assert!(bench.breaker().is_some() && bench.engine.take_figures().sinks.len() == 1);
+        assert!(distinct.len() > 2, "each probe is another event: {distinct:?}");
+        let (_, probe, positions) = bench.until_sent();
+        assert_eq!(positions.len(), 1);
+        bench.go_on(Input::Delivered { batch: probe, outcomes: vec![Outcome::Delivered] });
+        assert_eq!((bench.at_sink.len(), bench.breaker()), (1, None), "all is well again");
+    }
+}
+
+#[test]
+fn an_engine_with_a_backlog_looks_at_the_fleet_when_it_is_rung_for_and_not_only_when_it_beats() {
+    let mut bench = Bench::new(Subscription { lanes: 1, ..Subscription::new("s") }, view());
+    bench.own(Cursor::default());
+    let looks = |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::Observe(_)));
+    let backlog = |last: Position| Input::Polled(page(1, 1_000_000, vec![scan(last - 1, last, &[last])]));
+    bench.step(backlog(1));
+    bench.step(Input::Observed(fleet(view(), Some(ME), 1)));
+    let actions = bench.step(backlog(2));
+    assert!(!looks(&actions) && !bench.engine.is_asleep(), "it reads on, and its next beat is not due");
+    assert!(looks(&bench.step(Input::Rang)));
+}
+
+#[test]
+fn a_handler_that_refuses_everything_kills_few_events_however_few_keys_there_are() {
+    for keys in [1, 3, 25] {
+        let spec = Subscription { lanes: 1, workers: 2, on_dead: OnDead::Skip, ..Subscription::new("s") };
+        let mut bench = Bench::new(spec, view());
+        bench.own(Cursor::default());
+        let of_key = |event: Arc<Event>| {
+            let key = format!("k{}", event.position % keys);
+            Arc::new(Event { key: Some(key.into()), ..Event::clone(&event) })
+        };
+        let all: Vec<Position> = (1..=800).collect();
+        let events: Vec<Arc<Event>> = events(&all).into_iter().map(of_key).collect();
+        bench.go_on(Input::Polled(page(1, 800, vec![Scan { events, ..scan(0, 800, &all) }])));
+        let mut dead = 0;
+        for _ in 0..2_000 {
+            for (batch, positions) in std::mem::take(&mut bench.at_sink) {
+                bench.answer(batch, &Failure::permanent("a bug"), positions.len());
+            }
+            bench.go_on(Input::Tick);
+            dead += bench.engine.take_figures().dead.get("s").copied().unwrap_or(0);
+        }
+        assert_eq!(dead as usize, FLOOD_DEAD_MAX, "{keys} keys");
+        assert!(bench.engine.report().subscriptions["s"].flood_guard);
+    }
 }

@@ -1,20 +1,34 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Action, Call, Claim, Engine, Mutant};
+use crate::attempt_log::LineLimit;
 use crate::breaker::{Charge, Permit, RETRY_AFTER_MAX};
 use crate::dispatcher::{BatchId, Item};
 use crate::lane::{ChainKey, Phase};
 use crate::work::looked_at;
 use crate::{
-    Attempt, AttemptError, ClaimFate, ERROR_BYTES_MAX, Event, Failed, Failure, Fault, KeyHash, Now, Outcome,
-    PAYLOAD_BYTES_MAX, Position, State, Timestamp,
+    Attempt, AttemptError, ClaimFate, DeliveredAttempt, ERROR_BYTES_MAX, Event, Failed, FailedAttempt, Failure, Fault,
+    KeyHash, NextTry, Now, Outcome, PAYLOAD_BYTES_MAX, Position, State, Timestamp,
 };
+
+/// An attempt that failed.
+pub(super) struct Trial<'a> {
+    pub(super) position: Position,
+    /// None: it could not be read.
+    pub(super) event: Option<&'a Event>,
+    /// Which attempt it was.
+    pub(super) attempts: u32,
+    /// When it first failed, or became a delivery.
+    pub(super) since: Timestamp,
+}
 
 impl Engine {
     pub(super) fn delivered(&mut self, now: Now, (index, batch): (usize, BatchId), outcomes: Vec<Outcome>) {
         let items = self.finish_batch(index, batch);
         let back = self.judge(now, index, &items, outcomes);
+        self.subscribers[index].breaker.over(batch);
         self.batch_over(now, index, &items, back, None);
     }
 
@@ -37,6 +51,11 @@ impl Engine {
             }
             tried |= outcome != Outcome::NotTried;
             delivered += u64::from(outcome == Outcome::Delivered);
+            if self.tells_deliveries && outcome == Outcome::Delivered {
+                let subscription = self.subscribers[index].name.clone();
+                let (event, attempt) = (item.event.clone(), item.attempts + 1);
+                self.figures.deliveries.push(DeliveredAttempt { subscription, event, attempt });
+            }
             let again = match (item.claim, outcome) {
                 (Some(claim), Outcome::NotTried) if item.key.is_some_and(|key| stopped.contains(&key)) => {
                     let sub = &mut self.subscribers[index];
@@ -82,6 +101,7 @@ impl Engine {
     /// arrived first of a key was in order, and so is what comes now.
     pub(super) fn aborted(&mut self, now: Now, (index, batch): (usize, BatchId)) {
         let items = self.finish_batch(index, batch);
+        self.subscribers[index].breaker.over(batch);
         self.batch_over(now, index, &items, items.clone(), None);
     }
 
@@ -100,7 +120,6 @@ impl Engine {
         }
         let (stopping, behind) = (self.draining || self.expired, self.is_behind_of(index));
         let sub = &mut self.subscribers[index];
-        sub.breaker.probe_over(now);
         let back = sub.take_back(now, back, stopping);
         for item in items.iter().filter(|item| item.key.is_none() || item.key != busy) {
             sub.release_key(now, item);
@@ -137,7 +156,8 @@ impl Engine {
 
     /// Deals with a failure; false if the event is to be tried again as if nothing had happened.
     pub(super) fn charge(&mut self, now: Now, index: usize, item: &Item, failure: Failure) -> bool {
-        if self.blame(now, index, item, &failure) == Charge::Sink {
+        let charge = self.blame(now, index, item, &failure);
+        if charge == Charge::Sink {
             return false;
         }
         let sub = &mut self.subscribers[index];
@@ -150,8 +170,8 @@ impl Engine {
         let row = sub.lane(item.lane).and_then(|lane| lane.row(item.key, position));
         let since = row.map_or(now.wall, |row| row.since);
         // An announcement has counted the attempt in the row already; the item knows what was before.
-        let attempts = item.attempts + 1;
-        let failed = self.failed(index, now, attempts, since, &failure);
+        let trial = Trial { position, event: Some(&item.event), attempts: item.attempts + 1, since };
+        let failed = self.failed(index, now, trial, &failure, charge);
         let sub = &mut self.subscribers[index];
         let on_dead = sub.spec.on_dead;
         let lane = sub.lane_at(item.lane, item.epoch).expect("checked above");
@@ -167,7 +187,6 @@ impl Engine {
     /// Whose fault a failure was.
     pub(super) fn blame(&mut self, now: Now, index: usize, item: &Item, failure: &Failure) -> Charge {
         let sub = &mut self.subscribers[index];
-        let position = item.event.position;
         *self.figures.failed.entry((sub.name.clone(), failure.kind)).or_default() += 1;
         if failure.pause {
             sub.breaker.failure(now, &failure.message, failure.retry_after);
@@ -180,10 +199,16 @@ impl Engine {
                 sub.breaker.refused(now, item.key_id(), item.attempts == 0, &failure.message);
                 Charge::Event
             }
-            Fault::Sink | Fault::Unclear => sub.breaker.suspect(now, position, failure),
+            Fault::Sink | Fault::Unclear => sub.breaker.suspect(now, item, failure),
         };
         if charge == Charge::Event {
             sub.flood_guard.note(item.key_id(), true);
+        }
+        if charge == Charge::Sink {
+            let next = NextTry::WithSink(sub.breaker.next_try(now));
+            let (event, since) = (Some(&*item.event), now.wall);
+            let trial = Trial { position: item.event.position, event, attempts: item.attempts + 1, since };
+            self.tell_failed(now, index, &trial, failure, next);
         }
         charge
     }
@@ -196,28 +221,69 @@ impl Engine {
         }
     }
 
-    /// What the failure of an event's `attempts`-th attempt makes of it.
+    /// What the failure of an attempt makes of its event. If nobody is charged it is the same attempt next time.
     pub(super) fn failed(
         &mut self,
         index: usize,
         now: Now,
-        attempts: u32,
-        since: Timestamp,
+        trial: Trial<'_>,
         failure: &Failure,
+        charge: Charge,
     ) -> Failed {
+        let Trial { attempts, since, .. } = trial;
         let noise = self.noise();
-        let sub = &self.subscribers[index];
+        let sub = &mut self.subscribers[index];
         let policy = &sub.spec.retry;
-        let dead = failure.permanent || policy.is_dead(attempts, now.wall.since(since));
+        let counts = charge == Charge::Event;
+        let dead = counts && (failure.permanent || policy.is_dead(attempts, now.wall.since(since)));
         let state = if dead && !sub.flood_guard.is_open() { State::Dead } else { State::Retrying };
         if state == State::Dead {
+            sub.flood_guard.note_dead(now.mono);
             *self.figures.dead.entry(sub.name.clone()).or_default() += 1;
         }
-        let wait = policy.delay(attempts, noise).max(failure.retry_after.unwrap_or_default().min(RETRY_AFTER_MAX));
-        let mut message = failure.message.clone();
-        message.truncate(message.floor_char_boundary(ERROR_BYTES_MAX));
+        let alone = if let Charge::Nobody(wait) = charge { wait } else { Duration::ZERO };
+        let asked = failure.retry_after.unwrap_or_default().min(RETRY_AFTER_MAX);
+        let wait = policy.delay(attempts, noise).max(asked).max(alone);
+        let due_at = now.wall.plus(wait);
+        let next = if state == State::Dead { NextTry::Never } else { NextTry::At(due_at) };
+        self.tell_failed(now, index, &trial, failure, next);
+        let message = cut_error(&failure.message);
         let error = AttemptError { at: now.wall, attempt: attempts, kind: failure.kind.into(), message };
-        Failed { state, attempts, due_at: now.wall.plus(wait), error }
+        Failed { state, attempts: attempts - u32::from(!counts), due_at, error }
+    }
+
+    /// Notes a failed attempt for the log, if there have not been too many.
+    fn tell_failed(&mut self, now: Now, index: usize, trial: &Trial<'_>, failure: &Failure, next: NextTry) {
+        let sub = &mut self.subscribers[index];
+        if !self.logged.contains(&index) {
+            self.logged.push(index);
+        }
+        if !sub.log_limits[usize::from(next == NextTry::Never)].admits(now.mono) {
+            return;
+        }
+        self.figures.failed_attempts.push(FailedAttempt {
+            subscription: sub.name.clone(),
+            position: trial.position,
+            event: trial.event.map(|event| event.id),
+            key: trial.event.and_then(|event| event.key.clone()),
+            attempt: trial.attempts,
+            max_attempts: sub.spec.retry.max_attempts,
+            kind: failure.kind,
+            error: cut_error(&failure.message),
+            next,
+        });
+    }
+
+    /// Says how many failed attempts were not logged.
+    pub(super) fn tell_unlogged(&mut self, now: Now) {
+        self.logged.retain(|index| {
+            let sub = &mut self.subscribers[*index];
+            let count: u64 = sub.log_limits.iter_mut().filter_map(|limit| limit.tell(now.mono)).sum();
+            if count > 0 {
+                *self.figures.failed_unlogged.entry(sub.name.clone()).or_default() += count;
+            }
+            sub.log_limits.iter().any(LineLimit::is_counting)
+        });
     }
 
     pub(super) fn fetched(&mut self, now: Now, events: Vec<Arc<Event>>) {
@@ -235,7 +301,8 @@ impl Engine {
             };
             let Some(event) = events.get(&position) else {
                 let failure = Failure::permanent("the event is neither in the log nor kept aside");
-                let failed = self.failed(index, now, attempts + 1, since, &failure);
+                let trial = Trial { position, event: None, attempts: attempts + 1, since };
+                let failed = self.failed(index, now, trial, &failure, Charge::Event);
                 let sub = &mut self.subscribers[index];
                 let on_dead = sub.spec.on_dead;
                 let lane = sub.lane_at(number, epoch).expect("checked above");
@@ -260,20 +327,17 @@ impl Engine {
         }
         while sub.dispatcher.has_idle_worker() && sub.dispatcher.has_ready() {
             let breaker = &sub.breaker;
-            let batch = match breaker.permit(now) {
+            let permit = breaker.permit(now);
+            let batch = match permit {
                 Permit::Nothing => return,
+                Permit::Other if self.config.mutant == Some(Mutant::SuspectStopsAll) => return,
                 Permit::All => sub.dispatcher.cut(|position| breaker.suspects(position)),
-                Permit::Probe => {
-                    let unfitness =
-                        |item: &Item| breaker.unfitness(item.event.position, item.key_id(), item.attempts == 0);
-                    let batch = sub.dispatcher.cut_probe(unfitness);
-                    if batch.is_some() {
-                        sub.breaker.probing();
-                    }
-                    batch
-                }
+                Permit::Probe | Permit::Other => sub.dispatcher.cut_probe(|item| {
+                    breaker.unfitness(permit, item.event.position, item.key_id(), item.attempts == 0)
+                }),
             };
             let Some(batch) = batch else { return };
+            sub.breaker.begin(permit, batch);
             sub.queue.iter_mut().for_each(|queue| queue.begin(batch, now));
             let items = sub.dispatcher.batch(batch);
             let attempt = |item: &Item| Attempt {
@@ -348,4 +412,9 @@ impl Engine {
         self.fetching = Some(claims);
         self.actions.push(Action::Fetch(positions));
     }
+}
+
+/// An error message of the length that is kept.
+fn cut_error(message: &str) -> String {
+    message[..message.floor_char_boundary(ERROR_BYTES_MAX)].to_owned()
 }

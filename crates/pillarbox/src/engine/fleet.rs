@@ -1,8 +1,10 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use super::delivering::Trial;
 use super::subscriber::Subscriber;
 use super::{Action, Call, Engine, Mutant};
+use crate::breaker::Charge;
 use crate::lane::{Lane, Phase};
 use crate::ownership::CAREFUL_AFTER;
 use crate::work::looked_at;
@@ -141,7 +143,8 @@ impl Engine {
             for row in interrupted {
                 let failure =
                     Failure { kind: "crash", ..Failure::event("the process ended while it worked on this event") };
-                let failed = self.failed(index, now, row.attempts, row.since, &failure);
+                let trial = Trial { position: row.position, event: None, attempts: row.attempts, since: row.since };
+                let failed = self.failed(index, now, trial, &failure, Charge::Event);
                 let (on_dead, key) = (self.subscribers[index].spec.on_dead, row.key_hash());
                 let lane = self.lane_mut(reference).expect("just loaded");
                 lane.fail(row.position, key, failed, on_dead);

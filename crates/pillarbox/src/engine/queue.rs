@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
+use super::delivering::Trial;
 use super::subscriber::Subscriber;
 use super::{Action, Call, Engine, RecoveryProfile};
 use crate::breaker::{Charge, Permit};
@@ -8,9 +9,9 @@ use crate::dispatcher::{BatchId, Item, NO_LANE};
 use crate::lane::{Lane, Phase, Row};
 use crate::work::looked_at;
 use crate::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Epoch, Failure, InstanceId, KEYS_TOLD_MAX, KeyHash,
-    Now, Outcome, Position, RecoverRequest, Recovered, RecoveryCause, SinkFeatures, State, SubscriptionId, Timestamp,
-    WAITING_COUNTED, lane_of,
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Epoch, Event, Failure, InstanceId, KEYS_TOLD_MAX,
+    KeyHash, Now, Outcome, Position, RecoverRequest, Recovered, RecoveryCause, SinkFeatures, State, SubscriptionId,
+    Timestamp, WAITING_COUNTED, lane_of,
 };
 
 /// An event that has been at the sink for this long gets a row in the queue, and whatever waits then too.
@@ -411,17 +412,26 @@ impl Engine {
                 return false;
             }
         };
-        if self.blame(now, index, item, &failure) == Charge::Sink {
+        let charge = self.blame(now, index, item, &failure);
+        if charge == Charge::Sink {
             return true;
         }
-        self.claim_failed(now, index, claim, item.attempts + 1, &failure);
+        self.claim_failed(now, index, claim, (item.attempts + 1, Some(&item.event)), &failure, charge);
         false
     }
 
-    fn claim_failed(&mut self, now: Now, index: usize, claim: ClaimId, attempts: u32, failure: &Failure) {
+    fn claim_failed(
+        &mut self,
+        now: Now,
+        index: usize,
+        claim: ClaimId,
+        (attempts, event): (u32, Option<&Event>),
+        failure: &Failure,
+        charge: Charge,
+    ) {
         let working = self.subscribers[index].queue.as_ref().and_then(|queue| queue.working.get(&claim));
-        let Some(since) = working.map(|working| working.since) else { return };
-        let failed = self.failed(index, now, attempts, since, failure);
+        let Some((position, since)) = working.map(|working| (working.position, working.since)) else { return };
+        let failed = self.failed(index, now, Trial { position, event, attempts, since }, failure, charge);
         let sub = &mut self.subscribers[index];
         if let Some(queue) = &mut sub.queue {
             queue.end(sub.id, claim, ClaimFate::Failed(failed));
@@ -475,7 +485,7 @@ impl Engine {
         }
         let Some(event) = event else {
             let failure = Failure::permanent("the event is neither in the log nor kept aside");
-            return self.claim_failed(now, index, claim, delivery.attempts + 1, &failure);
+            return self.claim_failed(now, index, claim, (delivery.attempts + 1, None), &failure, Charge::Event);
         };
         sub.bytes += event.size();
         queue.event_bytes = event.size().max(queue.event_bytes - queue.event_bytes / 16);
@@ -549,7 +559,7 @@ impl Engine {
         let fit = (bytes_left / queue.event_bytes.max(EVENT_BYTES_MIN)).max(1);
         let limit =
             (sub.dispatcher.idle_workers() * each).min(CLAIMS_MAX).saturating_sub(sub.dispatcher.ready_len()).min(fit);
-        let limit = if permit == Permit::Probe { limit.min(1) } else { limit };
+        let limit = if permit == Permit::All { limit } else { limit.min(1) };
         let tell = queue.wants_keys(now);
         if limit == 0 && !tell {
             return None;

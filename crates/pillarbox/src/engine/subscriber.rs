@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::queue::Queue;
 use super::{EngineConfig, PROMOTE_MAX};
+use crate::attempt_log::LineLimit;
 use crate::breaker::{Breaker, Permit};
 use crate::dispatcher::{Dispatcher, Item};
 use crate::flood_guard::FloodGuard;
@@ -29,6 +30,8 @@ pub(super) struct Subscriber {
     pub(super) dispatcher: Dispatcher,
     pub(super) breaker: Breaker,
     pub(super) flood_guard: FloodGuard,
+    /// Of the lines about attempts that failed, and about events that died of it.
+    pub(super) log_limits: [LineLimit; 2],
     /// Events read and not yet settled in the database.
     pub(super) window: usize,
     pub(super) bytes: usize,
@@ -63,6 +66,7 @@ impl Subscriber {
             dispatcher: Dispatcher::new(spec.workers, spec.batch_size, sink.ordered_batch, sink.one_by_one),
             breaker: Breaker::new(sink.one_receiver),
             flood_guard: FloodGuard::default(),
+            log_limits: Default::default(),
             window: 0,
             bytes: 0,
             delivered: 0,
@@ -181,7 +185,7 @@ impl Subscriber {
             (read && lane.phase == Phase::Active && lane.next_due().is_none_or(|due| due > now.wall))
                 || lane.phase == Phase::Paused
         };
-        let given_up = self.breaker.is_down() || self.stopped.is_some();
+        let given_up = self.breaker.is_hopeless() || self.stopped.is_some();
         let quiet = self.dispatcher.in_flight() == 0 && self.announced.is_empty();
         let queue_idle = self.paused || self.queue.as_ref().is_none_or(|queue| queue.is_idle(now));
         quiet && (given_up || (queue_idle && self.dispatcher.is_empty() && self.lanes().all(lane_idle)))
@@ -251,6 +255,8 @@ impl Subscriber {
                 if self.keeps_claim(claim, stopping) {
                     self.bytes += item.event.size();
                     front.push(item);
+                } else {
+                    self.breaker.forget(position);
                 }
                 continue;
             }
@@ -269,6 +275,8 @@ impl Subscriber {
             } else if lane.phase == Phase::Active {
                 self.bytes += item.event.size();
                 front.push(item);
+            } else {
+                self.breaker.forget(position);
             }
         }
         front
@@ -363,6 +371,7 @@ impl Subscriber {
 
     /// Drops what a lane has here that is not at the sink.
     fn drop_waiting(&mut self, number: u32) {
+        self.breaker.forget_lane(number);
         let announced = self.announced.extract_if(.., |item| item.lane == number);
         for item in self.dispatcher.purge(number).into_iter().chain(announced) {
             self.bytes -= item.event.size();

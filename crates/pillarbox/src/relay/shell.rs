@@ -11,8 +11,9 @@ use super::{Command, End, Face, Target};
 use crate::engine::{Action, Call, Engine, EngineConfig, Figures, Input};
 use crate::handler::Patience;
 use crate::{
-    Advice, Attempt, Batch, BatchId, BreakerReport, Change, ClaimPlace, Error, Failpoint, Hello, Joined, Mode, Now,
-    Operator, Origin, PausedBy, PrunePolicy, Result, Store, Subscription, SubscriptionView, Timestamp, metric,
+    Advice, Attempt, Batch, BatchId, BreakerReport, Change, ClaimPlace, DeliveredAttempt, Error, FailedAttempt,
+    Failpoint, Hello, Joined, Mode, NextTry, Now, Operator, Origin, PausedBy, PrunePolicy, Result, Store, Subscription,
+    SubscriptionView, Timestamp, metric,
 };
 
 /// How long a stop waits for the database to be told.
@@ -170,7 +171,10 @@ impl<S: Store + Operator> Shell<S> {
         loop {
             self.life.rings += u64::from(matches!(input, Input::Rang | Input::Published));
             let now = self.now();
+            let name = input.name();
+            self.life.engine.tell_deliveries(tracing::enabled!(tracing::Level::DEBUG));
             let actions = self.life.engine.step(now, input);
+            tracing::trace!(input = name, actions = actions.len(), "step");
             actions.into_iter().for_each(|action| self.act(action));
             self.publish(now);
             let deadline = self.started + self.life.engine.deadline(now);
@@ -446,13 +450,13 @@ async fn pause<S: Operator>(
     let change = Change::Pause { subscription: subscription.to_string(), by, reason: Some(reason.clone()) };
     match store.change(&change, false).await {
         Ok(changed) if changed.count > 0 => {
-            tracing::warn!(%subscription, reason, "the receiver wants nothing more; paused until somebody resumes it");
+            tracing::warn!(%subscription, reason, "the receiver has gone; the subscription is paused until somebody runs `pillarbox resume`");
         }
         // Somebody was faster.
         Ok(_) => {}
         Err(error) => {
             let source = cause(&error);
-            tracing::warn!(%subscription, reason, %error, source, "the receiver wants nothing more, and pausing failed; trying on");
+            tracing::warn!(%subscription, reason, %error, source, "the receiver has gone, and pausing the subscription failed; retrying");
             return;
         }
     }
@@ -481,8 +485,36 @@ fn rejoin_wait(failures: u32) -> Duration {
     }
 }
 
+fn log_delivered(delivered: &DeliveredAttempt) {
+    let DeliveredAttempt { subscription, event, attempt } = delivered;
+    tracing::debug!(%subscription, event = %event.id, key = event.key.as_deref(), attempt, "delivered");
+}
+
+fn log_failed(failed: &FailedAttempt) {
+    let FailedAttempt { subscription, position, attempt, max_attempts, kind, error, .. } = failed;
+    let (event, key) = (failed.event.map(tracing::field::display), failed.key.as_deref());
+    match failed.next {
+        NextTry::At(next_try) => {
+            tracing::warn!(%subscription, event, position, key, attempt, max_attempts, kind, error, %next_try, "delivery failed");
+        }
+        NextTry::WithSink(next_try) => tracing::warn!(
+            %subscription, event, position, key, attempt, max_attempts, kind, error, %next_try,
+            "delivery failed; it does not count as an attempt"
+        ),
+        NextTry::Never => tracing::warn!(
+            %subscription, event, position, key, attempt, max_attempts, kind, error,
+            "delivery failed and the event is dead; `pillarbox requeue` or `skip` it"
+        ),
+    }
+}
+
 fn publish_figures(figures: Figures) {
-    let Figures { delivered, failed, dead, takeovers, pruned, recovered, refused, sinks, warnings } = figures;
+    let Figures { delivered, failed, dead, takeovers, pruned, recovered, refused, sinks, warnings, .. } = figures;
+    figures.deliveries.iter().for_each(log_delivered);
+    figures.failed_attempts.iter().for_each(log_failed);
+    for (subscription, count) in figures.failed_unlogged {
+        tracing::warn!(%subscription, count, "more deliveries failed than are logged; see them by `pillarbox list`");
+    }
     for (subscription, count) in delivered {
         metrics::counter!(metric::DELIVERED, "subscription" => subscription.to_string()).increment(count);
     }
@@ -491,7 +523,6 @@ fn publish_figures(figures: Figures) {
             .increment(count);
     }
     for (subscription, count) in dead {
-        tracing::warn!(%subscription, count, "events are dead; see them by `pillarbox list --state dead`");
         metrics::counter!(metric::DIED, "subscription" => subscription.to_string()).increment(count);
     }
     for (cause, count) in takeovers {
@@ -513,7 +544,7 @@ fn publish_figures(figures: Figures) {
     for (subscription, down) in sinks {
         match down {
             Some(BreakerReport { next_try, error, .. }) => {
-                tracing::warn!(%subscription, %next_try, error, "the sink is taken to be down; its events wait");
+                tracing::warn!(%subscription, %next_try, error, "the sink is considered down (circuit open); its events wait");
             }
             None => tracing::info!(%subscription, "the sink takes events again"),
         }

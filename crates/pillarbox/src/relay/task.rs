@@ -10,13 +10,16 @@ use super::shell::Answer;
 use crate::engine::Input;
 use crate::handler::{AnyHandler, CatchUnwind, Patience, call};
 use crate::{
-    Advice, Attempt, Batch, BatchId, Failpoint, Failure, Operator, Outcome, PrunePolicy, Pruned, Sink, Store, Wake,
+    Advice, Attempt, Batch, BatchId, Failpoint, Failure, Operator, Outcome, PrunePolicy, Pruned, Result, Sink, Store,
+    Wake,
 };
 
 /// A worker that is held up by one event of its batch for longer than this gives the rest back to others.
 const HAND_BACK_AFTER: Duration = Duration::from_millis(20);
 /// The shortest time between two rings of the doorbell that lead to no poll.
 const RING_MIN: Duration = Duration::from_millis(5);
+/// The shortest time between two rings while the engine is awake: it reads by itself, and only the fleet may be news.
+const RING_AWAKE_MIN: Duration = Duration::from_millis(50);
 
 /// What the listener at the doorbell knows of the engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -72,7 +75,8 @@ impl Lease {
     }
 }
 
-/// Rings the engine whenever the store says that something may have happened while the engine sleeps.
+/// Rings the engine whenever the store says that something may have happened: of events while it sleeps, of the fleet always, so that
+/// one that works off a backlog takes over as fast as one at rest.
 pub(super) async fn listen<S: Store>(
     store: Arc<S>,
     mut doorbell: watch::Receiver<Doorbell>,
@@ -80,13 +84,14 @@ pub(super) async fn listen<S: Store>(
     watchdog: Duration,
 ) {
     let mut rings = 0;
+    let mut rung_awake = None;
     loop {
         // Not before the engine has taken the last ring in, or this one would be for the same thing.
-        if doorbell.wait_for(|state| state.rings >= rings && state.asleep).await.is_err() {
+        if doorbell.wait_for(|state| state.rings >= rings).await.is_err() {
             return;
         }
         Failpoint::Wait.hit();
-        match store.wait(watchdog).await {
+        match next_ring(&*store, &mut doorbell, watchdog, &mut rung_awake).await {
             Ok(wake @ (Wake::Rang | Wake::Published)) => {
                 let before = *doorbell.borrow();
                 rings = before.rings + 1;
@@ -112,6 +117,41 @@ pub(super) async fn listen<S: Store>(
                 tracing::warn!(%error, "the doorbell is out of order; polling instead");
                 tokio::time::sleep(watchdog.min(Duration::from_secs(1))).await;
             }
+        }
+    }
+}
+
+/// The next ring that the engine has a use for. `rung_awake` is when one last got through to an engine that was awake.
+async fn next_ring<S: Store>(
+    store: &S,
+    doorbell: &mut watch::Receiver<Doorbell>,
+    watchdog: Duration,
+    rung_awake: &mut Option<Instant>,
+) -> Result<Wake> {
+    let mut published = false;
+    loop {
+        let woken = tokio::select! {
+            biased;
+            // What was published while it was awake may have come after its last look.
+            state = doorbell.wait_for(|state| state.asleep), if published => {
+                return Ok(if state.is_ok() { Wake::Published } else { Wake::Timeout });
+            }
+            woken = store.wait(watchdog) => woken?,
+        };
+        if doorbell.borrow().asleep || woken == Wake::Timeout {
+            return Ok(woken);
+        }
+        published |= woken == Wake::Published;
+        // Awake it reads by itself: it is not to be rung for every event.
+        let next =
+            if published { Instant::now() } else { rung_awake.unwrap_or_else(|| Instant::now() - RING_AWAKE_MIN) };
+        tokio::select! {
+            _ = doorbell.wait_for(|state| state.asleep) => {}
+            () = tokio::time::sleep_until(next + RING_AWAKE_MIN) => {}
+        }
+        if woken == Wake::Rang {
+            *rung_awake = Some(Instant::now());
+            return Ok(Wake::Rang);
         }
     }
 }
@@ -185,4 +225,109 @@ pub(super) async fn handle_one_by_one(
         outcomes.push(outcome);
     }
     outcomes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::{
+        ClaimEnd, ClaimRequest, Claims, Epoch, Event, Fleet, Hello, Joined, LaneRef, LaneState, Page, PollRequest,
+        Position, RecoverRequest, Recovered, Report, Settlement, StoreFeatures, Take,
+    };
+
+    /// A store of which nothing is used but the doorbell, which rings as the test says.
+    struct Bell(Mutex<mpsc::UnboundedReceiver<Wake>>);
+
+    impl Store for Bell {
+        fn features(&self) -> StoreFeatures {
+            unreachable!()
+        }
+
+        async fn join(&self, _: Hello) -> Result<Joined> {
+            unreachable!()
+        }
+
+        async fn observe(&self, _: &Report) -> Result<Fleet> {
+            unreachable!()
+        }
+
+        async fn take(&self, _: &[Take]) -> Result<Vec<Option<Epoch>>> {
+            unreachable!()
+        }
+
+        async fn load(&self, _: &[(LaneRef, Epoch)]) -> Result<Vec<Option<LaneState>>> {
+            unreachable!()
+        }
+
+        async fn poll(&self, _: &PollRequest) -> Result<Page> {
+            unreachable!()
+        }
+
+        async fn fetch(&self, _: &[Position]) -> Result<Vec<Arc<Event>>> {
+            unreachable!()
+        }
+
+        async fn settle(&self, _: &Settlement) -> Result<Vec<bool>> {
+            unreachable!()
+        }
+
+        async fn claim(&self, _: &[ClaimRequest]) -> Result<Vec<Claims>> {
+            unreachable!()
+        }
+
+        async fn finish(&self, _: &[ClaimEnd]) -> Result<Vec<bool>> {
+            unreachable!()
+        }
+
+        async fn recover(&self, _: &RecoverRequest) -> Result<Recovered> {
+            unreachable!()
+        }
+
+        async fn wait(&self, _: Duration) -> Result<Wake> {
+            std::future::poll_fn(|context| self.0.lock().unwrap().poll_recv(context))
+                .await
+                .map_or_else(|| Ok(Wake::Timeout), Ok)
+        }
+
+        async fn leave(&self) -> Result<()> {
+            unreachable!()
+        }
+    }
+
+    /// Listens for an engine that is awake for ever; its bell, what it is told, and what it says of itself.
+    fn listening() -> (mpsc::UnboundedSender<Wake>, mpsc::UnboundedReceiver<Answer>, watch::Sender<Doorbell>) {
+        let (bell, rings) = mpsc::unbounded_channel();
+        let (answers, told) = mpsc::unbounded_channel();
+        let (engine, doorbell) = watch::channel(Doorbell::default());
+        tokio::spawn(listen(Arc::new(Bell(Mutex::new(rings))), doorbell, answers, Duration::from_secs(3600)));
+        (bell, told, engine)
+    }
+
+    fn is_rang(answer: Option<Answer>) -> bool {
+        matches!(answer, Some(Answer::Input(Input::Rang)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_engine_that_works_off_a_backlog_hears_of_the_fleet() {
+        let (bell, mut told, engine) = listening();
+        for ring in 1..=3 {
+            bell.send(Wake::Published).unwrap();
+            bell.send(Wake::Rang).unwrap();
+            assert!(is_rang(told.recv().await), "ring {ring}: of events it knows");
+            engine.send_modify(|state| (state.rings, state.polls) = (ring, ring));
+        }
+        assert!(told.try_recv().is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_published_while_it_was_awake_is_told_when_it_falls_asleep() {
+        let (bell, mut told, engine) = listening();
+        bell.send(Wake::Published).unwrap();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(told.try_recv().is_err(), "it reads by itself");
+        engine.send_modify(|state| state.asleep = true);
+        assert!(matches!(told.recv().await, Some(Answer::Input(Input::Published))));
+    }
 }
