@@ -215,7 +215,7 @@ constraint delivery_pkey of delivery PRIMARY KEY (subscription, "position")
 
 constraint delivery_state_check of delivery CHECK ((state = ANY (ARRAY['pending'::text, 'delayed'::text, 'processing'::text, 'retrying'::text, 'dead'::text])))
 
-constraint event_is_well_formed of event CHECK (is_well_formed(topic, type, key, payload, payload_bytes, headers))
+constraint event_is_well_formed of event CHECK (is_well_formed(topic, type, key, payload, payload_bytes, content_type, headers)) NOT VALID
 
 constraint event_pkey of event PRIMARY KEY ("position")
 
@@ -422,6 +422,16 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION pillarbox.claim_deliveries(of_subscription bigint, by_owner integer, first_claim bigint, rows_max integer, suspects boolean, suspect_after integer, ready_since timestamp with time zone, again boolean)
+ RETURNS TABLE("position" bigint, topic text, type text, id uuid, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, stream_version bigint, deliver_at timestamp with time zone, created_at timestamp with time zone, claim bigint, arrival bigint, attempts integer, due_at timestamp with time zone, since timestamp with time zone, crashes integer, ready_at timestamp with time zone)
+ LANGUAGE sql
+AS $function$
+    select *
+    from pillarbox.claim_deliveries(
+        of_subscription, by_owner, first_claim, rows_max, suspects, suspect_after, ready_since, again, 1000
+    )
+$function$
+
 CREATE OR REPLACE FUNCTION pillarbox.claim_deliveries(of_subscription bigint, by_owner integer, first_claim bigint, rows_max integer, suspects boolean, suspect_after integer, ready_since timestamp with time zone, again boolean, placed_max integer)
  RETURNS TABLE("position" bigint, topic text, type text, id uuid, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, stream_version bigint, deliver_at timestamp with time zone, created_at timestamp with time zone, claim bigint, arrival bigint, attempts integer, due_at timestamp with time zone, since timestamp with time zone, crashes integer, ready_at timestamp with time zone)
  LANGUAGE plpgsql
@@ -576,16 +586,6 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION pillarbox.claim_deliveries(of_subscription bigint, by_owner integer, first_claim bigint, rows_max integer, suspects boolean, suspect_after integer, ready_since timestamp with time zone, again boolean)
- RETURNS TABLE("position" bigint, topic text, type text, id uuid, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, stream_version bigint, deliver_at timestamp with time zone, created_at timestamp with time zone, claim bigint, arrival bigint, attempts integer, due_at timestamp with time zone, since timestamp with time zone, crashes integer, ready_at timestamp with time zone)
- LANGUAGE sql
-AS $function$
-    select *
-    from pillarbox.claim_deliveries(
-        of_subscription, by_owner, first_claim, rows_max, suspects, suspect_after, ready_since, again, 1000
-    )
-$function$
-
 CREATE OR REPLACE FUNCTION pillarbox.count_aside()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -714,7 +714,18 @@ CREATE OR REPLACE FUNCTION pillarbox.empty_leaf(name text)
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
+declare
+    removes constant text := coalesce(nullif(current_setting('pillarbox.removes', true), ''), 'received');
+    keep_ms bigint;
+    first bigint;
+    last bigint;
+    newest timestamptz;
+    journal boolean;
+    floor bigint;
+    missing bigint;
 begin
+    -- Whoever rewinds or subscribes waits, or has lowered the floor that is read below.
+    select m.retention_keep_ms into keep_ms from pillarbox.meta as m for update;
     -- One that is still to be published into is not to be used elsewhere.
     update pillarbox.leaf
     set emptied = coalesce(high <= pg_sequence_last_value('pillarbox.event_position_seq'::regclass) + 1, false)
@@ -722,25 +733,70 @@ begin
     if not found then
         raise exception 'there is no leaf %', name using errcode = 'undefined_table';
     end if;
+    -- Nothing appears in it from here on.
+    execute format('lock table only pillarbox.%I in access exclusive mode', name);
+    execute format('select min(position), max(position) from pillarbox.%I', name) into first, last;
+    if last is null then
+        return;
+    end if;
+    execute format('select created_at from pillarbox.%I where position = $1', name) into newest using last;
+    select min(c.floor) into floor from pillarbox.cursor as c;
+    if floor is null and removes = 'received' then
+        raise exception 'leaf % has events that nobody has received, since the log has no subscription', name
+            using errcode = 'object_not_in_prerequisite_state';
+    elsif floor < last then
+        raise exception 'leaf % has events up to %, and a subscription has passed only those up to %', name, last, floor
+            using errcode = 'object_not_in_prerequisite_state';
+    end if;
+    -- Subscription by subscription, by the index of the primary key.
+    execute format(
+        'select count(*)
+         from pillarbox.subscription as s
+         cross join lateral (
+             select position from pillarbox.delivery where subscription = s.id and position >= $1 and position <= $2
+         ) as d
+         where exists (select from pillarbox.%I as e where e.position = d.position)
+             and not exists (select from pillarbox.event_kept as k where k.position = d.position)', name
+    ) into missing using first, last;
+    if missing > 0 then
+        raise exception 'leaf % has % events that deliveries still need', name, missing
+            using errcode = 'object_not_in_prerequisite_state';
+    end if;
+    if removes <> 'everything' then
+        -- 9223372036854775807 is for ever.
+        if newest > clock_timestamp() - least(keep_ms, 3155760000000) * interval '1 millisecond' then
+            raise exception 'leaf % has events that are younger than the log is to keep them', name
+                using errcode = 'object_not_in_prerequisite_state';
+        end if;
+        execute format('select exists (select from pillarbox.%I where stream_version is not null)', name) into journal;
+        if journal then
+            raise exception 'leaf % has events of a journal', name using errcode = 'object_not_in_prerequisite_state';
+        end if;
+    end if;
     execute format('truncate table pillarbox.%I', name);
 end
 $function$
 
-CREATE OR REPLACE FUNCTION pillarbox.is_well_formed(topic text, type text, key text, payload json, payload_bytes bytea, headers jsonb)
+CREATE OR REPLACE FUNCTION pillarbox.is_well_formed(topic text, type text, key text, payload json, payload_bytes bytea, content_type text, headers jsonb)
  RETURNS boolean
  LANGUAGE plpgsql
  STABLE PARALLEL SAFE
 AS $function$
+declare
+    payload_size integer;
 begin
     -- As few steps as will do: PostgreSQL prepares them anew in each transaction.
     if topic <> '' and type <> '' and key is distinct from ''
         and greatest(octet_length(topic), octet_length(type), octet_length(key)) <= 1024
+        and coalesce(octet_length(content_type), 0) <= 255
         and (payload is null or payload_bytes is null)
-        and coalesce(pg_column_size(payload), pg_column_size(payload_bytes), 4) - 4 <= pillarbox.payload_bytes_max()
-        and headers @> '{}'
+        and greatest(pg_column_size(payload) - 4, octet_length(payload_bytes), 0) <= pillarbox.payload_bytes_max()
+        and headers @> '{}' and pg_column_size(headers) <= 65540
+        and coalesce(pg_column_compression(payload), pg_column_compression(headers)) is null
     then
         return true;
     end if;
+    payload_size := coalesce(octet_length(payload::text), octet_length(payload_bytes), 0);
     if octet_length(topic) not between 1 and 1024 then
         raise check_violation using constraint = 'topic_has_1_to_1024_bytes',
             message = 'topic_has_1_to_1024_bytes: the topic has ' || octet_length(topic) || ' bytes';
@@ -751,20 +807,30 @@ begin
         raise check_violation using constraint = 'key_has_1_to_1024_bytes',
             message = 'key_has_1_to_1024_bytes: the key has ' || octet_length(key) || ' bytes',
             hint = 'Leave the key out (null) if the event has none.';
+    elsif octet_length(content_type) > 255 then
+        raise check_violation using constraint = 'content_type_has_at_most_255_bytes',
+            message = 'content_type_has_at_most_255_bytes: the content type has ' || octet_length(content_type) || ' bytes';
     elsif payload is not null and payload_bytes is not null then
         raise check_violation using constraint = 'payload_or_payload_bytes',
             message = 'payload_or_payload_bytes: an event has JSON or bytes, not both';
     elsif jsonb_typeof(headers) is distinct from 'object' then
         raise check_violation using constraint = 'headers_is_a_json_object',
             message = 'headers_is_a_json_object: headers is ' || coalesce(jsonb_typeof(headers), 'null');
-    else
+    elsif (
+        case when pg_column_compression(headers) is null then pg_column_size(headers) - 4 else octet_length(headers::text) end
+    ) > 65536 then
+        raise check_violation using constraint = 'headers_has_at_most_65536_bytes',
+            message = 'headers_has_at_most_65536_bytes: the headers have ' || octet_length(headers::text) || ' bytes as text',
+            hint = 'Put it into the payload.';
+    elsif payload_size > pillarbox.payload_bytes_max() then
         raise check_violation using constraint = 'payload_has_at_most_payload_bytes_max_bytes',
             message = format(
                 'payload_has_at_most_payload_bytes_max_bytes: the payload has %s bytes, more than payload_bytes_max = %s',
-                coalesce(pg_column_size(payload), pg_column_size(payload_bytes)) - 4, pillarbox.payload_bytes_max()
+                payload_size, pillarbox.payload_bytes_max()
             ),
             hint = 'Store it elsewhere and publish a reference.';
     end if;
+    return true;
 end
 $function$
 

@@ -91,6 +91,8 @@ CREATE TABLE pillarbox_event (
     constraint headers_is_a_json_object check (
         headers = '{}' or case json_valid(headers) when 1 then json_type(headers) = 'object' else 0 end
     ),
+    constraint headers_has_at_most_65536_bytes check (length(cast(headers as blob)) <= 65536),
+    constraint content_type_has_at_most_255_bytes check (length(cast(content_type as blob)) <= 255),
     constraint deliver_at_is_integer_milliseconds_since_1970 check (
         deliver_at is null or (typeof(deliver_at) = 'integer' and deliver_at between 0 and 253402300799999)
     ),

@@ -436,8 +436,8 @@ pub(crate) struct PruneArgs {
     /// Only say what would be removed
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Nothing is asked: this is what every relay does by itself. Scripts may say it all the same
-    #[arg(long, hide = true, conflicts_with = "dry_run")]
+    /// Also remove what nobody has received, from a log without subscriptions
+    #[arg(long, conflicts_with = "dry_run")]
     pub(crate) yes: bool,
 }
 

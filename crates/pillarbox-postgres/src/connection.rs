@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -38,9 +38,10 @@ const SETTINGS: &str = "-c synchronous_commit=on -c statement_timeout=0 -c lock_
 /// Ends a statement whose client has gone; not every server's system can tell.
 const CHECK_CLIENT: &str = "set client_connection_check_interval = '2s'";
 
-/// The same for what older servers do not know and would refuse; and whether what was asked for has arrived, or was dropped on the way.
+/// The same for what older servers do not know and would refuse; that a database which does not check its text sends it as it is; and whether what was asked for has arrived, or was dropped on the way.
 const LATER_SETTINGS: &str = "select current_setting('search_path'), case when \
-    current_setting('server_version_num')::integer >= 170000 then set_config('transaction_timeout', '0', false) end";
+    current_setting('server_version_num')::integer >= 170000 then set_config('transaction_timeout', '0', false) end, case when \
+    current_setting('server_encoding') = 'SQL_ASCII' then set_config('client_encoding', 'SQL_ASCII', false) end";
 
 /// What to do about a pooler.
 pub(crate) const DIRECTLY: &str =
@@ -282,10 +283,6 @@ pub(crate) struct Session {
     /// Never used twice in this process; see `Page::session`.
     pub(crate) number: u64,
     statements: Mutex<HashMap<&'static str, Statement>>,
-    /// Up to where retention has looked at the dead ranges in this round.
-    pub(crate) dead_looked_at: AtomicI64,
-    /// Not before then is it tried again whether the leaf in use can be cut quickly.
-    pub(crate) cut_again_at: Mutex<Option<Instant>>,
     /// True once the connection has ended, for whatever reason.
     closed: watch::Receiver<bool>,
     driver: tokio::task::JoinHandle<()>,
@@ -341,8 +338,6 @@ impl Session {
             client,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             statements: Mutex::default(),
-            dead_looked_at: AtomicI64::new(0),
-            cut_again_at: Mutex::default(),
             closed,
             driver,
             cancel,

@@ -4,7 +4,8 @@
 mod plan;
 
 use std::collections::HashSet;
-use std::sync::PoisonError;
+use std::sync::atomic::AtomicI64;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pillarbox::{ErrorKind, Position, Result, Timestamp};
@@ -49,6 +50,20 @@ const TRIES: usize = 20;
 /// A leaf that is cut gets room for so many times what was published while it was looked who uses the log.
 const MARGIN_OF_WATCH: i64 = 4;
 
+/// Where retention is, from one run to the next. It lives as long as the store, whose sessions come and go.
+pub(crate) struct Upkeep {
+    /// The dead ranges from here on have been looked at in this round.
+    pub(crate) dead_looked_at: AtomicI64,
+    /// Not before then is it tried again whether the leaf in use can be cut quickly.
+    cut_again_at: Mutex<Option<Instant>>,
+}
+
+impl Default for Upkeep {
+    fn default() -> Self {
+        Upkeep { dead_looked_at: AtomicI64::new(Position::MAX), cut_again_at: Mutex::default() }
+    }
+}
+
 /// A table of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Leaf {
@@ -78,28 +93,52 @@ pub(crate) async fn leaves(client: &impl GenericClient) -> Db<Vec<Leaf>> {
     rows.iter().map(leaf).collect()
 }
 
+/// What may be taken out of a leaf; see the function `empty_leaf` of the schema.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Removes {
+    /// What every subscription has passed, and there is one.
+    Received,
+    /// The same, and everything where there is no subscription.
+    Unreceived,
+    /// Also young events and those of journals.
+    Everything,
+}
+
+impl Removes {
+    fn name(self) -> &'static str {
+        match self {
+            Removes::Received => "received",
+            Removes::Unreceived => "unreceived",
+            Removes::Everything => "everything",
+        }
+    }
+}
+
 /// Takes all events out of a leaf. Waits for those who use that leaf for [`LOCK_TIMEOUT`] at most; no publisher waits.
-pub(crate) async fn empty_leaf(tx: &Transaction<'_>, leaf: &Leaf) -> Db<()> {
-    Ok(tx.batch_execute(&empty_sql(leaf)).await?)
+pub(crate) async fn empty_leaf(tx: &Transaction<'_>, leaf: &Leaf, removes: Removes) -> Db<()> {
+    Ok(tx.batch_execute(&empty_sql(leaf, removes)).await?)
 }
 
 /// As [`empty_leaf`], with the commit in the same message: if we are stopped in between, readers of the log wait for us.
-pub(crate) async fn empty_leaf_and_commit(tx: Transaction<'_>, leaf: &Leaf) -> Db<()> {
-    tx.batch_execute(&format!("{}; commit", empty_sql(leaf))).await?;
+pub(crate) async fn empty_leaf_and_commit(tx: Transaction<'_>, leaf: &Leaf, removes: Removes) -> Db<()> {
+    tx.batch_execute(&format!("{}; commit", empty_sql(leaf, removes))).await?;
     // There is no transaction any more; this lets the client know.
     Ok(tx.commit().await?)
 }
 
-fn empty_sql(leaf: &Leaf) -> String {
+fn empty_sql(leaf: &Leaf, removes: Removes) -> String {
     let (timeout, name) = (LOCK_TIMEOUT.as_millis(), leaf.name.replace('\'', "''"));
-    format!("set local lock_timeout = {timeout}; select empty_leaf('{name}')")
+    let removes = removes.name();
+    format!(
+        "set local lock_timeout = {timeout}; set local pillarbox.removes = '{removes}'; select empty_leaf('{name}')"
+    )
 }
 
 /// Keeps enough leaves ahead of the horizon, of a size that suits `keep`, using emptied ones again. Publishers wait for a few
 /// hundredths of a second when leaves are laid, which is once in several leaves; if somebody uses the log for longer, the next
 /// call tries again. What keeps us from it is written down, for [`warning`].
-pub(crate) async fn maintain(session: &mut Session, keep: Option<Duration>) -> Db<()> {
-    let obstacle = attempt(session, keep).await?;
+pub(crate) async fn maintain(session: &mut Session, upkeep: &Upkeep, keep: Option<Duration>) -> Db<()> {
+    let obstacle = attempt(session, upkeep, keep).await?;
     if let Some(obstacle) = &obstacle {
         tracing::debug!(obstacle, "the leaves of the log are not laid now; tried again later");
     }
@@ -117,9 +156,9 @@ pub(crate) async fn note_failure(session: &Session, error: DbError) -> DbError {
 }
 
 /// Lays leaves if they are due. What was in the way of all that is wanted, if anything.
-async fn attempt(session: &mut Session, keep: Option<Duration>) -> Db<Option<String>> {
+async fn attempt(session: &mut Session, upkeep: &Upkeep, keep: Option<Duration>) -> Db<Option<String>> {
     let obstacle = match cut(session, keep).await? {
-        Some(leaf) => obstacle_to_cutting(session, &leaf).await?,
+        Some(leaf) => obstacle_to_cutting(session, upkeep, &leaf).await?,
         None => None,
     };
     let may_cut = obstacle.is_none();
@@ -144,7 +183,7 @@ async fn attempt(session: &mut Session, keep: Option<Duration>) -> Db<Option<Str
 }
 
 /// The leaf in use that should end here.
-async fn cut(session: &Session, keep: Option<Duration>) -> Db<Option<Leaf>> {
+pub(crate) async fn cut(session: &Session, keep: Option<Duration>) -> Db<Option<Leaf>> {
     let leaves = leaves(&**session).await?;
     let (horizon, size, now) = figures(&**session).await?;
     let view = View { leaves: &leaves, horizon, now, keep, size, margin: 0 };
@@ -152,16 +191,16 @@ async fn cut(session: &Session, keep: Option<Duration>) -> Db<Option<Leaf>> {
 }
 
 /// Why a leaf is not cut while publishers wait: reading it takes too long.
-async fn obstacle_to_cutting(session: &Session, leaf: &Leaf) -> Db<Option<String>> {
+async fn obstacle_to_cutting(session: &Session, upkeep: &Upkeep, leaf: &Leaf) -> Db<Option<String>> {
     let name = &leaf.name;
     let too_large = || Some(format!("leaf {name} should end here, and is too large to be cut while publishers wait"));
-    let again_at = *session.cut_again_at.lock().unwrap_or_else(PoisonError::into_inner);
+    let again_at = *upkeep.cut_again_at.lock().unwrap_or_else(PoisonError::into_inner);
     if again_at.is_some_and(|at| at > Instant::now()) {
         return Ok(too_large());
     }
     let quick = reads_quickly(session, leaf).await?;
     let next = (!quick).then(|| Instant::now() + CUT_PAUSE);
-    *session.cut_again_at.lock().unwrap_or_else(PoisonError::into_inner) = next;
+    *upkeep.cut_again_at.lock().unwrap_or_else(PoisonError::into_inner) = next;
     Ok(if quick { None } else { too_large() })
 }
 

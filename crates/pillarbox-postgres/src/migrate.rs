@@ -28,12 +28,31 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: [Migration; 4] = [
+const MIGRATIONS: [Migration; 6] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
     Migration { version: 2, name: "leaves", sql: include_str!("../migrations/002_leaves.sql") },
     Migration { version: 3, name: "dead_deliveries", sql: include_str!("../migrations/003_dead_deliveries.sql") },
     Migration { version: 4, name: "queue_cost", sql: include_str!("../migrations/004_queue_cost.sql") },
+    Migration { version: 5, name: "removal", sql: include_str!("../migrations/005_removal.sql") },
+    Migration { version: 6, name: "limits", sql: include_str!("../migrations/006_limits.sql") },
 ];
+
+/// PostgreSQL does not check the text of such a database: it holds bytes that are no characters.
+pub(crate) const UNCHECKED_ENCODING: &str = "SQL_ASCII";
+
+/// What to do about such a database.
+pub(crate) const CREATE_UTF8: &str =
+    "make one with `create database … encoding 'UTF8' template template0`, and move what is in this one by pg_dump";
+
+/// Nobody begins a log whose text nobody checks. One that is there goes on: `doctor` says so.
+async fn refuse_encoding(client: &impl GenericClient) -> Db<()> {
+    let encoding: String = client.query_one("select current_setting('server_encoding')", &[]).await?.try_get(0)?;
+    if encoding != UNCHECKED_ENCODING {
+        return Ok(());
+    }
+    let message = format!("the database has the encoding {encoding}, so that any bytes pass for text; {CREATE_UTF8}");
+    Err(DbError::own(ErrorKind::Invalid, message))
+}
 
 /// The schema version that this build is made for.
 pub const SCHEMA_VERSION: i64 = MIGRATIONS[MIGRATIONS.len() - 1].version;
@@ -94,6 +113,9 @@ async fn migrate_session(session: &mut Session, schema: &str) -> Db<Migrated> {
     // Looked at under the lock: another process may have been faster.
     let state = state_in(&tx, schema).await?;
     state.refuse_newer(SCHEMA_VERSION)?;
+    if state == SchemaState::Missing {
+        refuse_encoding(&tx).await?;
+    }
     let from = match state {
         SchemaState::Missing => 0,
         SchemaState::Old { from, .. } => from,

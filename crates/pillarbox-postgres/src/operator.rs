@@ -69,7 +69,7 @@ impl Operator for PostgresStore {
 
     async fn prune(&self, policy: &PrunePolicy) -> Result<Pruned> {
         let mut desk = self.desk().await?;
-        Ok(prune::prune(&mut desk, policy).await?)
+        Ok(prune::prune(&mut desk, &self.upkeep, policy).await?)
     }
 
     async fn doctor(&self) -> Result<Vec<Check>> {

@@ -14,16 +14,16 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::connection::Session;
 use crate::error::Db;
 use crate::home;
-use crate::types::{Json, Time};
+use crate::types::{RawJson, Text, Time};
 
-/// The most bytes of payload that one page returns, beyond the first event of each scan.
+/// The most bytes of events that one page returns, beyond the first of each scan.
 pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// A writer counts as idle only after it has been so for this long.
 const IDLE_MARGIN: Duration = Duration::from_secs(60);
 
-/// However large the payloads lately were, a scan asks for so many rows at least.
-const ROWS_MIN: usize = 16;
+/// However large the rows lately were, a scan asks for so many at least.
+const ROWS_MIN: usize = 1;
 
 /// Reads the log.
 pub(crate) struct Reader {
@@ -237,8 +237,10 @@ impl Default for MeanBytes {
 }
 
 impl MeanBytes {
+    /// One that fills a page by itself counts as if all were so: the next page has one row, and what comes after it shows whether more fit.
     fn add(&mut self, bytes: usize) {
-        self.0 = (self.0 * 63 + bytes) / 64;
+        let mean = (self.0 * 63 + bytes.min(PAGE_BYTES_MAX)) / 64;
+        self.0 = if bytes >= PAGE_BYTES_MAX { PAGE_BYTES_MAX } else { mean };
     }
 }
 
@@ -408,39 +410,43 @@ impl Decoder {
     fn take(&mut self, row: &Row, wanted: &mut Wanted<'_>, into: &mut Gathered) -> Db<usize> {
         let position = row.try_get(0)?;
         into.saw(position);
-        let topic = self.topics.share(row.try_get(1)?);
-        let r#type = self.types.share(row.try_get(2)?);
+        let topic = self.topics.share(&row.try_get::<_, Text<'_>>(1)?.0);
+        let r#type = self.types.share(&row.try_get::<_, Text<'_>>(2)?.0);
         if !wanted.has(&topic, &r#type) {
             return Ok(0);
         }
         let event = self.rest(row, position, topic, r#type)?;
-        let size = event.payload.len();
+        let size = event.size();
         into.events.push(Arc::new(event));
         Ok(size)
     }
 
     /// The event of a row with the columns of `sql/scan.sql`.
     pub(crate) fn event(&mut self, row: &Row) -> Db<Event> {
-        let topic = self.topics.share(row.try_get(1)?);
-        let r#type = self.types.share(row.try_get(2)?);
+        let topic = self.topics.share(&row.try_get::<_, Text<'_>>(1)?.0);
+        let r#type = self.types.share(&row.try_get::<_, Text<'_>>(2)?.0);
         self.rest(row, row.try_get(0)?, topic, r#type)
     }
 
     fn rest(&mut self, row: &Row, position: Position, topic: Arc<str>, r#type: Arc<str>) -> Db<Event> {
-        let payload = match row.try_get::<_, Option<Json<'_>>>(5)? {
-            Some(json) => Payload::Json(json.0.into()),
+        let payload = match row.try_get::<_, Option<RawJson<'_>>>(5)? {
+            Some(RawJson(json)) => match std::str::from_utf8(json) {
+                Ok(json) => Payload::Json(json.into()),
+                // What is not UTF-8 cannot be JSON; its exact bytes arrive.
+                Err(_) => Payload::Bytes(json.into()),
+            },
             None => row.try_get::<_, Option<&[u8]>>(6)?.map_or(Payload::None, |bytes| Payload::Bytes(bytes.into())),
         };
-        let headers: Json<'_> = row.try_get(8)?;
+        let headers: RawJson<'_> = row.try_get(8)?;
         Ok(Event {
             position,
             id: row.try_get::<_, Uuid>(3)?,
             topic,
-            key: row.try_get::<_, Option<&str>>(4)?.map(Into::into),
+            key: row.try_get::<_, Option<Text<'_>>>(4)?.map(|key| key.0.into()),
             r#type,
             payload,
-            content_type: row.try_get::<_, Option<&str>>(7)?.map(|name| self.content_types.share(name)),
-            headers: Headers::from_json(headers.0),
+            content_type: row.try_get::<_, Option<Text<'_>>>(7)?.map(|name| self.content_types.share(&name.0)),
+            headers: Headers::from_json(&String::from_utf8_lossy(headers.0)),
             stream_version: row.try_get(9)?,
             deliver_at: row.try_get::<_, Option<Time>>(10)?.map(|time| time.0),
             created_at: row.try_get::<_, Time>(11)?.0,
@@ -451,6 +457,17 @@ impl Decoder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_row_that_fills_a_page_is_the_last_that_was_asked_for_with_others() {
+        let mut mean = MeanBytes::default();
+        (0..1000).for_each(|_| mean.add(200));
+        assert!(mean.0 < 300);
+        mean.add(150 << 20);
+        assert_eq!(PAGE_BYTES_MAX / mean.0, 1);
+        (0..64).for_each(|_| mean.add(200));
+        assert!(PAGE_BYTES_MAX / mean.0 >= 2, "more are asked for again");
+    }
 
     #[test]
     fn a_prefix_means_itself() {

@@ -11,6 +11,7 @@ use pillarbox::{
 use crate::connection::{Link, MappedSession, PgConfig, Session};
 use crate::doorbell::Listener;
 use crate::error::{Db, DbError};
+use crate::leaves::Upkeep;
 use crate::operator::premises;
 use crate::ownership::{self, Membership, Role, session_name};
 use crate::publish::Limits;
@@ -57,6 +58,7 @@ pub struct PostgresStore {
     member: Mutex<Option<Arc<Membership>>>,
     listener: tokio::sync::Mutex<Option<Listener>>,
     barriers: Arc<AtomicU64>,
+    pub(crate) upkeep: Upkeep,
     #[cfg(feature = "mutants")]
     lane_laboratory: Mutex<Option<crate::mutant::Laboratory>>,
 }
@@ -91,6 +93,7 @@ impl PostgresStore {
             member: Mutex::new(None),
             listener: tokio::sync::Mutex::new(None),
             barriers,
+            upkeep: Upkeep::default(),
             #[cfg(feature = "mutants")]
             lane_laboratory: Mutex::new(None),
             config,

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::error::Error;
 
 use pillarbox::{Position, RangeSet, Timestamp};
@@ -38,6 +39,35 @@ impl ToSql for Time {
     }
 
     to_sql_checked!();
+}
+
+/// Text as it is stored. In a database whose encoding is SQL_ASCII that may be any bytes: what is no character is marked.
+#[derive(Debug)]
+pub(crate) struct Text<'a>(pub(crate) Cow<'a, str>);
+
+impl<'a> FromSql<'a> for Text<'a> {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Boxed> {
+        Ok(Text(String::from_utf8_lossy(raw)))
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        <&str as FromSql>::accepts(ty)
+    }
+}
+
+/// The bytes of `json` or `jsonb`, not looked into.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RawJson<'a>(pub(crate) &'a [u8]);
+
+impl<'a> FromSql<'a> for RawJson<'a> {
+    fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, Boxed> {
+        // `jsonb` on the wire is a version and the text.
+        Ok(RawJson(if *ty == Type::JSONB { raw.get(1..).unwrap_or_default() } else { raw }))
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        *ty == Type::JSON || *ty == Type::JSONB
+    }
 }
 
 /// JSON text as `json` or `jsonb`, not looked into.

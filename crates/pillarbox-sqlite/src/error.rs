@@ -118,6 +118,12 @@ fn refused(text: &str) -> String {
         Some("payload_has_at_most_payload_bytes_max_bytes") => {
             "the payload has more bytes than payload_bytes_max; store it elsewhere and publish a reference".into()
         }
+        Some("headers_has_at_most_65536_bytes") => {
+            "the headers have more than 65536 bytes (headers_bytes_max); put it into the payload".into()
+        }
+        Some("content_type_has_at_most_255_bytes") => {
+            "the content type has more than 255 bytes (content_type_bytes_max)".into()
+        }
         Some(name) => format!("the event was refused because it must hold that {}", name.replace('_', " ")),
         None => format!("the database refused the row ({text}); change what it names"),
     }

@@ -122,7 +122,7 @@ fn claim(
             put.execute(params![request.subscription.0, position, me.0, claim, now.0])?;
         }
         claimed.event = event(tx, position, decoder)?;
-        bytes += claimed.event.as_ref().map_or(0, |event| event.payload.len());
+        bytes += claimed.event.as_ref().map_or(0, |event| event.size());
         claims.push(claimed);
     }
     Ok(claims)

@@ -17,7 +17,7 @@ use crate::doorbell::Bell;
 use crate::error::{Db, DbError};
 use crate::home;
 
-/// The most bytes of payload that one page returns, beyond the first event of each scan.
+/// The most bytes of events that one page returns, beyond the first of each scan.
 pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// What a [`Reader::glance`] reads at most: no more than some tens of microseconds' worth.
@@ -160,7 +160,7 @@ fn scan(
         cut = looked_at == asked.limit;
         if wanted.has(&topic, &r#type) {
             let event = decoder.rest(row, position, topic, r#type)?;
-            let size = event.payload.len();
+            let size = event.size();
             scan.events.push(Arc::new(event));
             cut |= size >= *room;
             *room = room.saturating_sub(size);

@@ -61,10 +61,12 @@ fn new_rows<'a>(tx: &Transaction<'_>, write: &'a LaneWrite) -> Db<Vec<&'a Queued
 fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite, horizon: Position) -> Db<bool> {
     let LaneRef { subscription, lane } = write.lane;
     // The transaction holds the write lock already, so the epoch cannot move between this read and the writes.
-    let sql = "select floor, revision from pillarbox_cursor where subscription = ?1 and lane = ?2 and epoch = ?3";
+    let sql =
+        "select floor, revision, settled from pillarbox_cursor where subscription = ?1 and lane = ?2 and epoch = ?3";
     let fence = params![subscription.0, lane, write.epoch];
-    let found = tx.prepare_cached(sql)?.query_row(fence, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-    let Some((floor, revision)): Option<(Position, i64)> = found else { return Ok(false) };
+    let found =
+        tx.prepare_cached(sql)?.query_row(fence, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).optional()?;
+    let Some((floor, revision, settled)): Option<(Position, i64, String)> = found else { return Ok(false) };
     let cursor = &write.cursor;
     let highest = cursor.settled.last().unwrap_or(0).max(cursor.floor);
     if highest > horizon {
@@ -87,15 +89,21 @@ fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite, horizon: Position) -> Db
     if cursor.floor > floor {
         advance(tx, write, floor)?;
     }
-    settle_deliveries(tx, write, revision != write.revision)?;
+    let mut settled: RangeSet = settled.parse()?;
+    settled.insert_range(0, floor);
+    settle_deliveries(tx, write, (revision != write.revision).then_some(&settled))?;
     Ok(true)
 }
 
 /// Puts, then changes, then finishes. Where an operator has changed deliveries since they were loaded, only those that
-/// are put now are changed: what the operator said is newer than what the attempts in flight have to say.
-fn settle_deliveries(tx: &Transaction<'_>, write: &LaneWrite, changed_meanwhile: bool) -> Db<()> {
+/// are put now are changed: what the operator said is newer than what the attempts in flight have to say. `changed_meanwhile` is what
+/// the stored cursor had settled then: that was put before, by a settlement that was not answered, and may have been given up since.
+fn settle_deliveries(tx: &Transaction<'_>, write: &LaneWrite, changed_meanwhile: Option<&RangeSet>) -> Db<()> {
     let mut own = HashSet::new();
-    for delivery in &write.put {
+    let settled = changed_meanwhile;
+    let is_new = |delivery: &&Delivery| settled.is_none_or(|settled| !settled.contains(delivery.position));
+    let changed_meanwhile = changed_meanwhile.is_some();
+    for delivery in write.put.iter().filter(is_new) {
         if put(tx, write.lane, delivery, !changed_meanwhile)? && changed_meanwhile {
             own.insert(delivery.position);
         }

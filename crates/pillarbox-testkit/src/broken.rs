@@ -86,11 +86,21 @@ pub enum Broken {
     PauseForgetsReason,
     /// A receiver's pause replaces an operator's.
     ReceiverPausesOver,
+    /// A settlement that is repeated brings back what an operator has given up since.
+    SkipUndone,
+    /// Whoever takes a lane from a silent owner waits for the locks that this one holds.
+    HeirWaits,
+    /// Retention removes what a subscription has not passed.
+    RetentionIgnoresFloors,
+    /// Retention removes the events of a log without subscriptions, which nobody has received.
+    RetentionTakesUnreceived,
+    /// A dry run of retention removes what it counts.
+    DryRunRemoves,
 }
 
 impl Broken {
     /// All of them.
-    pub const ALL: [Broken; 42] = [
+    pub const ALL: [Broken; 47] = [
         Broken::WritersBeforeHorizon,
         Broken::RowsBeforeHorizon,
         Broken::WriterGoneBeforeVisible,
@@ -133,5 +143,10 @@ impl Broken {
         Broken::ModeChanges,
         Broken::PauseForgetsReason,
         Broken::ReceiverPausesOver,
+        Broken::SkipUndone,
+        Broken::HeirWaits,
+        Broken::RetentionIgnoresFloors,
+        Broken::RetentionTakesUnreceived,
+        Broken::DryRunRemoves,
     ];
 }

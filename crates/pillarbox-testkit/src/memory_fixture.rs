@@ -23,7 +23,15 @@ impl Fixture for MemoryFixture {
     type Operator = MemoryStore;
 
     fn features(&self) -> FixtureFeatures {
-        FixtureFeatures { concurrent_writers: true, during_poll: true, power_loss: true, fail_settle: true, bury: true }
+        FixtureFeatures {
+            concurrent_writers: true,
+            during_poll: true,
+            power_loss: true,
+            fail_settle: true,
+            bury: true,
+            hold: true,
+            whole_tables: false,
+        }
     }
 
     async fn open(&self) -> Result<MemoryStore> {
@@ -46,6 +54,10 @@ impl Fixture for MemoryFixture {
 
     async fn bury(&self, instance: InstanceId) {
         self.log.bury(instance);
+    }
+
+    async fn hold(&self, instance: InstanceId) {
+        self.log.hold(instance);
     }
 
     async fn pass(&self, time: Duration) {

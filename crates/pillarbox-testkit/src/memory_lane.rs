@@ -126,11 +126,21 @@ impl Lane {
     }
 
     /// Puts, then changes, then finishes, so that one settlement can put a delivery and record its first error.
-    pub(crate) fn write_deliveries(&mut self, write: &LaneWrite, now: Timestamp, broken: Option<Broken>) {
+    /// `settled` is what the cursor counted as such before this settlement.
+    pub(crate) fn write_deliveries(
+        &mut self,
+        write: &LaneWrite,
+        settled: &RangeSet,
+        now: Timestamp,
+        broken: Option<Broken>,
+    ) {
         let changed_meanwhile = self.revision != write.revision && broken != Some(Broken::RevisionIgnored);
         let mut found = BTreeSet::new();
         for delivery in &write.put {
+            // Put before, by a settlement that was not answered; an operator may have given it up since.
+            let repeated = settled.contains(delivery.position) && broken != Some(Broken::SkipUndone);
             match self.deliveries.entry(delivery.position) {
+                Entry::Vacant(_) if changed_meanwhile && repeated => _ = found.insert(delivery.position),
                 Entry::Vacant(entry) => _ = entry.insert(Row::new(delivery.clone(), now)),
                 Entry::Occupied(_) if changed_meanwhile => _ = found.insert(delivery.position),
                 Entry::Occupied(mut entry) => entry.get_mut().set(delivery.clone(), now),

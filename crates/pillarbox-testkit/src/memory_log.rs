@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use crate::Broken;
-use crate::memory_lane::Lane;
+use crate::memory_lane::{Lane, positions_of};
 
 /// A log in memory, with everything that a real database can do to its readers: positions that are drawn long
 /// before they are visible, transactions that abort, rows that are visible and not yet durable, instances that die
@@ -100,6 +100,8 @@ pub(crate) struct Inner {
     pub(crate) instances: BTreeMap<InstanceId, Instance>,
     /// Whose process is gone, whether or not their row is still there.
     gone: BTreeSet<InstanceId>,
+    /// Who stands still in the middle of a transaction that has locked its lanes.
+    holding: BTreeSet<InstanceId>,
     instance_next: i64,
     pub(crate) subscriptions: Vec<SubscriptionRow>,
     subscription_next: i64,
@@ -171,6 +173,7 @@ impl MemoryLog {
             tx_next: 1,
             instances: BTreeMap::new(),
             gone: BTreeSet::new(),
+            holding: BTreeSet::new(),
             instance_next: 1,
             subscriptions: Vec::new(),
             subscription_next: 1,
@@ -445,6 +448,17 @@ impl MemoryLog {
         }
     }
 
+    /// The instance stands still in the middle of a transaction that has locked its lanes, until [`MemoryLog::release`] or until
+    /// somebody ends its sessions.
+    pub fn hold(&self, instance: InstanceId) {
+        self.inner().holding.insert(instance);
+    }
+
+    /// The transaction of [`MemoryLog::hold`] has ended, if it had not before.
+    pub fn release(&self, instance: InstanceId) {
+        self.inner().holding.remove(&instance);
+    }
+
     /// Whether the instance's process is gone, or its connection.
     pub fn is_killed(&self, instance: InstanceId) -> bool {
         self.inner().gone.contains(&instance)
@@ -511,6 +525,7 @@ impl Inner {
 
     fn kill(&mut self, instance: InstanceId) {
         self.gone.insert(instance);
+        self.holding.remove(&instance);
         if let Some(row) = self.instances.get_mut(&instance) {
             row.killed = true;
         }
@@ -704,6 +719,7 @@ impl Inner {
         let blind = self.options.broken == Some(Broken::TakeWithoutCompare);
         let ruthless = self.options.broken == Some(Broken::TakeFromTheLiving);
         let beats: BTreeMap<InstanceId, i64> = self.instances.iter().map(|(id, row)| (*id, row.beat)).collect();
+        self.end_silent(takes, &beats)?;
         let mut victims = BTreeSet::new();
         let mut take = |take: &Take| {
             let lane = self.lane_mut(take.lane)?;
@@ -721,6 +737,22 @@ impl Inner {
         let owners = self.owners();
         self.instances.retain(|id, _| owners.contains(id) || !victims.contains(id));
         Ok(taken)
+    }
+
+    /// Who is about to lose lanes for his silence loses his sessions first, and with them what they have locked.
+    fn end_silent(&mut self, takes: &[Take], beats: &BTreeMap<InstanceId, i64>) -> Result<()> {
+        for take in takes {
+            let Some(owner) = self.lane(take.lane).and_then(|lane| lane.owner) else { continue };
+            if !self.holding.contains(&owner) {
+                continue;
+            }
+            let silent = take.beat.is_some() && take.beat == beats.get(&owner).copied();
+            if !silent || self.options.broken == Some(Broken::HeirWaits) {
+                return Err(Error::new(ErrorKind::Busy, format!("instance {} holds the lock of its lane", owner.0)));
+            }
+            self.holding.remove(&owner);
+        }
+        Ok(())
     }
 
     fn load(&self, instance: InstanceId, lane: LaneRef, epoch: Epoch) -> Result<Option<LaneState>> {
@@ -770,11 +802,12 @@ impl Inner {
                 continue;
             };
             let queue = lane.unqueued(&write.queue, broken);
+            let before = positions_of(&lane.cursor);
             lane.write_cursor(write, now);
             if fails {
                 return Err(unavailable("the connection was lost in the middle of the settlement"));
             }
-            lane.write_deliveries(write, now, broken);
+            lane.write_deliveries(write, &before, now, broken);
             lane.write_queue(queue, instance, now);
             if write.release {
                 lane.release();

@@ -543,13 +543,14 @@ impl Inner {
             let old = |row: &Row, now: Timestamp| row.died_at.is_some_and(|died_at| now.since(died_at) > dead);
             let now = self.now;
             for lane in self.subscriptions.iter_mut().flat_map(|row| &mut row.lanes) {
-                let before = lane.deliveries.len();
-                lane.deliveries.retain(|_, row| !old(row, now));
-                pruned.dead += (before - lane.deliveries.len()) as u64;
+                pruned.dead += lane.deliveries.values().filter(|row| old(row, now)).count() as u64;
+                lane.deliveries.retain(|_, row| policy.dry_run || !old(row, now));
             }
         }
-        if let Some(keep) = policy.keep {
-            self.prune_events(keep, policy.slice, &mut pruned);
+        let unreceived = self.options.broken == Some(Broken::RetentionTakesUnreceived);
+        let takes_events = unreceived || policy.takes_events(!self.subscriptions.is_empty());
+        if let Some(keep) = policy.keep.filter(|_| takes_events) {
+            self.prune_events(keep, policy, &mut pruned);
         }
         let needed = self.needed();
         self.kept.retain(|position, _| needed.contains(*position));
@@ -557,29 +558,32 @@ impl Inner {
         pruned
     }
 
-    fn prune_events(&mut self, keep: Duration, slice: usize, pruned: &mut Pruned) {
-        let slowest = self.subscriptions.iter().map(|row| (row.floor(), &row.name)).min();
-        let floor = slowest.as_ref().map_or(self.next - 1, |(floor, _)| *floor);
+    fn prune_events(&mut self, keep: Duration, policy: &PrunePolicy, pruned: &mut Pruned) {
+        let slowest = self.subscriptions.iter().map(|row| (row.floor(), row.name.clone())).min();
+        let ignores_floors = self.options.broken == Some(Broken::RetentionIgnoresFloors);
+        let floor = slowest.as_ref().filter(|_| !ignores_floors).map_or(self.next - 1, |(floor, _)| *floor);
+        let old: Vec<Position> = self
+            .rows
+            .iter()
+            .take_while(|(_, event)| self.now.since(event.created_at) > keep)
+            .map(|row| *row.0)
+            .collect();
+        if old.last().is_some_and(|last| *last > floor) {
+            pruned.held_by = slowest.map(|(_, name)| name);
+        }
+        let passed = old.iter().take_while(|position| **position <= floor).count();
+        let removed = if policy.dry_run { passed } else { passed.min(policy.slice) };
+        pruned.events = removed as u64;
+        pruned.more = removed < passed;
+        if policy.dry_run && self.options.broken != Some(Broken::DryRunRemoves) {
+            return;
+        }
         let needed = self.needed();
-        while let Some((position, event)) =
-            self.rows.first_key_value().map(|(position, event)| (*position, event.clone()))
-        {
-            if self.now.since(event.created_at) <= keep {
-                break;
-            }
-            if position > floor {
-                pruned.held_by = slowest.map(|(_, name)| name.clone());
-                break;
-            }
-            if pruned.events as usize == slice {
-                pruned.more = true;
-                break;
-            }
-            self.rows.remove(&position);
+        for position in &old[..removed] {
+            let Some(event) = self.rows.remove(position) else { continue };
             self.log_start = position + 1;
-            pruned.events += 1;
-            if needed.contains(position) {
-                self.kept.insert(position, event);
+            if needed.contains(*position) {
+                self.kept.insert(*position, event);
                 pruned.kept += 1;
             }
         }

@@ -3,6 +3,7 @@ mod fault;
 mod node;
 mod poison;
 mod pressure;
+mod retention;
 mod sink;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -23,7 +24,7 @@ use crate::{Broken, MemoryLog, MemoryOptions, PollSteps, Tx};
 
 /// The whole engine on a virtual clock, over the in-memory store, with everything that can go wrong drawn from a seed: late
 /// commits, aborts, crashes at every step, calls that fail before or after they happened or hang, instances that are frozen or cut off
-/// for longer than their lease and come back, lost connections, power losses of the database, failing and dead sinks, sinks that refuse
+/// for longer than their lease, some of them inside a transaction, and come back, retention, lost connections, power losses of the database, failing and dead sinks, sinks that refuse
 /// everything or want nothing more, clock jumps,
 /// and operators that interfere. Two subscriptions are streams, the third is a queue with slow handlers; in every other run these settle
 /// by themselves, in one transaction with what they do. Every fourth run is under pressure: hundreds of keys, bursts, slow sinks and
@@ -91,6 +92,10 @@ pub struct Run {
     pub refused: usize,
     /// Pauses that a receiver asked for.
     pub paused: usize,
+    /// Events that retention removed.
+    pub pruned: usize,
+    /// Instances that stood still in the middle of a transaction.
+    pub holding: usize,
     /// Signs of life of instances that took a receiver to be unwell since it had refused several keys.
     pub unwell: usize,
 }
@@ -149,6 +154,7 @@ enum Step {
     Ring(Ticket),
     Fault,
     Operate,
+    Prune,
     Restart(usize),
     Thaw(Ticket),
     Heal,
@@ -249,6 +255,8 @@ struct World {
     requeued: HashSet<(usize, Uuid)>,
     /// What was found to be dead, skipped or behind a dead one after the last fault.
     blocked: HashSet<(usize, Uuid)>,
+    /// What retention has removed.
+    pruned: HashSet<Uuid>,
     sink_down: [bool; SUBSCRIPTIONS.len()],
     /// Until then the receiver refuses every event.
     refuses_until: [u64; SUBSCRIPTIONS.len()],
@@ -332,6 +340,7 @@ impl World {
             skipped: HashSet::new(),
             requeued: HashSet::new(),
             blocked: HashSet::new(),
+            pruned: HashSet::new(),
             sink_down: [false; SUBSCRIPTIONS.len()],
             refuses_until: [0; SUBSCRIPTIONS.len()],
             floors: HashMap::new(),
@@ -348,6 +357,7 @@ impl World {
             world.after(100_000, 800_000, Step::Fault);
             world.after(100_000, 800_000, Step::Operate);
         }
+        world.after(500_000, 1_500_000, Step::Prune);
         world.at(FAULTS_UNTIL, Step::Heal);
         world
     }
@@ -411,6 +421,7 @@ impl World {
             Step::Arrive(ticket, batch, events) => self.arrive(ticket, batch, &events),
             Step::Fault => self.fault(),
             Step::Operate => self.operate(),
+            Step::Prune => self.prune(),
             Step::Thaw(ticket) => self.thaw(ticket),
             Step::Heal => self.heal(),
             Step::Check => self.look_after(),

@@ -36,6 +36,11 @@ pub trait Fixture: Send + Sync + 'static {
         async { unreachable!("a fixture without bury is not asked") }
     }
 
+    /// A session of an instance stands still in the middle of a transaction that has locked its lanes.
+    fn hold(&self, _instance: InstanceId) -> impl Future<Output = ()> + Send {
+        async { unreachable!("a fixture without hold is not asked") }
+    }
+
     /// Lets so much time pass on the database's clock.
     fn pass(&self, time: Duration) -> impl Future<Output = ()> + Send {
         tokio::time::sleep(time)
@@ -90,6 +95,10 @@ pub struct FixtureFeatures {
     pub fail_settle: bool,
     /// [`Fixture::bury`] works.
     pub bury: bool,
+    /// [`Fixture::hold`] works: silence alone lets lanes be taken.
+    pub hold: bool,
+    /// Not a demand: retention removes whole tables of the log, and none that is in use.
+    pub whole_tables: bool,
 }
 
 /// What happens in the middle of a poll.
@@ -149,6 +158,7 @@ impl fmt::Display for SuiteReport {
 pub fn cases<F: Fixture>() -> Vec<Case<F>> {
     let mut cases = cases::all();
     cases.extend(cases::queue::all());
+    cases.extend(cases::retention::all());
     cases
 }
 
@@ -192,5 +202,6 @@ impl FixtureFeatures {
             && (!self.power_loss || has.power_loss)
             && (!self.fail_settle || has.fail_settle)
             && (!self.bury || has.bury)
+            && (!self.hold || has.hold)
     }
 }

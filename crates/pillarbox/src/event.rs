@@ -17,6 +17,12 @@ pub type Position = i64;
 /// The largest payload that publishing accepts unless the log was set up otherwise.
 pub const PAYLOAD_BYTES_MAX: usize = 1024 * 1024;
 
+/// The largest headers, as the store keeps them: JSON text on SQLite, `jsonb` on PostgreSQL.
+pub const HEADERS_BYTES_MAX: usize = 64 * 1024;
+
+/// The longest content type.
+pub const CONTENT_TYPE_BYTES_MAX: usize = 255;
+
 /// The longest topic, type, key or deduplication key, in bytes.
 pub const NAME_BYTES_MAX: usize = 1024;
 
@@ -59,7 +65,11 @@ impl Event {
     /// Roughly what this event costs in memory.
     pub fn size(&self) -> usize {
         const FIXED: usize = 160;
-        FIXED + self.payload.len() + self.headers.as_json().len() + self.key.as_deref().map_or(0, str::len)
+        let texts = [self.key.as_deref(), self.content_type.as_deref()];
+        FIXED
+            + self.payload.len()
+            + self.headers.as_json().len()
+            + texts.into_iter().flatten().map(str::len).sum::<usize>()
     }
 
     /// The correlation id, if the publisher gave one.
@@ -280,6 +290,18 @@ impl NewEvent {
                     value.len()
                 ));
             }
+        }
+        if let Some(bytes) = self.content_type.as_ref().map(String::len).filter(|bytes| *bytes > CONTENT_TYPE_BYTES_MAX)
+        {
+            return invalid(format!(
+                "the content type has {bytes} bytes, more than content_type_bytes_max = {CONTENT_TYPE_BYTES_MAX}"
+            ));
+        }
+        let headers = Headers::from_map(&self.headers).as_json().len();
+        if headers > HEADERS_BYTES_MAX {
+            return invalid(format!(
+                "the headers have {headers} bytes, more than headers_bytes_max = {HEADERS_BYTES_MAX}; put it into the payload"
+            ));
         }
         if self.payload.len() > payload_bytes_max {
             return invalid(format!(

@@ -70,8 +70,8 @@ pub use dispatcher::BatchId;
 pub use engine::Now;
 pub use error::{Advice, Error, ErrorKind, Result};
 pub use event::{
-    Event, HEADER_CORRELATION_ID, Headers, KeyHash, NAME_BYTES_MAX, NewEvent, PAYLOAD_BYTES_MAX, Payload, Position,
-    Timestamp, lane_of,
+    CONTENT_TYPE_BYTES_MAX, Event, HEADER_CORRELATION_ID, HEADERS_BYTES_MAX, Headers, KeyHash, NAME_BYTES_MAX,
+    NewEvent, PAYLOAD_BYTES_MAX, Payload, Position, Timestamp, lane_of,
 };
 pub use failpoint::Failpoint;
 pub use flood_guard::{FLOOD_DEAD_MAX, FLOOD_DEAD_WITHIN, FLOOD_KEYS};

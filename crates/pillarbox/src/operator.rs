@@ -509,6 +509,18 @@ pub struct PrunePolicy {
     pub inbox: Option<Duration>,
     /// At most this many events a slice.
     pub slice: usize,
+    /// Also events of a log that has no subscription, which nobody has received. Otherwise nothing of such a log is removed.
+    pub unreceived: bool,
+    /// Remove nothing; count what all slices together would remove. What a delivery would keep aside is not looked for, nor what
+    /// publishers and inboxes have left.
+    pub dry_run: bool,
+}
+
+impl PrunePolicy {
+    /// Whether events of a log may be removed that has subscriptions, or none.
+    pub fn takes_events(&self, has_subscription: bool) -> bool {
+        has_subscription || self.unreceived
+    }
 }
 
 impl Default for PrunePolicy {
@@ -519,6 +531,8 @@ impl Default for PrunePolicy {
             dedup_window: Duration::from_secs(86_400),
             inbox: Some(Duration::from_secs(30 * 86_400)),
             slice: 5_000,
+            unreceived: false,
+            dry_run: false,
         }
     }
 }

@@ -6,29 +6,33 @@ use serde_json::json;
 
 use super::Scope;
 use crate::args::PruneArgs;
-use crate::exit::Exit;
+use crate::exit::{Exit, Stop};
 use crate::log::Log;
-use crate::output::{Output, count, dash};
+use crate::output::{Output, count};
 
 /// How often a spinner turns.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Applies retention now, in slices. Asks nothing: it is what every relay does by itself.
+/// Applies retention now, in slices. It is what every relay does by itself, so that nothing is asked; but for events that nobody has
+/// received, which no relay removes.
 pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
     let store = scope.open().await?;
     let mut policy = scope.prune_policy()?;
     policy.keep = args.keep.or(policy.keep);
+    let status = store.status().await?;
+    let unreceived = status.subscriptions.is_empty();
+    let would = async || store.prune(&PrunePolicy { dry_run: true, unreceived: true, ..policy }).await;
     if args.dry_run {
-        let status = store.status().await?;
-        let would = describe(&status, &policy);
-        if scope.output.json {
-            let floor = lowest_floor(&status);
-            scope.output.json(&json!({ "dry_run": true, "floor": floor, "message": would }))?;
-        } else {
-            scope.output.line(format!("dry run: {would}"))?;
-        }
-        return Ok(Exit::Done);
+        return say_would(scope, &status, &would().await?, &policy);
     }
+    let events = if unreceived && !args.yes { would().await?.events } else { 0 };
+    if events > 0 {
+        return Err(Stop::usage(format!(
+            "prune would remove {} that nobody has received, since the log has no subscription; say --yes to do it",
+            count(events, "event")
+        )));
+    }
+    policy.unreceived = unreceived;
     let mut pruned = all_slices(&store, &policy, &scope.output).await?;
     if lay_leaves(&store, &policy, &scope.output).await? {
         let more = all_slices(&store, &policy, &scope.output).await?;
@@ -99,15 +103,40 @@ fn lowest_floor(status: &Status) -> Option<i64> {
     status.subscriptions.iter().map(|subscription| subscription.floor).min()
 }
 
-fn describe(status: &Status, policy: &PrunePolicy) -> String {
-    match policy.keep {
-        None => "would remove no events, since retention.keep is \"forever\"".to_owned(),
+fn say_would(scope: &Scope, status: &Status, would: &Pruned, policy: &PrunePolicy) -> Result<Exit> {
+    let message = describe(status, would, policy);
+    if !scope.output.json {
+        scope.output.line(format!("dry run: {message}"))?;
+        return Ok(Exit::Done);
+    }
+    scope.output.json(&json!({
+        "dry_run": true,
+        "events": would.events,
+        "dead": would.dead,
+        "unreceived": status.subscriptions.is_empty(),
+        "held_by": would.held_by,
+        "floor": lowest_floor(status),
+        "message": message,
+    }))?;
+    Ok(Exit::Done)
+}
+
+fn describe(status: &Status, would: &Pruned, policy: &PrunePolicy) -> String {
+    let (events, dead) = (count(would.events, "event"), count(would.dead, "dead delivery"));
+    let mut message = match policy.keep {
+        None => format!("would remove no events, since retention.keep is \"forever\", and {dead}"),
         Some(keep) => format!(
-            "would remove events inserted more than {} ago, at most up to position {} (log: {} to {})",
+            "would remove {events} inserted more than {} ago (log: {} to {}) and {dead}",
             crate::output::age(keep.as_secs_f64()),
-            dash(lowest_floor(status)),
             status.log.log_start,
             status.log.horizon
         ),
+    };
+    if status.subscriptions.is_empty() && would.events > 0 {
+        message += "; nobody has received these events, since the log has no subscription: prune wants --yes for that";
     }
+    if let Some(name) = &would.held_by {
+        message += &format!("; subscription '{name}' holds the rest back");
+    }
+    message
 }

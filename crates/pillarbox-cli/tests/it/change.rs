@@ -178,10 +178,35 @@ fn prune_removes_what_everybody_has_passed() {
     assert_eq!(place.json(&["prune"])["events"], 0, "it asks nothing, and the policy keeps all of them");
     let dry = place.json(&["prune", "--keep", "0ms", "--dry-run"]);
     assert_eq!(dry["dry_run"], true);
-    assert!(dry["message"].as_str().unwrap().starts_with("would remove events"), "{dry}");
+    assert_eq!((&dry["events"], &dry["unreceived"]), (&3.into(), &false.into()));
+    assert!(dry["message"].as_str().unwrap().starts_with("would remove 3 events"), "{dry}");
     assert_eq!(place.json(&["status"])["log"]["events"], 4);
     assert_eq!(place.json(&["prune", "--keep", "0ms"])["events"], 3);
     assert_eq!(place.json(&["status"])["log"]["events"], 1);
+}
+
+fn prune_wants_to_be_told_to_remove_what_nobody_has_received(on: On) {
+    let place = Place::new(on);
+    (0..3).for_each(|_| drop(place.publish(&[])));
+    assert_eq!(place.json(&["prune"])["events"], 0, "what is young stays, and nothing has to be told");
+    let age = match on {
+        On::Sqlite => {
+            "drop trigger pillarbox_event_is_never_changed; update pillarbox_event set created_at = created_at - 864000000"
+        }
+        On::Postgres => {
+            "alter table pillarbox_event disable trigger is_never_changed; \
+             update pillarbox_event set created_at = created_at - interval '10 days'"
+        }
+    };
+    place.sql().execute(age);
+    let dry = place.json(&["prune", "--dry-run"]);
+    assert_eq!((&dry["events"], &dry["unreceived"]), (&3.into(), &true.into()));
+    assert!(dry["message"].as_str().unwrap().contains("nobody has received"), "{dry}");
+    let refused = place.fails(2, &["prune"]);
+    assert!(refused.contains("3 events that nobody has received") && refused.contains("--yes"), "{refused}");
+    assert_eq!(place.json(&["status"])["log"]["events"], 3);
+    assert_eq!(place.json(&["prune", "--yes"])["events"], 3);
+    assert_eq!(place.json(&["status"])["log"]["events"], 0);
 }
 
 fn reset_empties_everything(on: On) {
@@ -244,6 +269,7 @@ fn retention_of_the_config_holds_for_those_without_it() {
 on_each!(
     pause_holds_and_resume_lets_go,
     a_pause_says_who_and_why,
+    prune_wants_to_be_told_to_remove_what_nobody_has_received,
     paused_by_the_receiver_is_an_alarm_until_an_operator_knows,
     rewind_asks_shows_and_replays,
     a_rewind_says_where_the_log_ends,

@@ -15,7 +15,7 @@ use crate::connection::Session;
 use crate::error::{Db, DbError};
 use crate::ownership::start_floor;
 use crate::queue::{self, Keys};
-use crate::types::{Time, multirange};
+use crate::types::{Text, Time, multirange};
 
 mod relane;
 
@@ -409,7 +409,9 @@ async fn key_events(
     let mut events = Vec::new();
     for event in tx.query(include_str!("../sql/key_events.sql"), &[&place, &key]).await? {
         let position = event.try_get(0)?;
-        if lane.has_settled(position) && row.filter.matches(event.try_get(2)?, event.try_get(3)?) {
+        if lane.has_settled(position)
+            && row.filter.matches(&event.try_get::<_, Text<'_>>(2)?.0, &event.try_get::<_, Text<'_>>(3)?.0)
+        {
             events.push((position, event.try_get(1)?));
         }
     }

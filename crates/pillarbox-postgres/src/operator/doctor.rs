@@ -9,7 +9,7 @@ use crate::SchemaState;
 use crate::connection::Session;
 use crate::error::{Db, DbError};
 use crate::home;
-use crate::migrate::{self, SCHEMA_VERSION, applied_at, state_of};
+use crate::migrate::{self, CREATE_UTF8, SCHEMA_VERSION, UNCHECKED_ENCODING, applied_at, state_of};
 
 /// No session of Pillarbox keeps a snapshot for longer.
 const OWN_SNAPSHOT_SECONDS_MAX: f64 = 5.0;
@@ -39,7 +39,8 @@ async fn examine(session: &mut Session) -> Db<Vec<Check>> {
     let home = home_check(session).await;
     let tx = snapshot(session, "").await?;
     let world = World::load(&tx).await?;
-    let mut checks = vec![home, anchors(&tx, &world).await?, dead_ranges(&tx).await?, deliveries(&tx).await?];
+    let mut checks =
+        vec![encoding(&tx).await?, home, anchors(&tx, &world).await?, dead_ranges(&tx).await?, deliveries(&tx).await?];
     checks.extend([leaves(&tx).await?, orphans(&world), instances(&world)]);
     checks.extend([floor(&tx).await?, vacuum_horizon(&tx).await?, own_sessions(&tx).await?]);
     let server = tx.query_typed_one(include_str!("../sql/server.sql"), &[]).await?;
@@ -66,6 +67,23 @@ async fn schema(session: &Session) -> Db<Check> {
         SchemaState::Missing | SchemaState::Old { .. } => {
             bad(name, Level::Failed, "the schema is not current", "run `pillarbox migrate`")
         }
+    })
+}
+
+/// The log of a database whose text nobody checks goes on, but what is no text arrives changed.
+async fn encoding(tx: &Transaction<'_>) -> Db<Check> {
+    let name: String = tx.query_typed_one("select current_setting('server_encoding')", &[]).await?.try_get(0)?;
+    Ok(match name == UNCHECKED_ENCODING {
+        false => ok("encoding", name),
+        true => bad(
+            "encoding",
+            Level::Failed,
+            format!(
+                "{name}: any bytes pass for text; in topics, types, keys and headers what is no character is delivered as U+FFFD, \
+                 and a payload that is no text as bytes"
+            ),
+            CREATE_UTF8,
+        ),
     })
 }
 

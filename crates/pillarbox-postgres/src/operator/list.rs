@@ -1,5 +1,6 @@
 use pillarbox::world::SubscriptionRow;
 use pillarbox::{ListQuery, ListRow, Position, State};
+use std::borrow::Cow;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
@@ -59,9 +60,9 @@ fn list_row(line: &Line<'_>, row: &Row) -> Db<ListRow> {
     Ok(ListRow {
         id: row.try_get::<_, Option<Uuid>>(6)?.unwrap_or_default(),
         position: line.position,
-        topic: line.topic.to_owned(),
-        r#type: line.r#type.to_owned(),
-        key: line.key.map(str::to_owned),
+        topic: line.topic.clone().into_owned(),
+        r#type: line.r#type.clone().into_owned(),
+        key: line.key.clone().map(Cow::into_owned),
         created_at: line.created_at,
         subscription: None,
         state: None,

@@ -7,12 +7,12 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{GenericClient, Row, Transaction};
 
 use super::change::{give_up, touch_lanes};
-use super::risen::{self, Suspects};
+use super::risen::{self, Looked};
 use super::status::Line;
 use super::{World, ring};
 use crate::connection::Session;
 use crate::error::Db;
-use crate::leaves::{self, Leaf};
+use crate::leaves::{self, Leaf, Removes, Upkeep};
 use crate::ownership::record_progress;
 use crate::publish::FOREVER_MS;
 use crate::queue::Keys;
@@ -20,6 +20,10 @@ use crate::types::{Time, multirange};
 
 /// The reason recorded for what a subscription lost because its `hold` was over.
 pub(super) const REASON_HOLD: &str = "dropped by retention: the subscription's hold was over";
+
+/// The reason recorded for positions that somebody might still publish when the hold was over.
+pub(crate) const REASON_HOLD_OPEN: &str =
+    "dropped by retention: the subscription's hold was over, and whoever drew this position had not committed";
 
 /// The reason recorded for dead deliveries that retention removed.
 const REASON_DEAD: &str = "dropped by retention: dead for longer than retention.dead";
@@ -30,19 +34,22 @@ const COUNTED_AT_ONCE: i64 = 1_000_000;
 /// Removes one slice of what nobody needs: of events a whole leaf, or none. Nobody rewinds or subscribes between what it reads
 /// and what it removes: they share the lock that this takes on `meta`. A failure is written down for `status`: a relay tries again
 /// and again, and nobody may read its log.
-pub(super) async fn prune(session: &mut Session, policy: &PrunePolicy) -> Db<Pruned> {
-    match prune_slice(session, policy).await {
+pub(super) async fn prune(session: &mut Session, upkeep: &Upkeep, policy: &PrunePolicy) -> Db<Pruned> {
+    if policy.dry_run {
+        return would_prune(session, policy).await;
+    }
+    match prune_slice(session, upkeep, policy).await {
         Err(error) => Err(leaves::note_failure(session, error).await),
         pruned => pruned,
     }
 }
 
-async fn prune_slice(session: &mut Session, policy: &PrunePolicy) -> Db<Pruned> {
+async fn prune_slice(session: &mut Session, upkeep: &Upkeep, policy: &PrunePolicy) -> Db<Pruned> {
     let mut pruned = Pruned::default();
-    let suspects = risen::look(session).await?;
-    let keep = tidy(session, policy, suspects, &mut pruned).await?;
+    let looked = risen::look(session, upkeep).await?;
+    let keep = tidy(session, policy, (&looked, upkeep), &mut pruned).await?;
     if let Some(keep) = keep {
-        match empty_one(session, keep, &mut pruned).await {
+        match empty_one(session, keep, policy, &mut pruned).await {
             Err(error) if leaves::passes(&error) => {
                 tracing::debug!(error = %pillarbox::Error::from(error), "a leaf is in use and is emptied later");
             }
@@ -53,7 +60,7 @@ async fn prune_slice(session: &mut Session, policy: &PrunePolicy) -> Db<Pruned> 
     session.execute("select add_up_aside()", &[]).await?;
     crate::inbox::prune(session, policy, &mut pruned).await?;
     if !pruned.more {
-        leaves::maintain(session, keep).await?;
+        leaves::maintain(session, upkeep, keep).await?;
     }
     Ok(pruned)
 }
@@ -62,7 +69,7 @@ async fn prune_slice(session: &mut Session, policy: &PrunePolicy) -> Db<Pruned> 
 async fn tidy(
     session: &mut Session,
     policy: &PrunePolicy,
-    suspects: Option<Suspects>,
+    (looked, upkeep): (&Looked, &Upkeep),
     pruned: &mut Pruned,
 ) -> Db<Option<Duration>> {
     let tx = session.begin().await?;
@@ -73,13 +80,15 @@ async fn tidy(
     let now = limits.try_get::<_, Time>(2)?.0;
     let slice = i64::try_from(policy.slice.max(1)).unwrap_or(i64::MAX);
     let mut keys = Keys::default();
-    if let Some(suspects) = suspects {
-        risen::deliver_risen(&tx, &suspects, &mut keys).await?;
+    let mut risen = 0;
+    if let Some(suspects) = &looked.suspects {
+        risen = risen::deliver_risen(&tx, suspects, &mut keys).await?;
     }
     if let Some(age) = dead {
         prune_dead(&tx, before(now, age), slice, pruned, &mut keys).await?;
     }
     tx.commit().await?;
+    looked.is_done(upkeep, risen);
     keys.promote_or_leave(session).await;
     // Another transaction, since cursors are locked in the order of their numbers by everybody.
     let tx = session.begin().await?;
@@ -107,9 +116,12 @@ fn before(now: Timestamp, age: Duration) -> Timestamp {
 }
 
 /// Empties the lowest leaf that is old enough and that every subscription has passed, if there is one.
-async fn empty_one(session: &mut Session, keep: Duration, pruned: &mut Pruned) -> Db<()> {
+async fn empty_one(session: &mut Session, keep: Duration, policy: &PrunePolicy, pruned: &mut Pruned) -> Db<()> {
     // Looked at and counted first, for that takes long in a large leaf and nobody is to wait for it.
     let Some((leaf, None)) = candidate(&**session, keep, pruned).await? else { return Ok(()) };
+    if !policy.takes_events(has_subscription(&**session).await?) {
+        return Ok(());
+    }
     let range: [&(dyn ToSql + Sync); 2] = [&leaf.low, &leaf.high];
     let events = count(session, &leaf).await?;
     let tx = session.begin().await?;
@@ -122,11 +134,84 @@ async fn empty_one(session: &mut Session, keep: Duration, pruned: &mut Pruned) -
     let kept = tx.execute(include_str!("../sql/prune_keep.sql"), &range).await?;
     tx.execute(include_str!("../sql/prune_advance.sql"), &range).await?;
     tx.execute("delete from dead_range where high <= (select pruned_to from meta)", &[]).await?;
-    leaves::empty_leaf_and_commit(tx, &leaf).await?;
+    let removes = if policy.unreceived { Removes::Unreceived } else { Removes::Received };
+    leaves::empty_leaf_and_commit(tx, &leaf, removes).await?;
     pruned.events += events;
     pruned.kept += kept;
     pruned.more = true;
     Ok(())
+}
+
+/// Without one, nobody has received anything.
+async fn has_subscription(client: &impl GenericClient) -> Db<bool> {
+    Ok(client.query_one("select exists (select from subscription)", &[]).await?.try_get(0)?)
+}
+
+/// What all slices together would remove now. What is in the way for a moment is not looked for.
+async fn would_prune(session: &Session, policy: &PrunePolicy) -> Db<Pruned> {
+    let limits =
+        session.query_one("select retention_keep_ms, retention_dead_ms, clock_timestamp() from meta", &[]).await?;
+    let (keep, dead) = (at_least(policy.keep, limits.try_get(0)?), at_least(policy.dead, limits.try_get(1)?));
+    let now = limits.try_get::<_, Time>(2)?.0;
+    let mut pruned = Pruned::default();
+    if let Some(age) = dead {
+        let sql = "select count(*) from delivery where died_at < $1";
+        pruned.dead = session.query_one(sql, &[&Time(before(now, age))]).await?.try_get::<_, i64>(0)? as u64;
+    }
+    if let Some(keep) = keep
+        && policy.takes_events(has_subscription(&**session).await?)
+    {
+        count_leaves(session, before(now, keep), keep, &mut pruned).await?;
+    }
+    Ok(pruned)
+}
+
+/// Counts the events of the leaves that are old enough and that every subscription has passed, or will have when its hold is over.
+async fn count_leaves(session: &Session, oldest: Timestamp, keep: Duration, pruned: &mut Pruned) -> Db<()> {
+    let slowest = floor_after_holds(session, keep).await?;
+    let horizon: Position = session.query_one(include_str!("../sql/horizon.sql"), &[]).await?.try_get(0)?;
+    // The leaf in use goes only if it is to end here.
+    let cut = leaves::cut(session, Some(keep)).await?.map(|leaf| leaf.low);
+    for row in session.query(include_str!("../sql/prune_count.sql"), &[]).await? {
+        let (low, high, last): (Position, Position, Position) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        if row.try_get::<_, bool>(4)? {
+            continue;
+        }
+        let in_use = high > horizon + 1 && cut != Some(low);
+        if in_use || row.try_get::<_, Time>(3)?.0 >= oldest {
+            return Ok(());
+        }
+        if let Some((name, _)) = slowest.as_ref().filter(|(_, floor)| *floor < last) {
+            pruned.held_by = Some(name.clone());
+            return Ok(());
+        }
+        let leaf = Leaf { name: String::new(), low, high: Some(high.min(last + 1)), emptied: false, oldest: None };
+        pruned.events += count(session, &leaf).await?;
+    }
+    Ok(())
+}
+
+/// Who is furthest behind once the holds that are over are applied.
+async fn floor_after_holds(session: &Session, keep: Duration) -> Db<Option<(String, Position)>> {
+    let sql = "select s.name, min(c.floor), s.hold_ms, clock_timestamp() from cursor as c \
+               join subscription as s on s.id = c.subscription group by s.id";
+    let mut floors = Vec::new();
+    for row in session.query(sql, &[]).await? {
+        let mut floor: Position = row.try_get(1)?;
+        if let Some(hold) = row.try_get::<_, Option<i64>>(2)? {
+            let hold = Duration::from_millis(hold.max(0) as u64).max(keep);
+            let oldest = before(row.try_get::<_, Time>(3)?.0, hold);
+            let young = "select position from event where position > $1 and created_at >= $2 order by position limit 1";
+            let last = "select coalesce(max(position), $1) from event where position > $1";
+            let young = session.query_opt(young, &[&floor, &Time(oldest)]).await?;
+            floor = match young {
+                Some(row) => row.try_get::<_, Position>(0)? - 1,
+                None => session.query_one(last, &[&floor]).await?.try_get(0)?,
+            };
+        }
+        floors.push((row.try_get(0)?, floor));
+    }
+    Ok(floors.into_iter().min_by_key(|(_, floor)| *floor))
 }
 
 /// How many events a leaf has. Counted piece by piece, for nobody may keep a snapshot for long.
@@ -194,19 +279,25 @@ async fn expire_hold(tx: &Transaction<'_>, id: SubscriptionId, oldest: Timestamp
         return Ok(false);
     };
     let floor = subscription.floor();
-    // Before the events: what they do not show may still come from whoever writes now.
+    // The horizon, then the writers, then the events, as in a poll: up to it, what they do not show is dead or comes from whoever
+    // writes now. What is drawn later is left to the next run.
+    let horizon: Position = tx.query_one(include_str!("../sql/horizon.sql"), &[]).await?.try_get(0)?;
     let writers = !tx.query(include_str!("../sql/writers.sql"), &[]).await?.is_empty();
     let none: Option<&str> = None;
     let rows = tx.query(include_str!("../sql/backlog.sql"), &[&floor, &none, &none, &none, &none, &slice]).await?;
     let lines = rows.iter().map(Line::of).collect::<Db<Vec<_>>>()?;
-    let over: Vec<_> = lines.iter().take_while(|line| line.created_at < oldest).collect();
+    let over: Vec<_> = lines.iter().take_while(|line| line.created_at < oldest && line.position <= horizon).collect();
     let Some(end) = over.last().map(|line| line.position) else { return Ok(false) };
-    let mut dropped: RangeSet = RangeSet::new();
+    let (mut dropped, mut gone) = (RangeSet::new(), 0);
     over.iter().filter(|line| line.awaits(subscription)).for_each(|line| dropped.insert(line.position));
     if writers {
         let mut visible = RangeSet::new();
         over.iter().for_each(|line| visible.insert(line.position));
-        dropped.union(&unknown(tx, subscription, &visible, (floor + 1, end)).await?);
+        let unknown = unknown(tx, subscription, &visible, (floor + 1, end)).await?;
+        for range in unknown.iter() {
+            give_up(tx, id, (*range.start(), *range.end()), REASON_HOLD_OPEN).await?;
+        }
+        gone = unknown.count();
     }
     for range in dropped.iter() {
         give_up(tx, id, (*range.start(), *range.end()), REASON_HOLD).await?;
@@ -215,10 +306,10 @@ async fn expire_hold(tx: &Transaction<'_>, id: SubscriptionId, oldest: Timestamp
         jump(tx, id, lane, end).await?;
     }
     ring(tx).await?;
-    if !dropped.is_empty() {
+    if !dropped.is_empty() || gone > 0 {
         tracing::error!(
             subscription = subscription.name,
-            events = dropped.count(),
+            events = dropped.count() + gone,
             to = end,
             "events were dropped undelivered: the subscription's hold is over"
         );

@@ -2,7 +2,7 @@ use super::change::delete_subscription;
 use super::{World, ring};
 use crate::connection::Session;
 use crate::error::Db;
-use crate::leaves::{empty_leaf, leaves};
+use crate::leaves::{Removes, empty_leaf, leaves};
 
 /// Empties the log. Positions go on where they were, as the sequence is not restarted: nobody outside can take a new event for an
 /// old one. What a living instance runs stays, with nothing to deliver.
@@ -13,9 +13,6 @@ pub(super) async fn reset(session: &mut Session) -> Db<()> {
     tx.batch_execute("lock table event in share row exclusive mode").await?;
     tx.query_typed("select from cursor order by subscription, lane for update", &[]).await?;
     let world = World::load(&tx).await?;
-    for leaf in leaves(&tx).await? {
-        empty_leaf(&tx, &leaf).await?;
-    }
     for table in ["event_kept", "delivery", "dead_range", "dedup_0", "dedup_1", "dedup_2", "skip", "stream", "recovery"]
     {
         tx.execute(&format!("delete from {table}"), &[]).await?;
@@ -26,6 +23,10 @@ pub(super) async fn reset(session: &mut Session) -> Db<()> {
     let sql = "update meta set incarnation = incarnation + 1, log_start = $1::bigint + 1, pruned_to = $1";
     tx.execute(sql, &[&world.horizon]).await?;
     tx.execute(include_str!("../sql/start_over.sql"), &[&world.horizon]).await?;
+    // Now that nobody needs any of them.
+    for leaf in leaves(&tx).await? {
+        empty_leaf(&tx, &leaf, Removes::Everything).await?;
+    }
     ring(&tx).await?;
     Ok(tx.commit().await?)
 }

@@ -10,6 +10,7 @@ use super::status::Line;
 use super::{World, ring};
 use crate::connection::Session;
 use crate::error::Db;
+use crate::leaves::Upkeep;
 use crate::queue::Keys;
 use crate::types::Time;
 
@@ -19,29 +20,44 @@ const RISEN_MAX: i64 = 1000;
 /// How many dead ranges are looked at in one run; the next one goes on from there.
 const RANGES_MAX: i64 = 10_000;
 
-/// Dead ranges that have an event: those that begin above `after`, up to `last`.
+/// Dead ranges of which some have an event: those that begin at `first` or above, and below `below`.
 pub(super) struct Suspects {
-    after: Position,
-    last: Position,
+    first: Position,
+    below: Position,
+}
+
+/// What a run of retention has looked at.
+pub(super) struct Looked {
+    pub(super) suspects: Option<Suspects>,
+    /// Where the next run goes on.
+    next: Position,
+}
+
+impl Looked {
+    /// The next run goes on from here, unless it has to look at the same again: `risen` were found.
+    pub(super) fn is_done(&self, upkeep: &Upkeep, risen: u64) {
+        if risen < RISEN_MAX as u64 {
+            upkeep.dead_looked_at.store(self.next, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Looks for events at positions that were proven dead: a premise was broken, for instance by an insert that named its
-/// position. Reads without a lock.
-pub(super) async fn look(session: &Session) -> Db<Option<Suspects>> {
-    let after = session.dead_looked_at.load(Ordering::Relaxed);
-    let place = [(&after as _, Type::INT8), (&RANGES_MAX as _, Type::INT8)];
+/// position. Goes on where the last run has stopped, from the newest ranges to the oldest and over again. Reads without a lock.
+pub(super) async fn look(session: &Session, upkeep: &Upkeep) -> Db<Looked> {
+    let below = upkeep.dead_looked_at.load(Ordering::Relaxed);
+    let place = [(&below as _, Type::INT8), (&RANGES_MAX as _, Type::INT8)];
     let row = session.query_typed_one(include_str!("../sql/risen_look.sql"), &place).await?;
-    let (ranges, last): (i64, Option<Position>) = (row.try_get(0)?, row.try_get(1)?);
-    let next = last.filter(|_| ranges == RANGES_MAX).unwrap_or(0);
-    session.dead_looked_at.store(next, Ordering::Relaxed);
+    let (ranges, first): (i64, Option<Position>) = (row.try_get(0)?, row.try_get(1)?);
+    let next = first.filter(|_| ranges == RANGES_MAX).unwrap_or(Position::MAX);
     let found: bool = row.try_get(2)?;
-    Ok(last.filter(|_| found).map(|last| Suspects { after, last }))
+    Ok(Looked { suspects: first.filter(|_| found).map(|first| Suspects { first, below }), next })
 }
 
 /// The events that were found in dead ranges are delivered late, with an alarm, and are dead no more. How many there were.
 pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects, keys: &mut Keys) -> Db<u64> {
-    let Suspects { after, last } = suspects;
-    let place = [(&RISEN_MAX as _, Type::INT8), (after as _, Type::INT8), (last as _, Type::INT8)];
+    let Suspects { first, below } = suspects;
+    let place = [(&RISEN_MAX as _, Type::INT8), (first as _, Type::INT8), (below as _, Type::INT8)];
     let rows = tx.query_typed(include_str!("../sql/risen.sql"), &place).await?;
     if rows.is_empty() {
         return Ok(0);
@@ -77,8 +93,8 @@ async fn deliver(
     line: &Line<'_>,
     keys: &mut Keys,
 ) -> Db<()> {
-    let Some(lane) = subscription.lane_of(line.key, line.position) else { return Ok(()) };
-    if !subscription.filter.matches(line.topic, line.r#type) {
+    let Some(lane) = subscription.lane_of(line.key.as_deref(), line.position) else { return Ok(()) };
+    if !subscription.filter.matches(&line.topic, &line.r#type) {
         return Ok(());
     }
     if !lane.has_settled(line.position) {
@@ -96,12 +112,12 @@ async fn deliver(
         (&id as _, Type::INT8),
         (&position as _, Type::INT8),
         (&number as _, Type::INT4),
-        (&line.key as _, Type::TEXT),
+        (&line.key.as_deref() as _, Type::TEXT),
         (&state as _, Type::TEXT),
         (&Time(due_at.unwrap_or(world.now)) as _, Type::TIMESTAMPTZ),
         (&is_queue as _, Type::BOOL),
     ];
-    keys.note(id, line.key.filter(|_| is_queue).map(str::to_owned));
+    keys.note(id, line.key.as_deref().filter(|_| is_queue).map(str::to_owned));
     tx.execute_typed(include_str!("../sql/risen_put.sql"), &values).await?;
     touch_lanes(tx, subscription.id, [lane.lane]).await
 }

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::prune::REASON_HOLD;
 use super::{World, holders};
 use crate::error::Db;
 use crate::queue::cause_of;
-use crate::types::Time;
+use crate::types::{Text, Time};
 
 /// How many events above a subscription's floor are looked at to count what is pending; beyond it the rest is estimated
 /// from their share.
@@ -220,9 +221,9 @@ impl<'a> Pages<'a> {
 /// What decides about a row of `sql/backlog.sql`.
 pub(super) struct Line<'a> {
     pub(super) position: Position,
-    pub(super) topic: &'a str,
-    pub(super) r#type: &'a str,
-    pub(super) key: Option<&'a str>,
+    pub(super) topic: Cow<'a, str>,
+    pub(super) r#type: Cow<'a, str>,
+    pub(super) key: Option<Cow<'a, str>>,
     pub(super) deliver_at: Option<Timestamp>,
     pub(super) created_at: Timestamp,
     hash: Option<KeyHash>,
@@ -230,12 +231,12 @@ pub(super) struct Line<'a> {
 
 impl<'a> Line<'a> {
     pub(super) fn of(row: &'a Row) -> Db<Self> {
-        let key: Option<&str> = row.try_get(3)?;
+        let key = row.try_get::<_, Option<Text<'a>>>(3)?.map(|key| key.0);
         Ok(Line {
             position: row.try_get(0)?,
-            topic: row.try_get(1)?,
-            r#type: row.try_get(2)?,
-            hash: key.map(KeyHash::of),
+            topic: row.try_get::<_, Text<'a>>(1)?.0,
+            r#type: row.try_get::<_, Text<'a>>(2)?.0,
+            hash: key.as_deref().map(KeyHash::of),
             key,
             deliver_at: row.try_get::<_, Option<Time>>(4)?.map(|time| time.0),
             created_at: row.try_get::<_, Time>(5)?.0,
@@ -244,6 +245,6 @@ impl<'a> Line<'a> {
 
     /// Whether the subscription wants the event and has not settled it.
     pub(super) fn awaits(&self, subscription: &SubscriptionRow) -> bool {
-        subscription.awaits(self.position, self.hash, self.topic, self.r#type)
+        subscription.awaits(self.position, self.hash, &self.topic, &self.r#type)
     }
 }

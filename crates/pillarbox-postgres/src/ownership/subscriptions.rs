@@ -7,6 +7,7 @@ use pillarbox::{
 use tokio_postgres::{GenericClient, Row};
 
 use crate::error::{Db, DbError};
+use crate::operator::prune::REASON_HOLD_OPEN;
 use crate::types::{Time, multirange};
 
 /// How far the server's clock may have been set back, or differ from the one before a failover, for a time to be found in the
@@ -161,7 +162,12 @@ pub(crate) async fn start_floor(tx: &impl GenericClient, start: Start) -> Db<(Po
 /// A position up to which everything is decided, and what is visible or dead above it, up to `to`.
 async fn known_above(tx: &impl GenericClient, lowest: Position, to: Position) -> Db<(Position, RangeSet)> {
     let decided: Position = tx.query_one("select coalesce(max(floor), 0) from cursor", &[]).await?.try_get(0)?;
-    let base = decided.min(to).max(lowest);
+    let mut base = decided.min(to).max(lowest);
+    // A floor that was moved because a hold was over has passed what nobody knows yet.
+    let open = tx.query_one(include_str!("../sql/hold_open.sql"), &[&REASON_HOLD_OPEN, &lowest, &base]).await?;
+    if let Some(open) = open.try_get::<_, Option<Position>>(0)? {
+        base = open - 1;
+    }
     let mut known = RangeSet::new();
     let dead = "select low, high from dead_range where high > $1 and low <= $2";
     for sql in [include_str!("../sql/visible_ranges.sql"), dead] {

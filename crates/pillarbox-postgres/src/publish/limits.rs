@@ -15,9 +15,6 @@ pub(crate) const FOREVER_MS: i64 = i64::MAX;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     /// The largest payload, up to [`PAYLOAD_BYTES_MAX_HIGHEST`]. Only the log's owner may change it. None: as it is.
-    ///
-    /// It is no barrier to somebody who wants to pass it: the size is the one that PostgreSQL has at hand, and a value that it
-    /// has compressed in another table (`insert into … select payload from …`) counts as what it takes there.
     pub payload_bytes_max: Option<usize>,
     /// How long a `dedup_key` is remembered. None: as it is.
     pub dedup_window: Option<Duration>,

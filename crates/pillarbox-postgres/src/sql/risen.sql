@@ -1,6 +1,6 @@
--- Events at positions that were proven dead, in ranges that begin above $2, up to $3.
+-- Events at positions that were proven dead, in ranges that begin at $2 or above and below $3.
 select e.position, e.topic, e.type, e.key, e.deliver_at, e.created_at, e.id
 from dead_range as r
 cross join lateral (select * from event where position >= r.low and position <= r.high) as e
-where r.low > $2::bigint and r.low <= $3::bigint
+where r.low >= $2::bigint and r.low < $3::bigint
 limit $1::bigint

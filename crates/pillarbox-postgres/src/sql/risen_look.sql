@@ -1,10 +1,10 @@
--- The next $2 dead ranges above $1: how many, where the last one begins, and whether any has an event.
+-- The next $2 dead ranges below $1, the newest first: how many, where the last one begins, and whether any has an event.
 with looked as materialized (
-    select low, high from dead_range where low > $1::bigint order by low limit $2::bigint
+    select low, high from dead_range where low < $1::bigint order by low desc limit $2::bigint
 )
 select
     (select count(*) from looked),
-    (select max(low) from looked),
+    (select min(low) from looked),
     exists (
         select
         from looked as r

@@ -12,7 +12,7 @@ to pillarbox_publisher;
 -- The first three are called by a plain insert too. Named one by one, since not every database lets everybody call what is new.
 grant execute on function
     @schema@.new_id(),
-    @schema@.is_well_formed(text, text, text, json, bytea, jsonb),
+    @schema@.is_well_formed(text, text, text, json, bytea, text, jsonb),
     @schema@.payload_bytes_max(),
     @schema@.order_key(text),
     @schema@.publish(text, text, jsonb, text, jsonb, timestamptz, text, uuid, boolean),

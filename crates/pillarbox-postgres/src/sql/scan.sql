@@ -3,7 +3,9 @@ select
     position, topic, type, id, key,
     case when $4 or topic = any($5) or topic like any($6) then payload end,
     case when $4 or topic = any($5) or topic like any($6) then payload_bytes end,
-    content_type, headers, stream_version, deliver_at, created_at,
+    case when $4 or topic = any($5) or topic like any($6) then content_type end,
+    case when $4 or topic = any($5) or topic like any($6) then headers end,
+    stream_version, deliver_at, created_at,
     -- Read once, after the snapshot was taken; see after_scan.sql.
     (select pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn() or current_setting('synchronous_standby_names') <> '')
 from event

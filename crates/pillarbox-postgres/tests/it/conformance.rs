@@ -103,6 +103,8 @@ impl Fixture for PostgresFixture {
             power_loss: self.server.is_some(),
             fail_settle: true,
             bury: true,
+            hold: true,
+            whole_tables: true,
         }
     }
 
@@ -143,6 +145,15 @@ impl Fixture for PostgresFixture {
 
     async fn bury(&self, instance: InstanceId) {
         self.database.execute(&format!("delete from pillarbox.instance where id = {}", instance.0)).await;
+    }
+
+    async fn hold(&self, instance: InstanceId) {
+        let client = self.database.client().await;
+        let name = format!("pillarbox relay {} writer", instance.0);
+        let sql = format!("set application_name = '{name}'; begin; select from pillarbox.cursor for update");
+        client.batch_execute(&sql).await.unwrap();
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.open.lock().unwrap().insert(number, Arc::new(client));
     }
 
     async fn begin(&self) -> u64 {

@@ -10,7 +10,7 @@ use crate::retention::{age, database, prune_all};
 
 /// Everything that everybody has passed goes at once.
 fn nothing_is_kept() -> PrunePolicy {
-    PrunePolicy { keep: Some(Duration::ZERO), ..PrunePolicy::default() }
+    PrunePolicy { keep: Some(Duration::ZERO), unreceived: true, ..PrunePolicy::default() }
 }
 
 const INSERT: &str = "insert into pillarbox.event (topic, key, type) values ('t', 'a', 'y')";
@@ -114,7 +114,7 @@ async fn a_log_with_little_traffic_loses_its_old_events_too() {
     publish(&database, 3).await;
     age(&database, 3).await;
     let store = database.store().await;
-    let policy = PrunePolicy::default();
+    let policy = PrunePolicy { unreceived: true, ..PrunePolicy::default() };
     assert_eq!(prune_all(&store, &policy).await.events, 0, "the leaf is not full, but is to end here");
     publish(&database, 2).await;
     assert_eq!(prune_all(&store, &policy).await.events, 3);

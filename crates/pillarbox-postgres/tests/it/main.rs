@@ -13,6 +13,7 @@ mod growth;
 mod home;
 mod inbox;
 mod leaves;
+mod limits;
 mod mutants;
 mod operating;
 mod order;

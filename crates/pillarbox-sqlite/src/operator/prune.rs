@@ -27,17 +27,20 @@ const PROGRESS_FINE_MS: i64 = 3_600_000;
 /// rewind happens between what it reads and what it removes.
 pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> Db<Pruned> {
     let world = super::load_world(tx, &desk.folder)?;
-    deliver_risen(tx, &world)?;
     let policy = PrunePolicy {
         keep: at_least(policy.keep, meta_number(tx, "retention_keep_ms")?),
         dead: at_least(policy.dead, meta_number(tx, "retention_dead_ms")?),
         inbox: at_least(policy.inbox, meta_number(tx, "retention_inbox_ms")?),
         ..*policy
     };
+    if policy.dry_run {
+        return would_prune(tx, &world, &policy);
+    }
+    deliver_risen(tx, &world)?;
     let mut pruned = Pruned::default();
     let slice = i64::try_from(policy.slice.max(1)).unwrap_or(i64::MAX);
     prune_dead(tx, &world, &policy, slice, &mut pruned)?;
-    if let Some(keep) = policy.keep {
+    if let Some(keep) = policy.keep.filter(|_| policy.takes_events(!world.subscriptions.is_empty())) {
         prune_events(tx, &world, keep, slice, &mut pruned)?;
     }
     let kept = tx.execute(include_str!("../sql/prune_kept.sql"), [slice])?;
@@ -46,6 +49,42 @@ pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> 
     prune_progress(tx, &world, slice)?;
     pruned.more |= kept as i64 == slice;
     Ok(pruned)
+}
+
+/// What all slices together would remove now.
+fn would_prune(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy) -> Db<Pruned> {
+    let mut pruned = Pruned::default();
+    if let Some(age) = policy.dead {
+        let sql = "select count(*) from pillarbox_delivery where died_at < ?1";
+        pruned.dead = tx.query_row(sql, [before(world.now, age)], |row| row.get::<_, i64>(0))? as u64;
+    }
+    let Some(keep) = policy.keep.filter(|_| policy.takes_events(!world.subscriptions.is_empty())) else {
+        return Ok(pruned);
+    };
+    let mut end = old_to(tx, world.pruned_to, before(world.now, keep))?;
+    for subscription in &world.subscriptions {
+        let mut floor = subscription.floor();
+        if let Some(hold) = subscription.hold {
+            floor = floor.max(old_to(tx, world.pruned_to, before(world.now, hold))?);
+        }
+        if floor < end {
+            end = floor;
+            pruned.held_by = Some(subscription.name.clone());
+        }
+    }
+    let sql = "select count(*) from pillarbox_event where position > ?1 and position <= ?2 and stream_version is null";
+    pruned.events = tx.query_row(sql, params![world.pruned_to, end], |row| row.get::<_, i64>(0))? as u64;
+    Ok(pruned)
+}
+
+/// The last position above `after` before the first event that is not older than `oldest`.
+fn old_to(tx: &Transaction<'_>, after: Position, oldest: i64) -> Db<Position> {
+    let sql = "select coalesce(
+            (select position - 1 from pillarbox_event where position > ?1 and created_at >= ?2 order by position limit 1),
+            (select max(position) from pillarbox_event),
+            0
+        )";
+    Ok(tx.query_row(sql, params![after, oldest], |row| row.get(0))?)
 }
 
 /// What was asked for, but not less than the log's own policy; None: for ever.

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use pillarbox::{ErrorKind, NewEvent, Operator, PAYLOAD_BYTES_MAX, Payload, Timestamp};
+use pillarbox::{
+    CONTENT_TYPE_BYTES_MAX, ErrorKind, HEADERS_BYTES_MAX, NewEvent, Operator, PAYLOAD_BYTES_MAX, Payload, Timestamp,
+};
 use pillarbox_sqlite::{Limits, PAYLOAD_BYTES_MAX_HIGHEST, migrate_connection, publish, testing::published};
 use rusqlite::Connection;
 use uuid::Uuid;
@@ -81,6 +83,31 @@ async fn bytes_and_text_that_is_not_utf8_arrive_byte_for_byte() {
     assert_eq!(events[2].payload, Payload::Bytes([0x22, 0xff, 0x22].into()));
     assert_eq!(events[2].headers.get("a").as_deref(), Some("\u{FFFD}"));
     assert_eq!(events[2].key.as_deref(), Some("k\u{FFFD}"));
+}
+
+#[tokio::test]
+async fn headers_and_content_types_have_limits_for_both_paths() {
+    let database = Database::new();
+    let connection = database.connect();
+    let headers = |bytes: usize| format!("{{\"a\":\"{}\"}}", "x".repeat(bytes - 8));
+    assert_eq!(headers(HEADERS_BYTES_MAX).len(), HEADERS_BYTES_MAX);
+    let insert = |column: &str, value: &str| {
+        connection
+            .execute(&format!("insert into pillarbox_event (topic, type, {column}) values ('t', 'y', ?1)"), [value])
+    };
+    insert("headers", &headers(HEADERS_BYTES_MAX)).unwrap();
+    let error = insert("headers", &headers(HEADERS_BYTES_MAX + 1)).unwrap_err();
+    assert!(error.to_string().contains("headers_has_at_most_65536_bytes"), "{error}");
+    insert("content_type", &"x".repeat(CONTENT_TYPE_BYTES_MAX)).unwrap();
+    let error = insert("content_type", &"x".repeat(CONTENT_TYPE_BYTES_MAX + 1)).unwrap_err();
+    assert!(error.to_string().contains("content_type_has_at_most_255_bytes"), "{error}");
+    let large = NewEvent::new("t", "y").header("a", "x".repeat(HEADERS_BYTES_MAX));
+    let error = publish(&connection, &large).unwrap_err();
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("headers_bytes_max"), "{error}");
+    let large = NewEvent { content_type: Some("x".repeat(CONTENT_TYPE_BYTES_MAX + 1)), ..NewEvent::new("t", "y") };
+    let error = publish(&connection, &large).unwrap_err();
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("content_type_bytes_max"), "{error}");
+    assert_eq!(events(&database.store()).await.len(), 2);
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use crate::fixture::{Database, delivery, events, join, one_lane, own, poll_tail,
 const DAY_MS: i64 = 86_400_000;
 
 fn policy() -> PrunePolicy {
-    PrunePolicy { keep: Some(Duration::from_secs(7 * 86_400)), ..PrunePolicy::default() }
+    PrunePolicy { keep: Some(Duration::from_secs(7 * 86_400)), unreceived: true, ..PrunePolicy::default() }
 }
 
 /// Makes the events up to `position` ten days old.

@@ -79,6 +79,7 @@ impl World {
         self.note(&format!("freeze {node}"));
         self.nodes[node].frozen = true;
         self.log.freeze(instance);
+        self.hold(instance);
         let ticket = Ticket { node, life: self.nodes[node].life };
         self.after(10_000, 2_500_000, Step::Thaw(ticket));
     }
@@ -89,7 +90,9 @@ impl World {
         }
         self.note(&format!("thaw {}", ticket.node));
         self.nodes[ticket.node].frozen = false;
-        self.log.thaw(self.nodes[ticket.node].instance.expect("a node that runs has joined"));
+        let instance = self.nodes[ticket.node].instance.expect("a node that runs has joined");
+        self.log.release(instance);
+        self.log.thaw(instance);
         for news in std::mem::take(&mut self.nodes[ticket.node].held) {
             self.news(ticket, news);
         }
@@ -104,8 +107,9 @@ impl World {
         self.open.clear();
         self.log.power_loss();
         let left: HashSet<Uuid> = self.log.visible().iter().map(|event| event.id).collect();
-        self.visible.retain(|id, _| left.contains(id));
-        self.by_key.values_mut().for_each(|ids| ids.retain(|id| left.contains(id)));
+        let pruned = &self.pruned;
+        self.visible.retain(|id, _| left.contains(id) || pruned.contains(id));
+        self.by_key.values_mut().for_each(|ids| ids.retain(|id| left.contains(id) || pruned.contains(id)));
     }
 
     pub(super) fn operate(&mut self) {

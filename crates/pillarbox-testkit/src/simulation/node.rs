@@ -234,6 +234,10 @@ impl World {
             _ if over => self.answer(ticket, News::Ended),
             Ok(input) => self.answer(ticket, News::Input(if fails { Input::CallFailed(call) } else { input })),
             Err(error) if error.kind() == ErrorKind::Ended => self.answer(ticket, News::Ended),
+            Err(error) if error.kind() == ErrorKind::Busy => {
+                self.violation(format!("node {} waits for one that is frozen: {error}", ticket.node));
+                self.answer(ticket, News::Input(Input::CallFailed(call)));
+            }
             Err(_) => self.kill(ticket.node),
         }
     }

@@ -31,6 +31,7 @@ macro_rules! cases {
 }
 
 pub(super) mod queue;
+pub(super) mod retention;
 
 const NOTHING: FixtureFeatures = FixtureFeatures {
     concurrent_writers: false,
@@ -38,11 +39,14 @@ const NOTHING: FixtureFeatures = FixtureFeatures {
     power_loss: false,
     fail_settle: false,
     bury: false,
+    hold: false,
+    whole_tables: false,
 };
 const WRITERS: FixtureFeatures = FixtureFeatures { concurrent_writers: true, ..NOTHING };
 const DURING_POLL: FixtureFeatures = FixtureFeatures { during_poll: true, ..WRITERS };
 const POWER_LOSS: FixtureFeatures = FixtureFeatures { power_loss: true, ..NOTHING };
 const FAIL_SETTLE: FixtureFeatures = FixtureFeatures { fail_settle: true, ..NOTHING };
+const HOLD: FixtureFeatures = FixtureFeatures { hold: true, ..NOTHING };
 const BURY: FixtureFeatures = FixtureFeatures { bury: true, ..NOTHING };
 
 cases! {

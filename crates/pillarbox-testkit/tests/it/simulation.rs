@@ -46,6 +46,8 @@ fn the_simulation_does_what_it_says() {
     assert!(sum(|run| run.recovered) > 200, "some are taken from their owner");
     assert!(sum(|run| run.refused) > 100, "and end too late");
     assert!(sum(|run| run.paused) > 10, "receivers want nothing more");
+    assert!(sum(|run| run.pruned) > 1_000, "retention removes events");
+    assert!(sum(|run| run.holding) > 20, "some stand still inside a transaction");
     let unwell = sum(|run| run.unwell);
     assert!(unwell > 10, "or refuse several keys in a row: {unwell}");
     assert!(runs.iter().step_by(10).all(|run| run.duplicates == 0), "nothing comes twice in calm runs");
@@ -160,6 +162,16 @@ fn finds_a_missing_fence() {
 #[test]
 fn finds_a_take_over_that_loads_before_it_commits() {
     check_broken(Broken::StaleLoad);
+}
+
+#[test]
+fn finds_an_heir_that_waits_for_a_frozen_owner() {
+    check_broken(Broken::HeirWaits);
+}
+
+#[test]
+fn finds_retention_that_ignores_floors() {
+    check_broken(Broken::RetentionIgnoresFloors);
 }
 
 #[test]

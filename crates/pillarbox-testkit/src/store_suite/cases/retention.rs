@@ -1,0 +1,134 @@
+use std::time::Duration;
+
+use pillarbox::{
+    CONTENT_TYPE_BYTES_MAX, Change, Epoch, ErrorKind, HEADERS_BYTES_MAX, LaneRef, LaneWrite, NAME_BYTES_MAX, NewEvent,
+    Operator, PrunePolicy, Report, Store, Subscription, Take, TakeCause,
+};
+
+use super::{HOLD, Member, NOTHING, delivery, events, join, join_with, owner, write};
+use crate::store_suite::{Case, Fixture, Outcome, Tried};
+
+cases! {
+    NOTHING:
+        what_is_too_large_is_refused,
+        what_nobody_has_received_stays_unless_told,
+        a_dry_run_counts_and_removes_nothing,
+        what_a_subscription_has_not_passed_stays,
+        a_skip_outlives_a_settlement_that_is_repeated;
+    HOLD:
+        a_silent_owner_that_holds_its_lock_is_not_waited_for;
+}
+
+/// Longer ago than that.
+const MOMENT: Duration = Duration::from_millis(20);
+
+/// Joins with a single lane and takes it.
+async fn owner_of_all<F: Fixture>(fixture: &F) -> Tried<(Member<F::Store>, LaneRef, Epoch)> {
+    let member = join_with(fixture, Subscription { lanes: 1, ..Subscription::new("s") }).await?;
+    let lane = member.first_lane();
+    let epoch = member.take(lane, TakeCause::Free).await?;
+    Ok((member, lane, epoch))
+}
+
+/// Everything that may go goes, however young.
+fn at_once() -> PrunePolicy {
+    PrunePolicy { keep: Some(Duration::ZERO), ..PrunePolicy::default() }
+}
+
+async fn what_is_too_large_is_refused<F: Fixture>(fixture: &F) -> Outcome {
+    let operator = fixture.operator().await?;
+    let event = || NewEvent::new("t", "y");
+    let large = [
+        ("headers", event().header("a", "x".repeat(HEADERS_BYTES_MAX))),
+        ("content type", NewEvent { content_type: Some("x".repeat(CONTENT_TYPE_BYTES_MAX + 1)), ..event() }),
+        ("key", event().key("x".repeat(NAME_BYTES_MAX + 1))),
+    ];
+    for (what, large) in large {
+        match operator.publish(&[event(), large]).await {
+            Err(error) => ensure!(error.kind() == ErrorKind::Invalid, "{what}: {error}"),
+            Ok(ids) => return Err(format!("{what}: {ids:?} were published").into()),
+        }
+    }
+    let edge = NewEvent { content_type: Some("x".repeat(CONTENT_TYPE_BYTES_MAX)), ..event() };
+    operator.publish(&[edge.header("a", "x".repeat(HEADERS_BYTES_MAX - 100))]).await?;
+    let events = operator.status().await?.log.events;
+    ensure!(events == 1, "{events} events are there");
+    Ok(())
+}
+
+async fn what_nobody_has_received_stays_unless_told<F: Fixture>(fixture: &F) -> Outcome {
+    fixture.publish(events("a", 3)).await?;
+    fixture.pass(MOMENT).await;
+    let operator = fixture.operator().await?;
+    let dry = PrunePolicy { dry_run: true, ..at_once() };
+    let would = operator.prune(&dry).await?;
+    ensure!(would.events == 0, "untold, it would remove {would:?}");
+    // Where whole tables go, the one in use does not.
+    let would = operator.prune(&PrunePolicy { unreceived: true, ..dry }).await?;
+    ensure!(would.events == 3 || fixture.features().whole_tables, "told, it would remove {would:?}");
+    let pruned = operator.prune(&at_once()).await?;
+    ensure!(pruned.events == 0, "{pruned:?} was removed");
+    let left = operator.status().await?.log.events;
+    ensure!(left == 3, "{left} events are left");
+    Ok(())
+}
+
+async fn a_dry_run_counts_and_removes_nothing<F: Fixture>(fixture: &F) -> Outcome {
+    let (member, lane, epoch) = owner_of_all(fixture).await?;
+    let at = fixture.publish(events("a", 3)).await?;
+    ensure!(member.settle(write(lane, epoch, at[2])).await?, "could not settle");
+    fixture.pass(MOMENT).await;
+    let operator = fixture.operator().await?;
+    for _ in 0..2 {
+        let would = operator.prune(&PrunePolicy { dry_run: true, ..at_once() }).await?;
+        let counted = would.events == 3 || fixture.features().whole_tables;
+        ensure!(counted && would.held_by.is_none(), "it would remove {would:?}");
+        ensure!(member.store.fetch(&at).await?.len() == 3, "a dry run removed events");
+    }
+    let hour = PrunePolicy { keep: Some(Duration::from_secs(3600)), dry_run: true, ..PrunePolicy::default() };
+    let would = operator.prune(&hour).await?;
+    ensure!(would.events == 0, "of what is young it would remove {would:?}");
+    Ok(())
+}
+
+async fn what_a_subscription_has_not_passed_stays<F: Fixture>(fixture: &F) -> Outcome {
+    let (member, lane, epoch) = owner_of_all(fixture).await?;
+    let at = fixture.publish(events("a", 3)).await?;
+    ensure!(member.settle(write(lane, epoch, at[0])).await?, "could not settle");
+    fixture.pass(MOMENT).await;
+    let operator = fixture.operator().await?;
+    for policy in [PrunePolicy { dry_run: true, ..at_once() }, at_once()] {
+        let pruned = operator.prune(&PrunePolicy { unreceived: true, ..policy }).await?;
+        ensure!(pruned.events <= 1, "{pruned:?} with an owner at the first of three");
+        ensure!(member.store.fetch(&at[1..]).await?.len() == 2, "what was not passed is gone");
+    }
+    Ok(())
+}
+
+async fn a_silent_owner_that_holds_its_lock_is_not_waited_for<F: Fixture>(fixture: &F) -> Outcome {
+    let (silent, lane, epoch) = owner(fixture).await?;
+    let heir = join(fixture).await?;
+    let id = silent.joined.instance;
+    let fleet = heir.store.observe(&Report::default()).await?;
+    let beat = fleet.instances.iter().find(|instance| instance.id == id).map(|instance| instance.beat);
+    fixture.hold(id).await;
+    let take = Take { lane, expected: epoch, cause: TakeCause::Lease, beat };
+    let taken = heir.store.take(&[take]).await?;
+    ensure!(taken == [Some(epoch + 1)], "{taken:?} was taken");
+    Ok(())
+}
+
+async fn a_skip_outlives_a_settlement_that_is_repeated<F: Fixture>(fixture: &F) -> Outcome {
+    let (member, lane, epoch) = owner(fixture).await?;
+    let at = fixture.publish(events("a", 1)).await?;
+    let id = member.store.fetch(&at).await?[0].id;
+    let parks = LaneWrite { put: vec![delivery(at[0], 0)], ..write(lane, epoch, at[0]) };
+    ensure!(member.settle(parks.clone()).await?, "could not settle");
+    let skip = Change::Skip { subscription: "s".into(), event: id, reason: "suite".into() };
+    fixture.operator().await?.change(&skip, false).await?;
+    // The answer was lost: the owner does not know that it was written, nor of the skip.
+    ensure!(member.settle(parks).await?, "could not settle again");
+    let left = member.load(lane, epoch).await?.deliveries;
+    ensure!(left.is_empty(), "{left:?} came back");
+    Ok(())
+}
