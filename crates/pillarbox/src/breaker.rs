@@ -371,9 +371,9 @@ impl Breaker {
         std::mem::replace(&mut self.told, is_down) != is_down
     }
 
-    /// Whether the sink is said to be down. As long as it is as likely that one event is at fault, it is not.
+    /// Whether the sink is said to be down. As long as it is as likely that one event is at fault, and others go, it is not.
     fn is_said_down(&self) -> bool {
-        let alone = self.is_in_doubt() && self.failures < BREAKER_ALONE_MAX;
+        let alone = self.is_in_doubt() && !self.asked && self.failures < BREAKER_ALONE_MAX;
         self.is_open() && !self.wary && !alone
     }
 
@@ -549,6 +549,7 @@ mod tests {
         for round in 0..2 {
             let began = 100 * round;
             assert_eq!(breaker.suspect(at(began), &item(7), &throttled), Charge::Sink, "round {round}");
+            assert!(breaker.report().is_some(), "nothing is sent meanwhile, so people are told");
             breaker.success(8);
             breaker.failure(at(began + 1), "reset", None);
             assert_eq!(breaker.permit(at(began + 59)), Permit::Nothing, "what it took meanwhile does not shorten it");

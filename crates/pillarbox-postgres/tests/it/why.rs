@@ -206,7 +206,7 @@ async fn dead() {
     let id = database.publish(&[NewEvent::new("t", "bad")]).await[0];
     let _relay = start(&database, subscription(), refusing("bad", Failure::permanent("no such customer"))).await;
     let advice = format!("pillarbox requeue --subscription s --event {id}");
-    check(&database, id, Cause::Dead, &["after 1 attempts", "no such customer", &advice]).await;
+    check(&database, id, Cause::Dead, &["after 1 attempt;", "no such customer", &advice]).await;
 }
 
 #[tokio::test]
