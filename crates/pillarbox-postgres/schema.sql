@@ -198,7 +198,9 @@ table subscription (
     paused_by text,
     paused_reason text,
     defined_by bigint not null,
-    created_at timestamp with time zone not null default clock_timestamp()
+    created_at timestamp with time zone not null default clock_timestamp(),
+    definition bigint not null default 1,
+    former_filters text not null default '[]'::text
 )
 
 constraint cursor_pkey of cursor PRIMARY KEY (subscription, lane)

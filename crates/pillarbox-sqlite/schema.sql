@@ -195,7 +195,7 @@ CREATE TABLE pillarbox_subscription (
     paused_reason text,
     defined_by integer not null,
     created_at integer not null
-) strict;
+, definition integer not null default 1, former_filters text not null default '[]') strict;
 
 CREATE INDEX pillarbox_dedup_created_at on pillarbox_dedup (created_at);
 

@@ -28,13 +28,14 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: [Migration; 6] = [
+const MIGRATIONS: [Migration; 7] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
     Migration { version: 2, name: "leaves", sql: include_str!("../migrations/002_leaves.sql") },
     Migration { version: 3, name: "dead_deliveries", sql: include_str!("../migrations/003_dead_deliveries.sql") },
     Migration { version: 4, name: "queue_cost", sql: include_str!("../migrations/004_queue_cost.sql") },
     Migration { version: 5, name: "removal", sql: include_str!("../migrations/005_removal.sql") },
     Migration { version: 6, name: "limits", sql: include_str!("../migrations/006_limits.sql") },
+    Migration { version: 7, name: "definitions", sql: include_str!("../migrations/007_definitions.sql") },
 ];
 
 /// PostgreSQL does not check the text of such a database: it holds bytes that are no characters.

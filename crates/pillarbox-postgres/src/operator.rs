@@ -184,6 +184,7 @@ fn subscription_row(row: &Row) -> Db<SubscriptionRow> {
         id: SubscriptionId(row.try_get(0)?),
         name: row.try_get(1)?,
         filter: parse_filter(row.try_get(2)?),
+        definition: row.try_get(10)?,
         mode: if row.try_get::<_, &str>(3)? == "queue" { Mode::Queue } else { Mode::Stream },
         on_dead: if row.try_get::<_, &str>(4)? == "skip" { OnDead::Skip } else { OnDead::Block },
         hold: row.try_get::<_, Option<i64>>(5)?.map(|hold| Duration::from_millis(hold.max(0) as u64)),

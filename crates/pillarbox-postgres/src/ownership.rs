@@ -19,8 +19,8 @@ use self::fleet::{Look, holders, look};
 pub(crate) use self::lanes::load;
 use self::lanes::{check_anchors, take};
 use self::locks::LockBook;
-use self::subscriptions::define;
-pub(crate) use self::subscriptions::{parse_filter, record_progress, start_floor};
+use self::subscriptions::{define, fence};
+pub(crate) use self::subscriptions::{parse_filter, put_former_filters, record_progress, start_floor};
 use crate::connection::{DIRECTLY, PgConfig, SCHEMA, Session};
 use crate::doorbell::{Doorbell, announce, neighbour_of};
 use crate::error::{Db, DbError};
@@ -434,12 +434,15 @@ async fn enroll(control: &mut Session, me: InstanceId, hello: &Hello) -> Db<Join
     // In the order of their names, so that two that join at once do not wait for each other.
     let mut order: Vec<usize> = (0..hello.subscriptions.len()).collect();
     order.sort_by_key(|index| &hello.subscriptions[*index].name);
-    let mut subscriptions = Vec::with_capacity(order.len());
-    for index in order {
-        subscriptions.push((index, define(&tx, me, &hello.subscriptions[index], hello.rejoin).await?));
+    let mut defined = Vec::with_capacity(order.len());
+    for index in &order {
+        defined.push(define(&tx, me, &hello.subscriptions[*index], hello.rejoin).await?);
     }
+    // After all of them, and before anything else: cursors are locked in the order of the subscriptions' numbers by everybody.
+    fence(&tx, &defined).await?;
+    let mut subscriptions: Vec<_> = order.into_iter().zip(defined).collect();
     subscriptions.sort_by_key(|(index, _)| *index);
-    let subscriptions: Vec<_> = subscriptions.into_iter().map(|(_, view)| view).collect();
+    let subscriptions: Vec<_> = subscriptions.into_iter().map(|(_, defined)| defined.view).collect();
     let ids: Vec<i64> = subscriptions.iter().map(|subscription| subscription.id.0).collect();
     let pid = i32::try_from(hello.pid).unwrap_or(i32::MAX);
     tx.execute(include_str!("sql/enter.sql"), &[&(me.0 as i32), &hello.host, &pid, &hello.version, &ids]).await?;

@@ -63,15 +63,21 @@ async fn command(client: &Client, sql: &str) -> Db<()> {
     Ok(client.batch_execute(sql).await?)
 }
 
-/// Which lanes are still at their epoch, and stay there until the transaction ends.
+/// Which lanes are still at their epoch, and stay there until the transaction ends. One whose attempts were announced and not counted, since
+/// an operator came before, is loaded anew like one that is lost.
 pub(crate) async fn fence(client: &Client, lock: &Statement, settlement: &Settlement) -> Db<Vec<bool>> {
     let Lanes { subscriptions, lanes, epochs } = Lanes::of(settlement.lanes.iter());
     let rows = client.query(lock, &[&subscriptions, &lanes, &epochs]).await?;
     let lane = |row: &tokio_postgres::Row| {
-        Ok(LaneRef { subscription: SubscriptionId(row.try_get(0)?), lane: row.try_get::<_, i32>(1)? as u32 })
+        let subscription = SubscriptionId(row.try_get(0)?);
+        Ok((LaneRef { subscription, lane: row.try_get::<_, i32>(1)? as u32 }, row.try_get(2)?))
     };
-    let held: Vec<LaneRef> = rows.iter().map(lane).collect::<Db<_>>()?;
-    Ok(settlement.lanes.iter().map(|write| held.contains(&write.lane)).collect())
+    let held: HashMap<LaneRef, i64> = rows.iter().map(lane).collect::<Db<_>>()?;
+    let may = |write: &LaneWrite| {
+        let revision = held.get(&write.lane);
+        revision.is_some_and(|revision| *revision == write.revision || !write.announces())
+    };
+    Ok(settlement.lanes.iter().map(may).collect())
 }
 
 /// Whoever should have a lane that is given back takes it at once, and not when it next looks.

@@ -14,11 +14,12 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: [Migration; 4] = [
+const MIGRATIONS: [Migration; 5] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
     Migration { version: 2, name: "dead_deliveries", sql: include_str!("../migrations/002_dead_deliveries.sql") },
     Migration { version: 3, name: "aside", sql: include_str!("../migrations/003_aside.sql") },
     Migration { version: 4, name: "limits", sql: include_str!("../migrations/004_limits.sql") },
+    Migration { version: 5, name: "definitions", sql: include_str!("../migrations/005_definitions.sql") },
 ];
 
 /// The schema version that this build is made for.

@@ -136,6 +136,7 @@ fn subscription_row(row: &Row<'_>) -> rusqlite::Result<SubscriptionRow> {
         id: SubscriptionId(row.get(0)?),
         name: row.get(1)?,
         filter: parse_filter(&row.get::<_, String>(2)?),
+        definition: row.get(10)?,
         mode: if row.get::<_, String>(3)? == "queue" { Mode::Queue } else { Mode::Stream },
         on_dead: if row.get::<_, String>(4)? == "skip" { OnDead::Skip } else { OnDead::Block },
         hold: row.get::<_, Option<i64>>(5)?.map(|hold| Duration::from_millis(hold.max(0) as u64)),

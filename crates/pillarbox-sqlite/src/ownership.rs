@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -5,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pillarbox::{
-    Cursor, DEAD_HEADS_MAX, Delivery, Epoch, ErrorKind, Filter, Fleet, Hello, InstanceId, InstanceView, Joined,
-    LaneRef, LaneState, LaneView, Lock, Mode, OnDead, Position, Report, Start, State, Subscription, SubscriptionId,
-    SubscriptionView, Take, Timestamp,
+    Cursor, DEAD_HEADS_MAX, Definition, Delivery, Epoch, ErrorKind, Filter, Fleet, FormerFilters, Hello, InstanceId,
+    InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Mode, OnDead, Position, Report, RetryPolicy, Start,
+    State, Subscription, SubscriptionId, SubscriptionView, Take, Timestamp,
 };
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
@@ -250,14 +251,17 @@ fn enter(tx: &Transaction<'_>, me: InstanceId, hello: &Hello, subscriptions: &[S
 /// refused. One that joins again was not started anew.
 fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription, rejoin: bool) -> Db<SubscriptionView> {
     let found = find(tx, &subscription.name)?;
-    let on_dead = if subscription.on_dead == OnDead::Skip { "skip" } else { "block" };
-    let on_dead_before = stored_on_dead(tx, subscription)?;
-    let created = found.is_none();
-    if let Some(view) = found.filter(|_| rejoin) {
-        return Ok(view);
-    }
-    let json = |value: serde_json::Result<String>| value.expect("plain data is JSON");
+    let stored_hold = stored_hold(tx, subscription)?;
     let milliseconds = |time: std::time::Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+    if let Some(view) = &found {
+        let wish = Definition::of(subscription, view.definition.number);
+        let same = wish.says_the_same_as(&view.definition) && stored_hold == subscription.hold.map(milliseconds);
+        if rejoin || same {
+            return Ok(view.clone());
+        }
+    }
+    let on_dead = if subscription.on_dead == OnDead::Skip { "skip" } else { "block" };
+    let json = |value: serde_json::Result<String>| value.expect("plain data is JSON");
     tx.execute(
         include_str!("sql/define.sql"),
         params![
@@ -274,14 +278,51 @@ fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription, rej
         ],
     )?;
     let view = find(tx, &subscription.name)?.expect("it was written in this transaction");
-    if created {
+    let Some(SubscriptionView { definition: before, .. }) = found else {
         let floor = start_floor(tx, subscription.start)?;
         (0..view.lanes).try_for_each(|lane| add_lane(tx, view.id, lane, floor, 0))?;
-    } else if subscription.mode == Mode::Queue && on_dead_before.as_deref() != Some(on_dead) {
+        return Ok(SubscriptionView { created: true, ..view });
+    };
+    if before.filter != view.definition.filter {
+        fence(tx, view.id, &before)?;
+    }
+    if subscription.mode == Mode::Queue && before.on_dead != subscription.on_dead {
         // Dead ones block now, or do not any more.
         arrange_all(tx, view.id)?;
     }
-    Ok(SubscriptionView { created, ..view })
+    Ok(view)
+}
+
+/// The filter of a subscription changes: whoever read its lanes with the old one cannot settle any more. What they have settled is
+/// kept with it.
+fn fence(tx: &Transaction<'_>, id: SubscriptionId, before: &Definition) -> Db<()> {
+    let sql = "select floor, settled from pillarbox_cursor where subscription = ?1 order by lane";
+    let mut statement = tx.prepare_cached(sql)?;
+    let mut rows = statement.query([id.0])?;
+    let mut cursors = Vec::new();
+    while let Some(row) = rows.next()? {
+        let settled = row.get::<_, String>(1)?.parse()?;
+        cursors.push(Cursor { floor: row.get(0)?, settled, anchor: None });
+    }
+    let mut formers = former_filters(tx, id)?;
+    formers.end(before, Timestamp::now(), &cursors);
+    put_former_filters(tx, id, &formers)?;
+    tx.execute("update pillarbox_cursor set epoch = epoch + 1 where subscription = ?1", [id.0])?;
+    Ok(())
+}
+
+/// By which filters the events of a subscription were judged before.
+pub(crate) fn former_filters(tx: &Connection, id: SubscriptionId) -> Db<FormerFilters> {
+    let sql = "select former_filters from pillarbox_subscription where id = ?1";
+    let text: String = tx.prepare_cached(sql)?.query_row([id.0], |row| row.get(0))?;
+    Ok(FormerFilters::parse(&text))
+}
+
+/// Writes them down.
+pub(crate) fn put_former_filters(tx: &Connection, id: SubscriptionId, formers: &FormerFilters) -> Db<()> {
+    let sql = "update pillarbox_subscription set former_filters = ?2 where id = ?1";
+    tx.prepare_cached(sql)?.execute(params![id.0, formers.to_text()])?;
+    Ok(())
 }
 
 fn mode_name(mode: Mode) -> &'static str {
@@ -291,14 +332,14 @@ fn mode_name(mode: Mode) -> &'static str {
     }
 }
 
-/// What dead events of a known subscription do. Refuses another mode: what is under way in one means nothing in the other.
-fn stored_on_dead(tx: &Transaction<'_>, subscription: &Subscription) -> Db<Option<String>> {
-    let sql = "select mode, on_dead from pillarbox_subscription where name = ?1";
+/// The hold of a known subscription. Refuses another mode: what is under way in one means nothing in the other.
+fn stored_hold(tx: &Transaction<'_>, subscription: &Subscription) -> Db<Option<i64>> {
+    let sql = "select mode, hold_ms from pillarbox_subscription where name = ?1";
     let mut statement = tx.prepare_cached(sql)?;
     let stored = statement.query_row([&subscription.name], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-    let Some((mode, on_dead)): Option<(String, String)> = stored else { return Ok(None) };
+    let Some((mode, hold)): Option<(String, Option<i64>)> = stored else { return Ok(None) };
     if mode == mode_name(subscription.mode) {
-        return Ok(Some(on_dead));
+        return Ok(hold);
     }
     Err(DbError::own(
         ErrorKind::Invalid,
@@ -348,7 +389,8 @@ pub(crate) fn start_floor(tx: &Transaction<'_>, start: Start) -> Db<Position> {
 
 /// A subscription by its name.
 pub(crate) fn find(tx: &Connection, name: &str) -> Db<Option<SubscriptionView>> {
-    let sql = "select id, name, filter, lanes, paused from pillarbox_subscription where name = ?1";
+    let sql = "select id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms \
+               from pillarbox_subscription where name = ?1";
     Ok(tx.prepare_cached(sql)?.query_row([name], subscription_view).optional()?)
 }
 
@@ -356,10 +398,16 @@ fn subscription_view(row: &Row<'_>) -> rusqlite::Result<SubscriptionView> {
     Ok(SubscriptionView {
         id: SubscriptionId(row.get(0)?),
         name: row.get(1)?,
-        filter: parse_filter(&row.get::<_, String>(2)?),
         lanes: row.get(3)?,
         paused: row.get(4)?,
         created: false,
+        definition: Definition {
+            number: row.get(5)?,
+            filter: parse_filter(&row.get::<_, String>(2)?),
+            on_dead: if row.get::<_, String>(6)? == "skip" { OnDead::Skip } else { OnDead::Block },
+            retry: RetryPolicy::stored(&row.get::<_, String>(7)?),
+            processing_timeout: Duration::from_millis(row.get::<_, i64>(8)?.max(0) as u64),
+        },
     })
 }
 
@@ -372,7 +420,8 @@ pub(crate) fn parse_filter(text: &str) -> Filter {
 fn fleet(tx: &Transaction<'_>) -> Db<Fleet> {
     let sql = "select id, beat, subscriptions, report from pillarbox_instance order by id";
     let instances = tx.prepare_cached(sql)?.query_map([], instance_view)?.collect::<Result<_, _>>()?;
-    let sql = "select id, name, filter, lanes, paused from pillarbox_subscription order by id";
+    let sql = "select id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms \
+               from pillarbox_subscription order by id";
     let subscriptions = tx.prepare_cached(sql)?.query_map([], subscription_view)?.collect::<Result<_, _>>()?;
     let sql = "select subscription, lane, owner, epoch, revision, takeovers from pillarbox_cursor order by 1, 2";
     let lanes = tx.prepare_cached(sql)?.query_map([], lane_view)?.collect::<Result<_, _>>()?;
@@ -400,8 +449,31 @@ fn lane_view(row: &Row<'_>) -> rusqlite::Result<LaneView> {
 pub(crate) fn load(connection: &Connection, lanes: &[(LaneRef, Epoch)]) -> Db<Vec<Option<LaneState>>> {
     read(connection, |tx| {
         let pruned_to = meta_number(tx, "pruned_to")?;
-        lanes.iter().map(|(lane, epoch)| load_lane(tx, *lane, *epoch, pruned_to)).collect()
+        let definitions = definitions(tx, lanes)?;
+        let mut states = Vec::with_capacity(lanes.len());
+        for (lane, epoch) in lanes {
+            let state = load_lane(tx, *lane, *epoch, pruned_to)?;
+            let definition = definitions.get(&lane.subscription);
+            let with = |state| Some(LaneState { definition: definition?.clone(), ..state });
+            states.push(state.and_then(with));
+        }
+        Ok(states)
     })
+}
+
+/// The definitions of the subscriptions of these lanes.
+fn definitions(tx: &Transaction<'_>, lanes: &[(LaneRef, Epoch)]) -> Db<HashMap<SubscriptionId, Arc<Definition>>> {
+    let sql = "select id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms \
+               from pillarbox_subscription where id = ?1";
+    let mut found = HashMap::new();
+    for (lane, _) in lanes {
+        if found.contains_key(&lane.subscription) {
+            continue;
+        }
+        let view = tx.prepare_cached(sql)?.query_row([lane.subscription.0], subscription_view).optional()?;
+        found.extend(view.map(|view| (view.id, Arc::new(view.definition))));
+    }
+    Ok(found)
 }
 
 fn load_lane(tx: &Transaction<'_>, lane: LaneRef, epoch: Epoch, pruned_to: Position) -> Db<Option<LaneState>> {

@@ -48,8 +48,9 @@ fn new_rows<'a>(tx: &Transaction<'_>, write: &'a LaneWrite) -> Db<Vec<&'a Queued
     }
     let sql = "select floor, settled from pillarbox_cursor where subscription = ?1 and lane = ?2";
     let lane = params![write.lane.subscription.0, write.lane.lane];
-    let (floor, settled): (Position, String) =
-        tx.prepare_cached(sql)?.query_row(lane, |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let found = tx.prepare_cached(sql)?.query_row(lane, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    // A lane that is gone is refused.
+    let Some((floor, settled)): Option<(Position, String)> = found else { return Ok(Vec::new()) };
     let settled: RangeSet = settled.parse()?;
     let new = |queued: &&Queued| {
         let position = queued.delivery.position;
@@ -61,12 +62,16 @@ fn new_rows<'a>(tx: &Transaction<'_>, write: &'a LaneWrite) -> Db<Vec<&'a Queued
 fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite, horizon: Position) -> Db<bool> {
     let LaneRef { subscription, lane } = write.lane;
     // The transaction holds the write lock already, so the epoch cannot move between this read and the writes.
-    let sql =
-        "select floor, revision, settled from pillarbox_cursor where subscription = ?1 and lane = ?2 and epoch = ?3";
+    let sql = "select floor, revision, settled from pillarbox_cursor \
+               where subscription = ?1 and lane = ?2 and epoch = ?3";
     let fence = params![subscription.0, lane, write.epoch];
-    let found =
-        tx.prepare_cached(sql)?.query_row(fence, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).optional()?;
+    let mut statement = tx.prepare_cached(sql)?;
+    let found = statement.query_row(fence, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).optional()?;
     let Some((floor, revision, settled)): Option<(Position, i64, String)> = found else { return Ok(false) };
+    let changed_meanwhile = revision != write.revision;
+    if changed_meanwhile && write.announces() {
+        return Ok(false);
+    }
     let cursor = &write.cursor;
     let highest = cursor.settled.last().unwrap_or(0).max(cursor.floor);
     if highest > horizon {
@@ -91,7 +96,7 @@ fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite, horizon: Position) -> Db
     }
     let mut settled: RangeSet = settled.parse()?;
     settled.insert_range(0, floor);
-    settle_deliveries(tx, write, (revision != write.revision).then_some(&settled))?;
+    settle_deliveries(tx, write, changed_meanwhile.then_some(&settled))?;
     Ok(true)
 }
 

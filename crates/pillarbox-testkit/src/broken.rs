@@ -96,11 +96,19 @@ pub enum Broken {
     RetentionTakesUnreceived,
     /// A dry run of retention removes what it counts.
     DryRunRemoves,
+    /// A filter changes without raising the epochs: whoever read with the old one goes on settling.
+    DefineWithoutFence,
+    /// What was passed under a former filter counts as judged by the one of now.
+    FormerFiltersForgotten,
+    /// A change of anything but the filter does not raise the definition's number.
+    DefinitionKeepsNumber,
+    /// A settlement that announces an attempt is answered as written where the attempt was not counted.
+    AnnouncesUncounted,
 }
 
 impl Broken {
     /// All of them.
-    pub const ALL: [Broken; 47] = [
+    pub const ALL: [Broken; 51] = [
         Broken::WritersBeforeHorizon,
         Broken::RowsBeforeHorizon,
         Broken::WriterGoneBeforeVisible,
@@ -148,5 +156,9 @@ impl Broken {
         Broken::RetentionIgnoresFloors,
         Broken::RetentionTakesUnreceived,
         Broken::DryRunRemoves,
+        Broken::DefineWithoutFence,
+        Broken::FormerFiltersForgotten,
+        Broken::DefinitionKeepsNumber,
+        Broken::AnnouncesUncounted,
     ];
 }

@@ -2,6 +2,7 @@
 //! PostgreSQL servers and a proxy that fails on demand, the conformance suites of the seams, and an auditor that shares no
 //! code with the engine.
 mod auditor;
+mod blindfold;
 mod broken;
 mod certificate;
 mod drive;
@@ -31,6 +32,7 @@ pub mod sink_suite;
 pub mod store_suite;
 
 pub use auditor::{Committed, UnreadableLine, Verdict};
+pub use blindfold::{Blindfold, BlindfoldKnot, check_widened_filter};
 pub use broken::Broken;
 pub use drive::{Driver, Sent};
 pub use http_receiver::{HttpAnswer, HttpReceiver, HttpRequest};

@@ -73,7 +73,7 @@ pub(crate) struct Covered {
 
 impl Lane {
     pub(crate) fn starting_at(cursor: Cursor, now: Timestamp) -> Self {
-        let before_start = positions_of(&cursor);
+        let before_start = cursor.positions();
         Lane { cursor, before_start, wrote_at: now, ..Lane::default() }
     }
 
@@ -113,8 +113,8 @@ impl Lane {
     }
 
     pub(crate) fn write_cursor(&mut self, write: &LaneWrite, now: Timestamp) {
-        let mut covered = positions_of(&write.cursor);
-        covered.subtract(&positions_of(&self.cursor));
+        let mut covered = write.cursor.positions();
+        covered.subtract(&self.cursor.positions());
         if !covered.is_empty() {
             self.entries.push(Covered { covered, epoch: write.epoch, after: self.wrote_at, before: now });
         }
@@ -190,11 +190,4 @@ impl Lane {
     pub(crate) fn next_arrival(&self) -> i64 {
         self.deliveries.values().map(|row| row.delivery.arrival + 1).max().unwrap_or(0)
     }
-}
-
-/// All positions that a cursor counts as settled.
-pub(crate) fn positions_of(cursor: &Cursor) -> RangeSet {
-    let mut positions = cursor.settled.clone();
-    positions.insert_range(1, cursor.floor);
-    positions
 }

@@ -4,16 +4,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pillarbox::{
-    Cursor, Epoch, Error, ErrorKind, Event, Filter, Fleet, Headers, Hello, InstanceId, InstanceView, Joined, LaneRef,
-    LaneState, LaneView, Lock, Mode, NewEvent, OnDead, PAYLOAD_BYTES_MAX, Pause, Position, RangeSet, RecoveryCause,
-    Report, Result, RetryPolicy, Settlement, Start, Subscription, SubscriptionId, SubscriptionView, Take, TakeCause,
+    Cursor, Definition, Epoch, Error, ErrorKind, Event, Fleet, FormerFilters, Headers, Hello, InstanceId, InstanceView,
+    Joined, LaneRef, LaneState, LaneView, Lock, Mode, NewEvent, PAYLOAD_BYTES_MAX, Pause, Position, RangeSet,
+    RecoveryCause, Report, Result, Settlement, Start, Subscription, SubscriptionId, SubscriptionView, Take, TakeCause,
     Timestamp, Writer,
 };
 use tokio::sync::watch;
 use uuid::Uuid;
 
 use crate::Broken;
-use crate::memory_lane::{Lane, positions_of};
+use crate::memory_lane::Lane;
 
 /// A log in memory, with everything that a real database can do to its readers: positions that are drawn long
 /// before they are visible, transactions that abort, rows that are visible and not yet durable, instances that die
@@ -136,11 +136,10 @@ pub(crate) struct Instance {
 pub(crate) struct SubscriptionRow {
     pub(crate) id: SubscriptionId,
     pub(crate) name: String,
-    pub(crate) filter: Filter,
+    pub(crate) definition: Arc<Definition>,
+    /// By which filters events were judged before.
+    pub(crate) formers: FormerFilters,
     pub(crate) mode: Mode,
-    pub(crate) on_dead: OnDead,
-    pub(crate) retry: RetryPolicy,
-    pub(crate) processing_timeout: Duration,
     /// How many claims were recovered, and when last.
     pub(crate) recovered: BTreeMap<RecoveryCause, (u64, Timestamp)>,
     pub(crate) pause: Option<Pause>,
@@ -589,10 +588,7 @@ impl Inner {
     fn subscribe(&mut self, wish: &Subscription, rejoin: bool) -> SubscriptionView {
         if let Some(row) = self.subscriptions.iter_mut().find(|row| row.name == wish.name) {
             if !rejoin || self.options.broken == Some(Broken::RejoinRedefines) {
-                row.filter = wish.filter.clone();
-                row.on_dead = wish.on_dead;
-                row.retry = wish.retry;
-                row.processing_timeout = wish.processing_timeout;
+                row.redefine(wish, self.now, self.options.broken);
             }
             return row.view();
         }
@@ -600,11 +596,9 @@ impl Inner {
         let row = SubscriptionRow {
             id: SubscriptionId(self.subscription_next),
             name: wish.name.clone(),
-            filter: wish.filter.clone(),
+            definition: Arc::new(Definition::of(wish, 1)),
+            formers: FormerFilters::default(),
             mode: wish.mode,
-            on_dead: wish.on_dead,
-            retry: wish.retry,
-            processing_timeout: wish.processing_timeout,
             recovered: BTreeMap::new(),
             pause: None,
             lanes: vec![Lane::starting_at(cursor, self.now); wish.lanes as usize],
@@ -706,9 +700,10 @@ impl Inner {
     }
 
     fn state_of(&self, lane: LaneRef, row: &Lane) -> LaneState {
-        let subscription = self.subscriptions.iter().find(|row| row.id == lane.subscription);
-        let (mode, on_dead) = subscription.map_or((Mode::Stream, OnDead::Block), |row| (row.mode, row.on_dead));
-        row.state(mode, on_dead, self.options.broken)
+        let subscription = self.subscriptions.iter().find(|row| row.id == lane.subscription).expect("of this lane");
+        let definition = subscription.definition.clone();
+        let on_dead = definition.on_dead;
+        LaneState { definition, ..row.state(subscription.mode, on_dead, self.options.broken) }
     }
 
     fn take(&mut self, instance: InstanceId, takes: &[Take]) -> Result<Vec<Option<Epoch>>> {
@@ -797,12 +792,14 @@ impl Inner {
         for write in &settlement.lanes {
             let owns = |lane: &&mut Lane| lane.epoch == write.epoch && lane.owner == Some(instance);
             let fenced = |lane: &&mut Lane| broken == Some(Broken::FenceIgnored) || owns(lane);
-            let Some(lane) = self.lane_mut(write.lane).filter(fenced) else {
+            let announces = write.announces() && broken != Some(Broken::AnnouncesUncounted);
+            let counted = |lane: &&mut Lane| lane.revision == write.revision || !announces;
+            let Some(lane) = self.lane_mut(write.lane).filter(fenced).filter(counted) else {
                 settled.push(false);
                 continue;
             };
             let queue = lane.unqueued(&write.queue, broken);
-            let before = positions_of(&lane.cursor);
+            let before = lane.cursor.positions();
             lane.write_cursor(write, now);
             if fails {
                 return Err(unavailable("the connection was lost in the middle of the settlement"));
@@ -857,11 +854,32 @@ impl Inner {
 }
 
 impl SubscriptionRow {
+    /// Takes what the newest started instance says. Another filter is a fence for all lanes.
+    fn redefine(&mut self, wish: &Subscription, now: Timestamp, broken: Option<Broken>) {
+        let before = self.definition.clone();
+        let definition = Definition::of(wish, before.number);
+        if definition.says_the_same_as(&before) {
+            return;
+        }
+        let other_filter = definition.filter != before.filter;
+        let number = before.number + i64::from(other_filter || broken != Some(Broken::DefinitionKeepsNumber));
+        self.definition = Arc::new(Definition { number, ..definition });
+        if !other_filter {
+            return;
+        }
+        if broken != Some(Broken::FormerFiltersForgotten) {
+            self.formers.end(&before, now, self.lanes.iter().map(|lane| &lane.cursor));
+        }
+        if broken != Some(Broken::DefineWithoutFence) {
+            self.lanes.iter_mut().for_each(|lane| lane.epoch += 1);
+        }
+    }
+
     pub(crate) fn view(&self) -> SubscriptionView {
         SubscriptionView {
             id: self.id,
             name: self.name.clone(),
-            filter: self.filter.clone(),
+            definition: (*self.definition).clone(),
             lanes: self.lanes.len() as u32,
             paused: self.pause.is_some(),
             created: false,

@@ -5,12 +5,12 @@ use std::time::Duration;
 use pillarbox::{
     Books, Change, Changed, Check, ClaimRecord, Delivery, DeliveryRecord, Error, ErrorKind, Event, EventRecord, Fate,
     Filter, InstanceId, InstanceStatus, LaneBook, Level, ListQuery, ListRow, LogStatus, NewEvent, OnDead, Operator,
-    Pause, Position, PrunePolicy, Pruned, RangeSet, RecoveredCount, RecoveryCause, Result, Selection, SettledBy, Start,
-    State, Status, SubscriptionReport, SubscriptionStatus, Timestamp, lane_of,
+    Pause, Position, PrunePolicy, Pruned, REASON_DEAD, RangeSet, RecoveredCount, RecoveryCause, Result, Selection,
+    SettledBy, Start, State, Status, SubscriptionReport, SubscriptionStatus, Timestamp, lane_of,
 };
 use uuid::Uuid;
 
-use crate::memory_lane::{Lane, Row, positions_of};
+use crate::memory_lane::{Lane, Row};
 use crate::memory_log::{Inner, SubscriptionRow};
 use crate::memory_queue::Held;
 use crate::{Broken, MemoryLog, MemoryStore};
@@ -36,6 +36,7 @@ impl MemoryLog {
             horizon: inner.next - 1,
             dead: inner.dead.clone(),
             lanes: inner.subscriptions.iter().flat_map(SubscriptionRow::books).collect(),
+            former_filters: inner.subscriptions.iter().map(|row| (row.name.clone(), row.formers.clone())).collect(),
         }
     }
 
@@ -288,6 +289,9 @@ impl Inner {
             let anchor = self.anchor(&cursor);
             self.subscription(name)?.lanes[index].cursor.anchor = anchor;
         }
+        if !dry_run {
+            self.subscription(name)?.formers.rewind(&RangeSet::from_iter([1..=target]));
+        }
         Ok(changed(
             count as u64,
             Vec::new(),
@@ -303,7 +307,7 @@ impl Inner {
             self.rows.range(target + 1..).map(|(_, event)| event).filter(of_key).cloned().collect();
         let row = self.subscription(name)?;
         let lanes = row.lanes.len() as u32;
-        let filter = row.filter.clone();
+        let filter = row.definition.filter.clone();
         let lane = &mut row.lanes[lane_of(Some(pillarbox::KeyHash::of(key)), 0, lanes) as usize];
         let replayed = |event: &&Arc<Event>| filter.wants(event) && lane.settled(event.position);
         let replayed: Vec<Arc<Event>> = events.iter().filter(replayed).cloned().collect();
@@ -311,6 +315,7 @@ impl Inner {
             lane.epoch += 1;
             lane.revision += 1;
             for event in &replayed {
+                row.formers.replay(event.key_hash(), event.position, &event.topic, &event.r#type);
                 lane.skipped.remove(&event.position);
                 lane.deliveries.entry(event.position).or_insert(Row::new(pending(event, now), now));
             }
@@ -336,7 +341,7 @@ impl Inner {
     }
 
     fn anchor(&self, cursor: &pillarbox::Cursor) -> Option<(Position, Uuid)> {
-        let settled = positions_of(cursor);
+        let settled = cursor.positions();
         let visible = self.rows.values().rev().find(|event| settled.contains(event.position))?;
         Some((visible.position, visible.id))
     }
@@ -365,7 +370,8 @@ impl Inner {
         };
         Fate {
             subscription: row.name.clone(),
-            wanted: row.filter.wants(event),
+            wanted: row.formers.wants(&row.definition.filter, event).unwrap_or(true),
+            passed_under: row.formers.passed_under(event),
             lane: lane_number,
             owner: lane.owner.map(|owner| (owner, self.lives(owner))),
             floor: lane.cursor.floor,
@@ -411,7 +417,7 @@ impl Inner {
             let lane = lane(&event);
             let delivery = lane.deliveries.get(&event.position);
             let record = delivery.map(|found| self.delivery_record(row, lane, found));
-            let waiting = record.is_some() || (row.filter.wants(&event) && !lane.settled(event.position));
+            let waiting = record.is_some() || (row.definition.filter.wants(&event) && !lane.settled(event.position));
             waiting.then_some((event, record))
         };
         self.events().into_values().filter_map(unfinished).collect()
@@ -435,10 +441,11 @@ impl Inner {
             id: row.id,
             name: row.name.clone(),
             mode: row.mode,
-            filter: row.filter.clone(),
+            filter: row.definition.filter.clone(),
+            definition: row.definition.number,
             lanes: row.lanes.len() as u32,
-            on_dead: row.on_dead,
-            retry: row.retry,
+            on_dead: row.definition.on_dead,
+            retry: row.definition.retry,
             paused: row.pause.is_some(),
             paused_by: row.pause.as_ref().map(|pause| pause.by),
             paused_reason: row.pause.as_ref().and_then(|pause| pause.reason.clone()),
@@ -472,6 +479,8 @@ impl Inner {
             whole.breaker = whole.breaker.or_else(|| part.breaker.clone());
             whole.flood_guard |= part.flood_guard;
             whole.stopped = whole.stopped.or_else(|| part.stopped.clone());
+            whole.definition = whole.definition.max(part.definition);
+            whole.differs |= part.differs;
         }
         whole
     }
@@ -543,8 +552,15 @@ impl Inner {
             let old = |row: &Row, now: Timestamp| row.died_at.is_some_and(|died_at| now.since(died_at) > dead);
             let now = self.now;
             for lane in self.subscriptions.iter_mut().flat_map(|row| &mut row.lanes) {
-                pruned.dead += lane.deliveries.values().filter(|row| old(row, now)).count() as u64;
-                lane.deliveries.retain(|_, row| policy.dry_run || !old(row, now));
+                let gone: Vec<Position> =
+                    lane.deliveries.iter().filter(|(_, row)| old(row, now)).map(|(position, _)| *position).collect();
+                pruned.dead += gone.len() as u64;
+                let gone = if policy.dry_run { Vec::new() } else { gone };
+                lane.revision += i64::from(!gone.is_empty());
+                for position in gone {
+                    lane.deliveries.remove(&position);
+                    lane.skipped.insert(position, (REASON_DEAD.to_owned(), now));
+                }
             }
         }
         let unreceived = self.options.broken == Some(Broken::RetentionTakesUnreceived);
@@ -554,6 +570,8 @@ impl Inner {
         }
         let needed = self.needed();
         self.kept.retain(|position, _| needed.contains(*position));
+        let log_start = self.log_start;
+        self.subscriptions.iter_mut().for_each(|row| _ = row.formers.prune(log_start));
         self.promote();
         pruned
     }
@@ -606,7 +624,7 @@ impl SubscriptionRow {
         }
         let book = |(number, lane): (usize, &Lane)| LaneBook {
             subscription: self.name.clone(),
-            filter: self.filter.clone(),
+            filter: self.definition.filter.clone(),
             lanes: self.lanes.len() as u32,
             lane: number as u32,
             floor: lane.cursor.floor,
@@ -626,7 +644,8 @@ fn head_of<'a>(subscription: &SubscriptionRow, lane: &'a Lane, row: &Row) -> Opt
     let delivery = &row.delivery;
     delivery.key.as_ref()?;
     let in_order = |other: &&Delivery| {
-        other.state != State::Delayed && (other.state != State::Dead || subscription.on_dead == OnDead::Block)
+        other.state != State::Delayed
+            && (other.state != State::Dead || subscription.definition.on_dead == OnDead::Block)
     };
     if !in_order(&delivery) || row.claim.is_some() {
         return None;

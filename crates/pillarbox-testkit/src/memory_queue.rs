@@ -148,7 +148,7 @@ impl Inner {
                 let moved = seen.is_some_and(|seen| beat.is_some_and(|(beat, _)| *beat != seen));
                 *cause != RecoveryCause::Lease || !moved || broken == Some(Broken::RecoverFromTheLiving)
             });
-            let silent = |(_, beat_at): &(i64, Timestamp)| now.since(*beat_at) >= row.processing_timeout;
+            let silent = |(_, beat_at): &(i64, Timestamp)| now.since(*beat_at) >= row.definition.processing_timeout;
             match (dead, beat) {
                 (Some((_, cause, _)), _) => Some(*cause),
                 (None, None) if request.sweep && broken != Some(Broken::SweepForgetsTheBuried) => {
@@ -207,7 +207,7 @@ impl Inner {
         let (now, broken) = (self.now, self.options.broken);
         let Inner { subscriptions, turn_next, .. } = self;
         for row in subscriptions.iter_mut().filter(|row| row.mode == Mode::Queue) {
-            let on_dead = if broken == Some(Broken::DeadNeverBlocks) { OnDead::Skip } else { row.on_dead };
+            let on_dead = if broken == Some(Broken::DeadNeverBlocks) { OnDead::Skip } else { row.definition.on_dead };
             row.lanes.iter_mut().for_each(|lane| lane.promote(on_dead, now, turn_next, broken));
         }
     }
@@ -296,7 +296,7 @@ impl SubscriptionRow {
     }
 
     fn recover(&mut self, position: Position, cause: RecoveryCause, now: Timestamp, broken: Option<Broken>) {
-        let retry = self.retry;
+        let retry = self.definition.retry;
         let counted = self.recovered.entry(cause).or_insert((0, now));
         *counted = (counted.0 + 1, now);
         let row = self.lane_with(position).and_then(|lane| lane.deliveries.get_mut(&position));

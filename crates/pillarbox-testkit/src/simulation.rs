@@ -1,4 +1,5 @@
 mod claims;
+mod definition;
 mod fault;
 mod node;
 mod poison;
@@ -12,11 +13,12 @@ use std::time::Duration;
 
 use pillarbox::engine::{Engine, Input, Mutant};
 use pillarbox::{
-    Attempt, BatchId, Change, ClaimId, Event, InstanceId, LaneRef, Mode, NewEvent, OnDead, Position, RetryPolicy,
-    SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, Timestamp,
+    Attempt, BatchId, Change, ClaimId, Event, Filter, InstanceId, LaneRef, Mode, NewEvent, OnDead, Position,
+    RetryPolicy, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, Timestamp,
 };
 use uuid::Uuid;
 
+use self::definition::{InForce, Judgement};
 use self::node::News;
 pub use self::poison::simulate_poison;
 use self::pressure::Pressure;
@@ -25,10 +27,10 @@ use crate::{Broken, MemoryLog, MemoryOptions, PollSteps, Tx};
 /// The whole engine on a virtual clock, over the in-memory store, with everything that can go wrong drawn from a seed: late
 /// commits, aborts, crashes at every step, calls that fail before or after they happened or hang, instances that are frozen or cut off
 /// for longer than their lease, some of them inside a transaction, and come back, retention, lost connections, power losses of the database, failing and dead sinks, sinks that refuse
-/// everything or want nothing more, clock jumps,
-/// and operators that interfere. Two subscriptions are streams, the third is a queue with slow handlers; in every other run these settle
-/// by themselves, in one transaction with what they do. Every fourth run is under pressure: hundreds of keys, bursts, slow sinks and
-/// limits that are reached.
+/// everything or want nothing more, clock jumps, relays that are started with other configurations than those that run,
+/// and operators that interfere. What `why` and `audit` say must be what has happened. Two subscriptions are streams, the third is a queue
+/// with slow handlers; in every other run these settle by themselves, in one transaction with what they do. Every fourth run is under
+/// pressure: hundreds of keys, bursts, slow sinks and limits that are reached.
 ///
 /// One seed is one run, bit for bit: [`Run::trace`] is the hash of all that happened.
 pub fn simulate(seed: u64, plan: Plan) -> Run {
@@ -98,6 +100,10 @@ pub struct Run {
     pub holding: usize,
     /// Signs of life of instances that took a receiver to be unwell since it had refused several keys.
     pub unwell: usize,
+    /// Filters that a relay changed which was started.
+    pub redefined: usize,
+    /// Keys that an operator replayed.
+    pub keys_rewound: usize,
 }
 
 /// The names of the subscriptions.
@@ -183,6 +189,8 @@ enum Request {
 #[derive(Debug, Default)]
 struct Node {
     life: u64,
+    /// The configuration that it was started with.
+    specs: Vec<(Subscription, SinkFeatures)>,
     engine: Option<Engine>,
     instance: Option<InstanceId>,
     started: u64,
@@ -222,7 +230,14 @@ struct Held {
 struct World {
     plan: Plan,
     pressure: Pressure,
+    /// The configuration that was deployed last.
     specs: Vec<(Subscription, SinkFeatures)>,
+    /// By subscription.
+    in_force: Vec<InForce>,
+    /// What the filter in force when an event was settled said of it.
+    judged: HashMap<(usize, Uuid), Judgement>,
+    /// The filter that an event was last sent with.
+    sent_with: HashMap<(usize, Uuid), Arc<Filter>>,
     random: Random,
     log: MemoryLog,
     features: StoreFeatures,
@@ -317,6 +332,9 @@ impl World {
             plan,
             pressure: Pressure::of(seed, plan),
             specs: subscriptions(seed % 2 == 1),
+            in_force: SUBSCRIPTIONS.iter().map(|_| InForce::default()).collect(),
+            judged: HashMap::new(),
+            sent_with: HashMap::new(),
             random,
             log: MemoryLog::with(options),
             features,
@@ -537,9 +555,8 @@ impl World {
 
     /// What has neither arrived nor is known to be blocked for good.
     fn missing(&self, sub: usize) -> impl Iterator<Item = &Arc<Event>> {
-        let filter = self.specs[sub].0.filter.clone();
         let missing = move |event: &&Arc<Event>| {
-            filter.wants(event) && !self.arrived[sub].contains(&event.id) && !self.blocked.contains(&(sub, event.id))
+            self.wants(sub, event) && !self.arrived[sub].contains(&event.id) && !self.blocked.contains(&(sub, event.id))
         };
         self.visible.values().map(|entry| &entry.1).filter(missing)
     }
@@ -571,6 +588,7 @@ impl World {
                 self.violation(format!("subscription {sub}: {phantoms} events arrived that do not exist"));
             }
         }
+        self.check_words();
         let dead = self.log.books().dead;
         let mut wrong: Vec<Position> =
             self.visible.values().map(|entry| entry.1.position).filter(|position| dead.contains(*position)).collect();

@@ -159,6 +159,7 @@ pub fn cases<F: Fixture>() -> Vec<Case<F>> {
     let mut cases = cases::all();
     cases.extend(cases::queue::all());
     cases.extend(cases::retention::all());
+    cases.extend(cases::definition::all());
     cases
 }
 

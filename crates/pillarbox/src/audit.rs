@@ -1,7 +1,7 @@
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::{Books, Error, ErrorKind, Event, KeyHash, LaneBook, Position, Result, lane_of, received_id};
+use crate::{Books, Error, ErrorKind, Event, FormerFilters, KeyHash, LaneBook, Position, Result, lane_of, received_id};
 
 /// How many missing events are listed by name for each subscription; all are counted.
 pub const MISSING_LISTED_MAX: usize = 1000;
@@ -36,7 +36,7 @@ pub struct Audit {
 pub struct SubscriptionAudit {
     /// Its name.
     pub subscription: String,
-    /// Events of the log that it wants and was to get.
+    /// Events of the log that it was to get: wanted by the filter in force when they were settled, or of now until then.
     pub expected: u64,
     /// Those that the books call delivered; with receipts, those that were received.
     pub delivered: u64,
@@ -50,6 +50,10 @@ pub struct SubscriptionAudit {
     pub missing_events: Vec<Missing>,
     /// Events that it wants and that lay before its start: not expected, and no finding if they were received all the same.
     pub before_start: u64,
+    /// Events that the filter of now wants and that were passed under a former one that did not: not expected.
+    pub passed_unwanted: u64,
+    /// Events that were passed under a filter that is not recorded any more: nobody can say whether they were expected.
+    pub not_recorded: u64,
     /// Received ids that the log never had.
     pub unexpected: u64,
     /// Received ids that the log does not have, where retention has removed a part of it: nobody can say.
@@ -150,9 +154,10 @@ impl Auditor {
         for (index, (audit, lanes)) in self.subscriptions.iter_mut().enumerate() {
             let lane = lane_of(event.key_hash(), event.position, lanes.len() as u32) as usize;
             let book = lanes.get(lane).and_then(|book| self.books.lanes.get(*book));
-            let verdict = book.filter(|book| in_range && book.filter.wants(event)).map(|book| {
+            let former = self.books.former_filters.get(&audit.subscription);
+            let verdict = book.filter(|_| in_range).and_then(|book| {
                 let in_dead_range = self.books.dead.contains(event.position);
-                judge(book, in_dead_range, event.position)
+                verdict(book, former, in_dead_range, event, audit)
             });
             if let Some(verdict) = verdict {
                 audit.count(event, verdict);
@@ -202,6 +207,23 @@ enum Verdict {
     Skipped,
     BeforeStart,
     Missing(MissingReason),
+}
+
+/// What the books say of an event; None: the filter did not want it by which it was judged, or nobody knows.
+fn verdict(
+    book: &LaneBook,
+    former: Option<&FormerFilters>,
+    in_dead_range: bool,
+    event: &Event,
+    audit: &mut SubscriptionAudit,
+) -> Option<Verdict> {
+    let wanted = former.map_or_else(|| Some(book.filter.wants(event)), |former| former.wants(&book.filter, event));
+    match wanted {
+        Some(true) => return Some(judge(book, in_dead_range, event.position)),
+        Some(false) => audit.passed_unwanted += u64::from(book.filter.wants(event)),
+        None => audit.not_recorded += 1,
+    }
+    None
 }
 
 fn judge(book: &LaneBook, in_dead_range: bool, position: Position) -> Verdict {
@@ -340,8 +362,10 @@ impl Receipts {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
-    use crate::{Filter, Headers, Payload, RangeSet, Timestamp};
+    use crate::{Cursor, Definition, Filter, Headers, Payload, RangeSet, Timestamp};
 
     fn event(position: Position, key: &str) -> Event {
         Event {
@@ -382,7 +406,8 @@ mod tests {
             deliveries: RangeSet::new(),
             skipped: RangeSet::new(),
         };
-        Books { incarnation: 1, log_start: 1, horizon: 15, dead: RangeSet::new(), lanes: vec![lane] }
+        let dead = RangeSet::new();
+        Books { incarnation: 1, log_start: 1, horizon: 15, dead, lanes: vec![lane], former_filters: HashMap::new() }
     }
 
     fn audit(books: Books) -> SubscriptionAudit {
@@ -407,6 +432,32 @@ mod tests {
         let audit = audit(books);
         let figures = (audit.expected, audit.delivered, audit.waiting, audit.skipped, audit.missing);
         assert_eq!(figures, (15, 9, 5, 1, 0), "{audit:?}");
+    }
+
+    /// The events up to 6 were passed under a filter that wanted none of them, those up to 8 under one that is not known any more.
+    fn widened() -> Books {
+        let cursor = |floor| Cursor { floor, ..Cursor::default() };
+        let wanting = |topic: &str| Definition {
+            filter: Filter { topics: vec![topic.into()], types: Vec::new() },
+            ..Definition::default()
+        };
+        let mut former = FormerFilters::default();
+        former.end(&wanting("other"), Timestamp(0), [&cursor(6)]);
+        former.end(&wanting("t"), Timestamp(0), [&cursor(8)]);
+        let former = FormerFilters::parse(&former.to_text().replace(r#"{"topics":["t"],"types":[]}"#, "null"));
+        assert_eq!(former.wants(&Filter::default(), &event(7, "even")), None);
+        Books { former_filters: HashMap::from([("s".to_owned(), former)]), ..books() }
+    }
+
+    #[test]
+    fn what_a_former_filter_did_not_want_is_neither_delivered_nor_missing() {
+        let audit = audit(widened());
+        let figures = (audit.expected, audit.delivered, audit.passed_unwanted, audit.not_recorded, audit.missing);
+        assert_eq!(figures, (7, 3, 6, 2, 0), "{audit:?}");
+        let received = audit_received(widened(), &[9, 10, 12]);
+        assert_eq!((received.delivered, received.missing), (3, 0), "no false loss: {received:?}");
+        let received = audit_received(widened(), &[9, 12]);
+        assert_eq!((received.missing, received.missing_events[0].position), (1, 10), "a real one is seen");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::fleet::beat_interval;
 use self::queue::{Asked, Queue};
 use self::subscriber::Subscriber;
 use crate::dispatcher::BatchId;
@@ -19,8 +20,8 @@ use crate::work::looked_at;
 #[doc(hidden)]
 pub use crate::work::work;
 use crate::{
-    Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, DEAD_HEADS_MAX, DeliveredAttempt, Epoch, Event,
-    FailedAttempt, Fleet, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneWrite, Mode, Outcome, Page, PollRequest,
+    Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, DEAD_HEADS_MAX, Definition, DeliveredAttempt, Epoch, Event,
+    FailedAttempt, Fleet, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneWrite, Outcome, Page, PollRequest,
     Position, RangeSet, RecoverRequest, Recovered, RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures,
     Subscription, SubscriptionId, Take, Timestamp,
 };
@@ -147,6 +148,8 @@ pub enum Mutant {
     CallsOutliveDeadline,
     /// One event that the sink fails to take holds every key back.
     SuspectStopsAll,
+    /// A lane that is loaded anew is read with the filter that the relay was started with.
+    ReloadWithOldFilter,
 }
 
 /// What happened.
@@ -438,12 +441,11 @@ impl Engine {
             sub
         };
         let mut config = config;
-        // A claim lives by the beats of its instance.
-        let queues = subscriptions.iter().map(|entry| &entry.0).filter(|spec| spec.mode == Mode::Queue);
-        let shortest = queues.map(|spec| spec.processing_timeout / 3).min();
-        config.beat_interval = shortest.map_or(config.beat_interval, |shortest| config.beat_interval.min(shortest));
         let mut subscribers: Vec<Subscriber> =
             subscriptions.into_iter().zip(&joined.subscriptions).map(subscriber).collect();
+        for sub in &subscribers {
+            config.beat_interval = beat_interval(&config, sub);
+        }
         let conservative = config.recovery.profile == RecoveryProfile::Conservative;
         for queue in subscribers.iter_mut().filter_map(|sub| sub.queue.as_mut()) {
             queue.rows_for_all |= conservative;
@@ -612,6 +614,11 @@ impl Engine {
     /// Whether nothing is left to be read now, so that only the doorbell or time can bring more.
     pub fn is_asleep(&self) -> bool {
         self.polling.is_none() && self.rang_at.is_none() && (self.stuck || !self.is_behind())
+    }
+
+    /// What the subscription with this index goes by.
+    pub fn definition(&self, subscription: usize) -> &Definition {
+        &self.subscribers[subscription].definition
     }
 
     /// How many polls have begun.

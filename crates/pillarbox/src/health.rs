@@ -304,6 +304,7 @@ mod tests {
             name: "s".to_owned(),
             mode: Mode::Stream,
             filter: Filter::default(),
+            definition: 1,
             lanes: 8,
             on_dead: OnDead::Block,
             retry: RetryPolicy::sink(),

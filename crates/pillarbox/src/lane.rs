@@ -15,6 +15,8 @@ pub(crate) struct Lane {
     pub(crate) reference: LaneRef,
     pub(crate) epoch: Epoch,
     pub(crate) revision: i64,
+    /// The number of the definition that it was loaded under: only with that filter may it be read.
+    pub(crate) definition: i64,
     pub(crate) phase: Phase,
     /// Everything up to here has been shown to the lane, but for the holes.
     pub(crate) top: Position,
@@ -182,6 +184,7 @@ impl Lane {
             reference,
             epoch,
             revision: state.revision,
+            definition: state.definition.number,
             phase: Phase::Active,
             top,
             holes: settled.missing(floor + 1, top),

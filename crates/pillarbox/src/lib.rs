@@ -30,6 +30,7 @@ mod breaker;
 mod cloud_event;
 mod counted;
 pub mod decode;
+mod definition;
 mod dispatcher;
 /// The decisions of a relay, without IO: for simulations and for those who bring their own shell.
 pub mod engine;
@@ -66,6 +67,7 @@ pub use breaker::{
     RETRY_AFTER_MAX,
 };
 pub use cloud_event::{BinaryEvent, CLOUD_EVENT_START, CloudEvents, EXTENSION_NAME_MAX, received_id};
+pub use definition::{Definition, FORMER_FILTERS_MAX, FormerFilter, FormerFilters, PassedUnder};
 pub use dispatcher::BatchId;
 pub use engine::Now;
 pub use error::{Advice, Error, ErrorKind, Result};
@@ -80,8 +82,8 @@ pub use handler::{Handler, heartbeat};
 pub use health::{HealthLimits, Problem, ProblemKind, is_unhealthy, problems};
 pub use operator::{
     Books, Change, Changed, Check, ClaimRecord, DeliveryRecord, EventRecord, Fate, InstanceStatus, LaneBook, Level,
-    ListQuery, ListRow, LogStatus, Operator, Pause, PausedBy, PrunePolicy, Pruned, RecoveredCount, Selection,
-    SettledBy, State, Status, SubscriptionStatus,
+    ListQuery, ListRow, LogStatus, Operator, Pause, PausedBy, PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD,
+    RecoveredCount, Selection, SettledBy, State, Status, SubscriptionStatus,
 };
 pub use queue::{
     CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Failed, KEYS_TOLD_MAX, Queued, RecoverRequest,

@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::future::Future;
 use std::time::Duration;
 
@@ -5,8 +6,8 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::{
-    AttemptError, ERROR_BYTES_MAX, Event, Filter, InstanceId, Mode, NewEvent, OnDead, Position, RangeSet,
-    RecoveryCause, Report, Result, RetryPolicy, Start, SubscriptionId, Timestamp,
+    AttemptError, ERROR_BYTES_MAX, Event, Filter, FormerFilters, InstanceId, Mode, NewEvent, OnDead, PassedUnder,
+    Position, RangeSet, RecoveryCause, Report, Result, RetryPolicy, Start, SubscriptionId, Timestamp,
 };
 
 /// What people and scripts do with a log, beside the relay. None of it needs a running instance.
@@ -136,6 +137,8 @@ pub struct SubscriptionStatus {
     pub mode: Mode,
     /// What it wants.
     pub filter: Filter,
+    /// The number of its definition, raised by every change.
+    pub definition: i64,
     /// How many lanes.
     pub lanes: u32,
     /// What a dead event does.
@@ -279,8 +282,10 @@ pub struct EventRecord {
 pub struct Fate {
     /// The subscription's name.
     pub subscription: String,
-    /// Whether its filter matches.
+    /// Whether the filter wants it by which it was judged: that in force when it was settled, or that of now until then.
     pub wanted: bool,
+    /// The former filter by which it was judged; None: that of now.
+    pub passed_under: Option<PassedUnder>,
     /// The event's lane.
     pub lane: u32,
     /// The lane's owner and whether that instance lives.
@@ -594,7 +599,15 @@ pub struct Books {
     pub dead: RangeSet,
     /// One page a lane.
     pub lanes: Vec<LaneBook>,
+    /// By which filters events were judged before, by subscription name.
+    pub former_filters: HashMap<String, FormerFilters>,
 }
+
+/// The reason recorded for what a subscription lost because its `hold` was over.
+pub const REASON_HOLD: &str = "dropped by retention: the subscription's hold was over";
+
+/// The reason recorded for dead deliveries that retention removed.
+pub const REASON_DEAD: &str = "dropped by retention: dead for longer than retention.dead";
 
 /// The record of one lane.
 #[derive(Debug, Clone)]

@@ -179,7 +179,7 @@ fn seize_wait(takeovers: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Filter, LaneView, SubscriptionView};
+    use crate::{Definition, LaneView, SubscriptionView};
 
     const SUBSCRIPTION: SubscriptionId = SubscriptionId(1);
 
@@ -207,7 +207,7 @@ mod tests {
             subscriptions: vec![SubscriptionView {
                 id: SUBSCRIPTION,
                 name: "s".into(),
-                filter: Filter::default(),
+                definition: Definition::default(),
                 lanes: owners.len() as u32,
                 paused: false,
                 created: false,

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::{
-    ClaimEnd, ClaimRequest, Claims, Event, Filter, KeyHash, Position, Queued, RangeSet, RecoverRequest, Recovered,
-    Result, State, Subscription, Timestamp,
+    ClaimEnd, ClaimRequest, Claims, Definition, Event, Filter, KeyHash, Position, Queued, RangeSet, RecoverRequest,
+    Recovered, Result, State, Subscription, Timestamp,
 };
 
-/// Raised by every change of a lane's owner and by an operator's rewind; every write is fenced by it.
+/// Raised by every change of a lane's owner, of the subscription's filter and by an operator's rewind; every write is fenced by it.
 pub type Epoch = i64;
 
 /// What a relay needs of a database. One implementation a database; all pass the conformance suite.
@@ -29,7 +29,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Makes this process an instance: takes its liveness lock first, then writes its row, then creates or
     /// updates the subscriptions (the database's `lanes` and `start` win over what is given; after [`Hello::rejoin`] everything
-    /// of the database does). Refuses with a reason when the schema or the log is not fit to be worked on, and a subscription
+    /// of the database does). Where the filter is another than before, the epochs of all lanes are raised in the same transaction, and
+    /// what they have settled is kept with the former filter ([`FormerFilters`](crate::FormerFilters)). Refuses with a reason when the schema or the log is not fit to be worked on, and a subscription
     /// that was made with another `mode`.
     ///
     /// May be called again. The instance that this store was before is then over: its lock is free, and its lanes have no
@@ -58,7 +59,8 @@ pub trait Store: Send + Sync + 'static {
     fn fetch(&self, positions: &[Position]) -> impl Future<Output = Result<Vec<Arc<Event>>>> + Send;
 
     /// Writes what became of events, in one transaction that first locks each lane's cursor at the given epoch.
-    /// A lane whose epoch has moved on is answered with false and nothing of it is written; the others are.
+    /// A lane whose epoch has moved on, or which is not there any more, is answered with false and nothing of it is written; the
+    /// others are.
     fn settle(&self, settlement: &Settlement) -> impl Future<Output = Result<Vec<bool>>> + Send;
 
     /// Claims deliveries of queues, one answer a request. What can be claimed is due, has no other of its key before it (delayed ones
@@ -146,8 +148,8 @@ pub struct SubscriptionView {
     pub id: SubscriptionId,
     /// Its name.
     pub name: String,
-    /// What it wants, as the newest started instance defined it.
-    pub filter: Filter,
+    /// What the newest started instance said of it.
+    pub definition: Definition,
     /// How many lanes it has.
     pub lanes: u32,
     /// Whether it stands still until somebody resumes it.
@@ -254,6 +256,15 @@ pub struct Cursor {
     pub anchor: Option<(Position, Uuid)>,
 }
 
+impl Cursor {
+    /// All positions that are settled.
+    pub fn positions(&self) -> RangeSet {
+        let mut positions = self.settled.clone();
+        positions.insert_range(1, self.floor);
+        positions
+    }
+}
+
 /// What an owner loads of a lane.
 #[derive(Debug, Clone, Default)]
 pub struct LaneState {
@@ -273,6 +284,9 @@ pub struct LaneState {
     pub takeovers: u32,
     /// See [`LaneView::revision`].
     pub revision: i64,
+    /// What the subscription is defined as, read in one snapshot with the cursor: with its filter and no other the lane is read under
+    /// this epoch.
+    pub definition: Arc<Definition>,
 }
 
 /// Keys of one lane that are held back by a dead event and are loaded; a lane with more stands still until some are requeued or skipped.
@@ -399,7 +413,9 @@ pub struct LaneWrite {
     /// The fence.
     pub epoch: Epoch,
     /// The revision that was loaded: where it has moved on, an operator changed deliveries meanwhile, and `change` is not
-    /// written, nor does `put` replace what is there.
+    /// written, nor does `put` replace what is there, or bring back what the stored cursor counts as settled: the owner repeats a
+    /// write that was not answered. A write that [announces](LaneWrite::announces) attempts is answered with false then, and what else it says
+    /// may be written or not.
     pub revision: i64,
     /// The new cursor.
     pub cursor: Cursor,
@@ -417,6 +433,14 @@ pub struct LaneWrite {
     pub calm: bool,
     /// Give the lane back.
     pub release: bool,
+}
+
+impl LaneWrite {
+    /// Whether it writes down attempts that begin once it is written. Where the revision has moved on, such a write is answered with false:
+    /// an attempt that nobody has counted must not begin.
+    pub fn announces(&self) -> bool {
+        self.change.iter().any(|(delivery, _)| delivery.state == State::Processing)
+    }
 }
 
 /// Why [`Store::wait`] returned.
@@ -459,6 +483,12 @@ pub struct SubscriptionReport {
     /// Why the subscription does not go on, if a limit stopped it.
     #[serde(default)]
     pub stopped: Option<String>,
+    /// The number of the definition that the instance goes by; 0: it does not say.
+    #[serde(default)]
+    pub definition: i64,
+    /// The instance's own configuration says something else.
+    #[serde(default)]
+    pub differs: bool,
 }
 
 /// What an instance says of a sink that is down.

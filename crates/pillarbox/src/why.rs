@@ -2,7 +2,7 @@ use serde::Serialize;
 
 use crate::counted::counted;
 use crate::{
-    ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Mode, PausedBy, RetryPolicy, State, Status,
+    ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Mode, PassedUnder, PausedBy, RetryPolicy, State, Status,
     SubscriptionStatus, Timestamp,
 };
 
@@ -26,7 +26,7 @@ pub struct Why {
 pub enum Cause {
     /// It was delivered.
     Delivered,
-    /// The subscription's filter does not want it.
+    /// The filter does not want it by which it is or was judged.
     NotMatched,
     /// It lies before the place where the subscription began.
     BeforeStart,
@@ -48,7 +48,7 @@ pub enum Cause {
     Dead,
     /// An operator gave it up.
     Skipped,
-    /// Retention removed its range.
+    /// Retention removed its range, its dead delivery, or what the subscription's `hold` did not keep any more.
     Pruned,
     /// A limit stopped the subscription.
     Stopped,
@@ -58,11 +58,13 @@ pub enum Cause {
     Pending,
     /// It appeared in a range that had been closed as dead.
     InDeadRange,
+    /// It was passed under a filter that is not recorded any more.
+    NotRecorded,
 }
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Cause; 17] = [
+    pub const ALL: [Cause; 18] = [
         Cause::Delivered,
         Cause::NotMatched,
         Cause::BeforeStart,
@@ -80,6 +82,7 @@ impl Cause {
         Cause::Processing,
         Cause::Pending,
         Cause::InDeadRange,
+        Cause::NotRecorded,
     ];
 
     /// The stable name.
@@ -102,6 +105,7 @@ impl Cause {
             Cause::Processing => "processing",
             Cause::Pending => "pending",
             Cause::InDeadRange => "in_dead_range",
+            Cause::NotRecorded => "not_recorded",
         }
     }
 }
@@ -134,6 +138,9 @@ type Conclusion = (Cause, String, Option<String>);
 impl Facts<'_> {
     fn conclude(&self) -> Conclusion {
         if let Some((reason, at)) = &self.fate.skipped {
+            if let Some(what) = by_retention(reason) {
+                return (Cause::Pruned, format!("retention gave it up at {at}: {what}"), None);
+            }
             return (Cause::Skipped, format!("an operator gave it up at {at}: {reason}"), None);
         }
         match &self.fate.delivery {
@@ -169,11 +176,7 @@ impl Facts<'_> {
         let position = self.event.position;
         let fate = self.fate;
         if !fate.wanted {
-            let message = format!(
-                "the subscription's filter does not want topic '{}' with type '{}'",
-                self.event.topic, self.event.r#type
-            );
-            return (Cause::NotMatched, message, None);
+            return self.not_matched();
         }
         if fate.in_dead_range {
             let message = format!("position {position} had been closed as dead before the event appeared there");
@@ -190,13 +193,33 @@ impl Facts<'_> {
             return (Cause::BeforeStart, message, Some(self.rewind()));
         }
         if fate.settled {
-            return (Cause::Delivered, self.settled_by(), None);
+            let unknown = fate.passed_under.as_ref().filter(|former| former.filter.is_none());
+            return unknown.map_or_else(|| (Cause::Delivered, self.settled_by(), None), not_recorded);
         }
         if let Some(due_at) = self.event.deliver_at.filter(|due_at| *due_at > self.now) {
             return self.paused().unwrap_or_else(|| delayed(due_at));
         }
         let blocker = self.paused().or_else(|| self.no_owner()).or_else(|| self.held_back());
         blocker.unwrap_or_else(|| self.pending())
+    }
+
+    fn not_matched(&self) -> Conclusion {
+        let Event { topic, r#type, position, key, .. } = self.event;
+        let Some(former) = &self.fate.passed_under else {
+            let message = format!("the subscription's filter does not want topic '{topic}' with type '{type}'");
+            return (Cause::NotMatched, message, None);
+        };
+        let mut message = format!(
+            "the filter that was in force when it was passed (definition {}, until {}) did not want topic '{topic}' with type '{type}'",
+            former.definition, former.until
+        );
+        let wanted_now = self.subscription.is_some_and(|row| row.filter.wants(self.event));
+        let advice = wanted_now.then(|| {
+            message.push_str("; the filter of now does");
+            let key = key.as_ref().map(|key| format!(" --key {key}")).unwrap_or_default();
+            format!("pillarbox rewind {} --to {}{key}", self.fate.subscription, position - 1)
+        });
+        (Cause::NotMatched, message, advice)
     }
 
     fn dead(&self, delivery: &DeliveryRecord) -> Conclusion {
@@ -343,6 +366,19 @@ impl Facts<'_> {
     }
 }
 
+/// What retention says of what it gave up; None: it was an operator.
+fn by_retention(reason: &str) -> Option<&str> {
+    reason.strip_prefix("dropped by retention: ")
+}
+
+fn not_recorded(former: &PassedUnder) -> Conclusion {
+    let message = format!(
+        "it was passed before {} under a filter that is not recorded any more: it was delivered if that filter wanted it",
+        former.until
+    );
+    (Cause::NotRecorded, message, None)
+}
+
 fn delayed(due_at: Timestamp) -> Conclusion {
     (Cause::Delayed, format!("it is not to be delivered before {due_at}"), None)
 }
@@ -360,8 +396,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        AttemptError, BreakerReport, Filter, Headers, InstanceId, LogStatus, OnDead, Payload, SettledBy,
-        SubscriptionId, SubscriptionReport,
+        AttemptError, BreakerReport, Filter, Headers, InstanceId, LogStatus, OnDead, Payload, REASON_DEAD, REASON_HOLD,
+        SettledBy, SubscriptionId, SubscriptionReport,
     };
 
     const NOW: Timestamp = Timestamp(1_000_000);
@@ -388,6 +424,7 @@ mod tests {
         Fate {
             subscription: "s".to_owned(),
             wanted: true,
+            passed_under: None,
             lane: 3,
             owner: Some((InstanceId(7), true)),
             floor: 10,
@@ -413,6 +450,7 @@ mod tests {
             name: "s".to_owned(),
             mode: Mode::Stream,
             filter: Filter::default(),
+            definition: 3,
             lanes: 8,
             on_dead: OnDead::Block,
             retry: RetryPolicy::sink(),
@@ -479,6 +517,38 @@ mod tests {
     fn not_matched() {
         let unwanted = Fate { wanted: false, settled: true, ..fate() };
         check(&unwanted, &status(), Cause::NotMatched, &["orders", "placed"]);
+    }
+
+    #[test]
+    fn what_a_former_filter_did_not_want_was_not_delivered() {
+        let former = PassedUnder { definition: 2, until: NOW, filter: Some(Filter::default()) };
+        let passed = Fate { passed_under: Some(former.clone()), settled: true, ..fate() };
+        check(&passed, &status(), Cause::Delivered, &["lane 3"]);
+        let unwanted = Fate { wanted: false, ..passed };
+        let parts =
+            ["in force when it was passed", "definition 2", "orders", "the filter of now does", "--to 49 --key k"];
+        check(&unwanted, &status(), Cause::NotMatched, &parts);
+        let mut other = status();
+        other.subscriptions[0].filter.topics = vec!["other".into()];
+        let text = why(&record(), &unwanted, &other);
+        assert!(text.advice.is_none() && !text.message.contains("of now"), "{text:?}");
+    }
+
+    #[test]
+    fn not_recorded() {
+        let former = PassedUnder { definition: 2, until: NOW, filter: None };
+        let passed = Fate { passed_under: Some(former), settled: true, ..fate() };
+        check(&passed, &status(), Cause::NotRecorded, &["not recorded any more", &NOW.to_string()]);
+    }
+
+    #[test]
+    fn what_retention_gave_up_is_not_said_of_an_operator() {
+        for (reason, what) in [(REASON_HOLD, "hold was over"), (REASON_DEAD, "retention.dead")] {
+            let dropped = Fate { skipped: Some((reason.to_owned(), NOW)), ..fate() };
+            check(&dropped, &status(), Cause::Pruned, &["retention gave it up at", what]);
+            let text = why(&record(), &dropped, &status()).message;
+            assert!(!text.contains("operator"), "{text}");
+        }
     }
 
     #[test]

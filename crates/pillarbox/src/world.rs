@@ -32,6 +32,7 @@ pub struct SubscriptionRow {
     pub id: SubscriptionId,
     pub name: String,
     pub filter: Filter,
+    pub definition: i64,
     pub mode: Mode,
     pub on_dead: OnDead,
     pub hold: Option<Duration>,
@@ -141,6 +142,7 @@ impl World {
             name: row.name.clone(),
             mode: row.mode,
             filter: row.filter.clone(),
+            definition: row.definition,
             lanes: row.lanes.len() as u32,
             on_dead: row.on_dead,
             retry: row.retry,
@@ -177,6 +179,8 @@ impl World {
             all.breaker = all.breaker.or_else(|| report.breaker.clone());
             all.flood_guard |= report.flood_guard;
             all.stopped = all.stopped.or_else(|| report.stopped.clone());
+            all.definition = all.definition.max(report.definition);
+            all.differs |= report.differs;
         }
         all
     }

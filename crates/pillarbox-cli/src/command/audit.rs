@@ -137,6 +137,18 @@ fn print(output: &Output, audit: &Audit, received: bool) -> Result<()> {
         if one.missing as usize > MISSING_PRINTED_MAX {
             output.line(format!("… and {} more; --json lists them", one.missing as usize - MISSING_PRINTED_MAX))?;
         }
+        if one.passed_unwanted > 0 {
+            output.line(format!(
+                "{}: {} events that its filter wants now were passed under one that did not; `why` says which, `rewind` delivers them",
+                one.subscription, one.passed_unwanted
+            ))?;
+        }
+        if one.not_recorded > 0 {
+            output.line(format!(
+                "{}: of {} events nobody knows whether they were wanted: the filter of then is not recorded any more",
+                one.subscription, one.not_recorded
+            ))?;
+        }
     }
     Ok(())
 }

@@ -84,6 +84,9 @@ fn print(output: &Output, status: &Status, problems: &[Problem]) -> Result<()> {
         let rows = status.instances.iter().map(|one| instance(one, status)).collect();
         output.table(&["INSTANCE", "HOST", "PID", "VERSION", "LANES", "UP", "BEAT", "ALIVE"], rows)?;
     }
+    for disagreement in disagreements(status) {
+        output.styled(Style::Yellow, &disagreement, "")?;
+    }
     if !problems.is_empty() {
         output.line("")?;
     }
@@ -92,6 +95,28 @@ fn print(output: &Output, status: &Status, problems: &[Problem]) -> Result<()> {
         output.styled(style, &sentence(problem), "")?;
     }
     Ok(())
+}
+
+/// Who does not run what the database or its own configuration says.
+fn disagreements(status: &Status) -> Vec<String> {
+    let mut said = Vec::new();
+    for instance in status.instances.iter().filter(|instance| instance.alive) {
+        for (name, report) in &instance.report.subscriptions {
+            let Some(newest) = status.subscriptions.iter().find(|one| one.name == *name).map(|one| one.definition)
+            else {
+                continue;
+            };
+            let (id, runs) = (instance.id.0, report.definition);
+            if runs > 0 && runs < newest {
+                said.push(format!("instance {id} still runs definition {runs} of '{name}'; the newest is {newest}"));
+            } else if report.differs {
+                said.push(format!(
+                    "instance {id} runs definition {runs} of '{name}', which another relay brought; its own configuration differs"
+                ));
+            }
+        }
+    }
+    said
 }
 
 /// What is worked on in the queues, and what was taken back from whom.

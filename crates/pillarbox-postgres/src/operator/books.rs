@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 
-use pillarbox::{Books, LaneBook, Position, RangeSet, SubscriptionId};
+use pillarbox::{Books, FormerFilters, LaneBook, Position, RangeSet, SubscriptionId};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
@@ -15,6 +15,7 @@ pub(super) async fn books(tx: &Transaction<'_>) -> Db<Books> {
         tx.query_typed("select subscription, lane, position, position from delivery order by position", &[]),
         tx.query_typed("select 0::bigint, 0, low, high from dead_range order by low", &[]),
     )?;
+    let former_filters = tx.query_typed("select name, former_filters from subscription", &[]).await?;
     let (skipped, mut deliveries) = (by_lane(&skipped)?, by_lane(&deliveries)?);
     let mut lanes = Vec::new();
     for subscription in &world.subscriptions {
@@ -43,6 +44,10 @@ pub(super) async fn books(tx: &Transaction<'_>) -> Db<Books> {
         horizon: world.horizon,
         dead: by_lane(&dead)?.into_values().next().unwrap_or_default(),
         lanes,
+        former_filters: former_filters
+            .iter()
+            .map(|row| Ok((row.try_get(0)?, FormerFilters::parse(row.try_get(1)?))))
+            .collect::<Db<_>>()?,
     })
 }
 

@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow};
 use pillarbox::{
-    Change, Changed, ErrorKind, InstanceId, KeyHash, Mode, Pause, Position, RangeSet, Selection, Start, Subscription,
-    SubscriptionId, lane_of,
+    Change, Changed, ErrorKind, FormerFilters, InstanceId, KeyHash, Mode, Pause, Position, RangeSet, Selection, Start,
+    Subscription, SubscriptionId, lane_of,
 };
 use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{BY_INDEX, World, positions_of, ring, unknown_event};
 use crate::connection::Session;
 use crate::error::{Db, DbError};
-use crate::ownership::start_floor;
+use crate::ownership::{put_former_filters, start_floor};
 use crate::queue::{self, Keys};
 use crate::types::{Text, Time, multirange};
 
@@ -338,6 +338,9 @@ async fn rewind(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: 
         keys.note(row.id.0, gone.try_get(0)?);
     }
     take_up(tx, row.id, &RangeSet::from_iter([place.position + 1..=Position::MAX - 1])).await?;
+    let mut kept = place.settled.clone();
+    kept.insert_range(1, place.floor);
+    judge_again(tx, row.id, |formers| formers.rewind(&kept)).await?;
     // What was covered before says nothing about the replay.
     let sql = "delete from progress where subscription = $1 and floor_from >= $2";
     tx.execute(sql, &[&row.id.0, &place.floor]).await?;
@@ -376,7 +379,7 @@ async fn rewind_key(
     // Those stand before all others of their key, as they have arrived before.
     let mut ids = rewind_kept(tx, row, kept, Some(key), keys).await?;
     let events = key_events(tx, row, lane, key, place).await?;
-    let positions: Vec<Position> = events.iter().map(|(position, _)| *position).collect();
+    let positions: Vec<Position> = events.iter().map(|event| event.position).collect();
     let sql = "select coalesce(max(arrival), 0) from delivery where subscription = $1 and lane = $2 and not queued";
     let arrival: i64 = tx.query_one(sql, &[&row.id.0, &(lane.lane as i32)]).await?.try_get(0)?;
     let is_queue = row.mode == Mode::Queue;
@@ -385,8 +388,13 @@ async fn rewind_key(
     tx.execute(include_str!("../sql/rewind_key.sql"), &values).await?;
     keys.note(row.id.0, is_queue.then(|| key.to_owned()));
     take_up(tx, row.id, &positions.iter().map(|position| *position..=*position).collect()).await?;
+    judge_again(tx, row.id, |formers| {
+        let hash = Some(KeyHash::of(key));
+        events.iter().for_each(|event| formers.replay(hash, event.position, &event.topic, &event.r#type));
+    })
+    .await?;
     touch_lanes(tx, row.id, [lane.lane]).await?;
-    ids.extend(events.into_iter().map(|(_, id)| id));
+    ids.extend(events.into_iter().map(|event| event.id));
     let count = ids.len() as u64;
     let message = format!("'{}' replays {count} events of key '{key}' above position {place}{note}", row.name);
     Ok(Changed { count, events: ids, message })
@@ -405,17 +413,42 @@ async fn key_events(
     lane: &LaneRow,
     key: &str,
     place: Position,
-) -> Db<Vec<(Position, Uuid)>> {
+) -> Db<Vec<Replayed>> {
     let mut events = Vec::new();
     for event in tx.query(include_str!("../sql/key_events.sql"), &[&place, &key]).await? {
+        let topic = event.try_get::<_, Text<'_>>(2)?.0.into_owned();
+        let r#type = event.try_get::<_, Text<'_>>(3)?.0.into_owned();
         let position = event.try_get(0)?;
-        if lane.has_settled(position)
-            && row.filter.matches(&event.try_get::<_, Text<'_>>(2)?.0, &event.try_get::<_, Text<'_>>(3)?.0)
-        {
-            events.push((position, event.try_get(1)?));
+        if lane.has_settled(position) && row.filter.matches(&topic, &r#type) {
+            events.push(Replayed { position, id: event.try_get(1)?, topic, r#type });
         }
     }
     Ok(events)
+}
+
+/// An event that was settled and is to be delivered again.
+struct Replayed {
+    position: Position,
+    id: Uuid,
+    topic: String,
+    r#type: String,
+}
+
+/// Changes by which filters events of a subscription were judged, where there was more than one.
+pub(super) async fn judge_again(
+    tx: &Transaction<'_>,
+    id: SubscriptionId,
+    change: impl FnOnce(&mut FormerFilters),
+) -> Db<()> {
+    let sql = "select former_filters from subscription where id = $1 for update";
+    let Some(row) = tx.query_opt(sql, &[&id.0]).await? else { return Ok(()) };
+    let before = FormerFilters::parse(row.try_get(0)?);
+    let mut formers = before.clone();
+    change(&mut formers);
+    if formers != before {
+        put_former_filters(tx, id, &formers).await?;
+    }
+    Ok(())
 }
 
 /// Refuses to change what a living instance runs.

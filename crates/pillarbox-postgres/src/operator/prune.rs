@@ -2,7 +2,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use pillarbox::world::{LaneRow, SubscriptionRow};
-use pillarbox::{Cursor, Position, PrunePolicy, Pruned, RangeSet, SubscriptionId, Timestamp};
+use pillarbox::{
+    Cursor, FormerFilters, Position, PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD, RangeSet, SubscriptionId, Timestamp,
+};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{GenericClient, Row, Transaction};
 
@@ -13,20 +15,14 @@ use super::{World, ring};
 use crate::connection::Session;
 use crate::error::Db;
 use crate::leaves::{self, Leaf, Removes, Upkeep};
-use crate::ownership::record_progress;
+use crate::ownership::{put_former_filters, record_progress};
 use crate::publish::FOREVER_MS;
 use crate::queue::Keys;
 use crate::types::{Time, multirange};
 
-/// The reason recorded for what a subscription lost because its `hold` was over.
-pub(super) const REASON_HOLD: &str = "dropped by retention: the subscription's hold was over";
-
 /// The reason recorded for positions that somebody might still publish when the hold was over.
 pub(crate) const REASON_HOLD_OPEN: &str =
     "dropped by retention: the subscription's hold was over, and whoever drew this position had not committed";
-
-/// The reason recorded for dead deliveries that retention removed.
-const REASON_DEAD: &str = "dropped by retention: dead for longer than retention.dead";
 
 /// How many positions of a leaf are counted by one statement.
 const COUNTED_AT_ONCE: i64 = 1_000_000;
@@ -93,6 +89,7 @@ async fn tidy(
     // Another transaction, since cursors are locked in the order of their numbers by everybody.
     let tx = session.begin().await?;
     tx.execute("select from meta for update", &[]).await?;
+    prune_former_filters(&tx).await?;
     if let Some(keep) = keep {
         expire_holds(&tx, keep, slice, pruned).await?;
         tx.execute(include_str!("../sql/prune_skip.sql"), &[&Time(before(now, keep))]).await?;
@@ -103,6 +100,20 @@ async fn tidy(
     tx.execute(include_str!("../sql/progress_merge.sql"), &[&slice]).await?;
     tx.commit().await?;
     Ok(keep)
+}
+
+/// Former filters under which nothing was passed that is still there. One that is being changed now is left for the next time:
+/// whoever joins may wait for `meta`.
+async fn prune_former_filters(tx: &Transaction<'_>) -> Db<()> {
+    let sql = "select id, former_filters, (select log_start from meta) from subscription where former_filters <> '[]' \
+               for update skip locked";
+    for row in tx.query(sql, &[]).await? {
+        let mut formers = FormerFilters::parse(row.try_get(1)?);
+        if formers.prune(row.try_get(2)?) {
+            put_former_filters(tx, SubscriptionId(row.try_get(0)?), &formers).await?;
+        }
+    }
+    Ok(())
 }
 
 /// What was asked for, but not less than the log's own policy; None: for ever.

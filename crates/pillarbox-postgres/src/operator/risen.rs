@@ -1,11 +1,11 @@
 use std::sync::atomic::Ordering;
 
 use pillarbox::world::{LaneRow, SubscriptionRow};
-use pillarbox::{Mode, Position, RangeSet};
+use pillarbox::{FormerFilters, KeyHash, Mode, Position, RangeSet};
 use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
 
-use super::change::touch_lanes;
+use super::change::{judge_again, touch_lanes};
 use super::status::Line;
 use super::{World, ring};
 use crate::connection::Session;
@@ -62,6 +62,8 @@ pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects, key
     if rows.is_empty() {
         return Ok(0);
     }
+    // Before the cursors, as whoever joins does.
+    tx.query_typed("select from subscription order by name for update", &[]).await?;
     // Rare enough to stop every settlement for a moment; what the cursors say is read under their locks.
     tx.query_typed("select from cursor order by subscription, lane for update", &[]).await?;
     let world = World::load(tx).await?;
@@ -119,6 +121,10 @@ async fn deliver(
     ];
     keys.note(id, line.key.as_deref().filter(|_| is_queue).map(str::to_owned));
     tx.execute_typed(include_str!("../sql/risen_put.sql"), &values).await?;
+    let judge = |formers: &mut FormerFilters| {
+        formers.replay(line.key.as_deref().map(KeyHash::of), position, &line.topic, &line.r#type);
+    };
+    judge_again(tx, subscription.id, judge).await?;
     touch_lanes(tx, subscription.id, [lane.lane]).await
 }
 

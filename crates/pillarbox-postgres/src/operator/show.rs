@@ -1,5 +1,5 @@
 use pillarbox::world::SubscriptionRow;
-use pillarbox::{DeliveryRecord, Event, EventRecord, Fate, Position, SettledBy, State, SubscriptionId};
+use pillarbox::{DeliveryRecord, Event, EventRecord, Fate, FormerFilters, Position, SettledBy, State, SubscriptionId};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
@@ -33,13 +33,16 @@ async fn fate(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, event:
     let of_event = [(&row.id.0 as _, Type::INT8), (&position as _, Type::INT8)];
     let of_log = [(&position as _, Type::INT8)];
     let in_dead_range = "select exists (select from dead_range where low <= $1 and high >= $1)";
-    let (settled_by, before_start, in_dead_range, delivery, skipped) = tokio::try_join!(
+    let former_filters = "select former_filters from subscription where id = $1";
+    let (settled_by, before_start, in_dead_range, delivery, skipped, former_filters) = tokio::try_join!(
         tx.query_typed_opt(include_str!("../sql/settled_by.sql"), &of_lane),
         tx.query_typed_one(include_str!("../sql/before_start.sql"), &of_lane),
         tx.query_typed_one(in_dead_range, &of_log),
         tx.query_typed_opt(include_str!("../sql/show_delivery.sql"), &of_event),
         tx.query_typed_opt(include_str!("../sql/skipped.sql"), &of_event),
+        tx.query_typed_one(former_filters, &of_event[..1]),
     )?;
+    let former_filters = FormerFilters::parse(former_filters.try_get(0)?);
     let delivery = match delivery {
         Some(found) => Some(record(tx, row.id, position, &found).await?),
         None => None,
@@ -53,7 +56,8 @@ async fn fate(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, event:
     });
     Ok(Some(Fate {
         subscription: row.name.clone(),
-        wanted: row.filter.wants(event),
+        wanted: former_filters.wants(&row.filter, event).unwrap_or(true),
+        passed_under: former_filters.passed_under(event),
         lane: lane.lane,
         owner: lane.owner.map(|owner| (owner, world.is_alive(owner))),
         floor: lane.cursor.floor,

@@ -3,12 +3,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use pillarbox::world::{Figures, SubscriptionRow};
-use pillarbox::{KeyHash, LogStatus, Position, RecoveredCount, State, Status, SubscriptionId, Timestamp};
+use pillarbox::{KeyHash, LogStatus, Position, REASON_HOLD, RecoveredCount, State, Status, SubscriptionId, Timestamp};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Portal, Row, Transaction};
 
 use super::list::Matcher;
-use super::prune::REASON_HOLD;
 use super::{World, holders};
 use crate::error::Db;
 use crate::queue::cause_of;

@@ -1,8 +1,15 @@
-use futures_util::future::{try_join, try_join3, try_join4};
-use pillarbox::{Cursor, DEAD_HEADS_MAX, Delivery, Epoch, InstanceId, LaneRef, LaneState, Position, State, Take};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures_util::future::{try_join, try_join4};
+use pillarbox::{
+    Cursor, DEAD_HEADS_MAX, Definition, Delivery, Epoch, InstanceId, LaneRef, LaneState, Position, State,
+    SubscriptionId, Take,
+};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
+use super::subscriptions::subscription_view;
 use crate::connection::Session;
 use crate::error::Db;
 use crate::home;
@@ -17,26 +24,31 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
     let cursors = session.statement(include_str!("../sql/load_cursors.sql")).await?;
     let deliveries = session.statement(include_str!("../sql/load_deliveries.sql")).await?;
     let queued_keys = session.statement(include_str!("../sql/queued_keys.sql")).await?;
+    let definitions = session.statement(include_str!("../sql/load_definitions.sql")).await?;
     let after = session.statement(include_str!("../sql/after_look.sql")).await?;
     let begin = session.batch_execute("begin isolation level repeatable read read only");
-    let (_, (cursors, deliveries, queued_keys, _), after) = try_join3(
+    let (_, (cursors, deliveries, queued_keys, definitions), _, after) = try_join4(
         begin,
         try_join4(
             session.query(&cursors, &[&subscriptions, &numbers, &epochs]),
             session.query(&deliveries, &[&subscriptions, &numbers, &(DEAD_HEADS_MAX as i64)]),
             session.query(&queued_keys, &[&subscriptions, &numbers]),
-            session.batch_execute("commit"),
+            session.query(&definitions, &[&subscriptions]),
         ),
+        session.batch_execute("commit"),
         session.query_one(&after, &[]),
     )
     .await?;
+    let definitions = definitions_of(&definitions)?;
     let mut states: Vec<Option<LaneState>> = lanes.iter().map(|_| None).collect();
     let mut missing = Vec::new();
     for row in cursors {
         let (index, state) = lane_state(&row)?;
         let found: Option<Uuid> = row.try_get(7)?;
         missing.extend(state.cursor.anchor.filter(|anchor| found != Some(anchor.1)).map(|anchor| (anchor, found)));
-        states[index] = Some(state);
+        // A cursor without a subscription is that of one which is being deleted.
+        let definition = definitions.get(&lanes[index].0.subscription);
+        states[index] = definition.map(|definition| LaneState { definition: definition.clone(), ..state });
     }
     check_anchors(&missing, after.try_get(0)?)?;
     for row in deliveries {
@@ -59,6 +71,11 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
         }
     }
     Ok(states)
+}
+
+fn definitions_of(rows: &[Row]) -> Db<HashMap<SubscriptionId, Arc<Definition>>> {
+    let of = |row: &Row| subscription_view(row).map(|view| (view.id, Arc::new(view.definition)));
+    rows.iter().map(of).collect()
 }
 
 fn lane_state(row: &Row) -> Db<(usize, LaneState)> {

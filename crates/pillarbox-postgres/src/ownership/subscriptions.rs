@@ -1,18 +1,26 @@
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use pillarbox::{
-    Epoch, ErrorKind, Filter, InstanceId, Mode, OnDead, Position, RangeSet, Start, Subscription, SubscriptionId,
-    SubscriptionView, Timestamp,
+    Cursor, Definition, Epoch, ErrorKind, Filter, FormerFilters, InstanceId, Mode, OnDead, Position, RangeSet,
+    RetryPolicy, Start, Subscription, SubscriptionId, SubscriptionView, Timestamp,
 };
 use tokio_postgres::{GenericClient, Row};
 
 use crate::error::{Db, DbError};
 use crate::operator::prune::REASON_HOLD_OPEN;
-use crate::types::{Time, multirange};
+use crate::types::{Time, multirange, range_set};
 
 /// How far the server's clock may have been set back, or differ from the one before a failover, for a time to be found in the
 /// log. The events of so long are read through for it.
 const CLOCK_SET_BACK_MAX: Duration = Duration::from_secs(60);
+
+/// A subscription as this join leaves it.
+pub(super) struct Defined {
+    pub(super) view: SubscriptionView,
+    /// What it was before, if its filter is another now: [`fence`] comes next.
+    pub(super) before: Option<Definition>,
+}
 
 /// Creates a subscription, or gives an existing one what the newest started instance says; the lanes stay, and another mode is
 /// refused. One that only comes back keeps what the database has.
@@ -21,31 +29,76 @@ pub(super) async fn define(
     me: InstanceId,
     subscription: &Subscription,
     rejoin: bool,
-) -> Db<SubscriptionView> {
+) -> Db<Defined> {
     let known = find(tx, &subscription.name).await?;
-    if let Some((view, mode)) = known {
-        if view.lanes != subscription.lanes {
-            tracing::warn!(
-                subscription = view.name,
-                lanes = view.lanes,
-                asked = subscription.lanes,
-                "the database's number of lanes stays; change it with `pillarbox subscription relane`"
-            );
-        }
-        if rejoin {
-            refuse_mode(subscription, &mode)?;
-            return Ok(view);
-        }
+    let known = match known {
+        Some(row) => row,
+        None => match insert(tx, me, subscription).await? {
+            Some(row) => return create(tx, subscription, &row).await,
+            None => find(tx, &subscription.name).await?.ok_or_else(|| deleted_meanwhile(subscription))?,
+        },
+    };
+    let view = subscription_view(&known)?;
+    refuse_mode(subscription, known.try_get(9)?)?;
+    if view.lanes != subscription.lanes {
+        tracing::warn!(
+            subscription = view.name,
+            lanes = view.lanes,
+            asked = subscription.lanes,
+            "the database's number of lanes stays; change it with `pillarbox subscription relane`"
+        );
     }
-    let (view, mode) = upsert(tx, me, subscription).await?;
-    refuse_mode(subscription, &mode)?;
-    if view.created {
-        let (floor, settled) = start_floor(tx, subscription.start).await?;
-        for lane in 0..view.lanes {
-            add_lane(tx, view.id, lane, floor, &settled, 0).await?;
-        }
+    let wish = Definition::of(subscription, view.definition.number);
+    let hold: Option<i64> = known.try_get(10)?;
+    if rejoin || (wish.says_the_same_as(&view.definition) && hold == subscription.hold.map(milliseconds)) {
+        return Ok(Defined { view, before: None });
     }
-    Ok(view)
+    let before = Some(view.definition).filter(|before| before.filter != subscription.filter);
+    Ok(Defined { view: redefine(tx, me, view.id, subscription).await?, before })
+}
+
+async fn create(tx: &impl GenericClient, subscription: &Subscription, row: &Row) -> Db<Defined> {
+    let view = SubscriptionView { created: true, ..subscription_view(row)? };
+    let (floor, settled) = start_floor(tx, subscription.start).await?;
+    for lane in 0..view.lanes {
+        add_lane(tx, view.id, lane, floor, &settled, 0).await?;
+    }
+    Ok(Defined { view, before: None })
+}
+
+fn deleted_meanwhile(subscription: &Subscription) -> DbError {
+    let message = format!("subscription '{}' was deleted while this relay joined; it joins again", subscription.name);
+    DbError::own(ErrorKind::Busy, message)
+}
+
+/// Raises the epochs of subscriptions whose filter has changed, and keeps what their lanes had settled under the old one.
+pub(super) async fn fence(tx: &impl GenericClient, defined: &[Defined]) -> Db<()> {
+    let changed: Vec<(i64, &Definition)> =
+        defined.iter().filter_map(|defined| Some((defined.view.id.0, defined.before.as_ref()?))).collect();
+    if changed.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<i64> = changed.iter().map(|(id, _)| *id).collect();
+    let mut cursors: HashMap<i64, BTreeMap<i32, Cursor>> = HashMap::new();
+    for row in tx.query(include_str!("../sql/define_fence.sql"), &[&ids]).await? {
+        let cursor = Cursor { floor: row.try_get(2)?, settled: range_set(row.try_get(3)?)?, anchor: None };
+        cursors.entry(row.try_get(0)?).or_default().insert(row.try_get(1)?, cursor);
+    }
+    for (id, before) in changed {
+        let lanes = cursors.remove(&id).unwrap_or_default();
+        let sql = "select former_filters, clock_timestamp() from subscription where id = $1";
+        let row = tx.query_one(sql, &[&id]).await?;
+        let mut formers = FormerFilters::parse(row.try_get(0)?);
+        formers.end(before, row.try_get::<_, Time>(1)?.0, lanes.values());
+        put_former_filters(tx, SubscriptionId(id), &formers).await?;
+    }
+    Ok(())
+}
+
+/// Writes down by which filters events were judged.
+pub(crate) async fn put_former_filters(tx: &impl GenericClient, id: SubscriptionId, formers: &FormerFilters) -> Db<()> {
+    tx.execute("update subscription set former_filters = $2 where id = $1", &[&id.0, &formers.to_text()]).await?;
+    Ok(())
 }
 
 /// Rows of a queue and deliveries of a stream are not the same: one cannot become the other.
@@ -70,23 +123,32 @@ fn mode_name(mode: Mode) -> &'static str {
     }
 }
 
-/// The subscription and the mode that it has.
-async fn upsert(
+fn on_dead_name(on_dead: OnDead) -> &'static str {
+    if on_dead == OnDead::Skip { "skip" } else { "block" }
+}
+
+fn milliseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn json(value: serde_json::Result<String>) -> String {
+    value.expect("plain data is JSON")
+}
+
+/// Gives a subscription another definition.
+async fn redefine(
     tx: &impl GenericClient,
     me: InstanceId,
+    id: SubscriptionId,
     subscription: &Subscription,
-) -> Db<(SubscriptionView, String)> {
-    let json = |value: serde_json::Result<String>| value.expect("plain data is JSON");
-    let milliseconds = |time: std::time::Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+) -> Db<SubscriptionView> {
     let row = tx
         .query_one(
-            include_str!("../sql/define.sql"),
+            include_str!("../sql/define_again.sql"),
             &[
-                &subscription.name,
+                &id.0,
                 &json(serde_json::to_string(&subscription.filter)),
-                &mode_name(subscription.mode),
-                &(subscription.lanes as i32),
-                &if subscription.on_dead == OnDead::Skip { "skip" } else { "block" },
+                &on_dead_name(subscription.on_dead),
                 &subscription.hold.map(milliseconds),
                 &json(serde_json::to_string(&subscription.retry)),
                 &milliseconds(subscription.processing_timeout),
@@ -94,7 +156,27 @@ async fn upsert(
             ],
         )
         .await?;
-    Ok((SubscriptionView { created: row.try_get(6)?, ..subscription_view(&row)? }, row.try_get(5)?))
+    subscription_view(&row)
+}
+
+/// Writes down a subscription that nobody has written down yet; None: somebody has.
+async fn insert(tx: &impl GenericClient, me: InstanceId, subscription: &Subscription) -> Db<Option<Row>> {
+    Ok(tx
+        .query_opt(
+            include_str!("../sql/define.sql"),
+            &[
+                &subscription.name,
+                &json(serde_json::to_string(&subscription.filter)),
+                &mode_name(subscription.mode),
+                &(subscription.lanes as i32),
+                &on_dead_name(subscription.on_dead),
+                &subscription.hold.map(milliseconds),
+                &json(serde_json::to_string(&subscription.retry)),
+                &milliseconds(subscription.processing_timeout),
+                &me.0,
+            ],
+        )
+        .await?)
 }
 
 /// A lane's cursor, with the record that what is settled in it was never asked for.
@@ -204,22 +286,26 @@ async fn first_since(
     Ok(first.map(|row| row.try_get(0)).transpose()?)
 }
 
-/// A subscription by its name, and its mode.
-async fn find(client: &impl GenericClient, name: &str) -> Db<Option<(SubscriptionView, String)>> {
-    let sql = "select id, name, filter, lanes, paused, mode from subscription where name = $1";
-    let row = client.query_opt(sql, &[&name]).await?;
-    row.map(|row| Ok((subscription_view(&row)?, row.try_get(5)?))).transpose()
+/// A subscription by its name; nobody else changes it before the transaction ends.
+async fn find(client: &impl GenericClient, name: &str) -> Db<Option<Row>> {
+    Ok(client.query_opt(include_str!("../sql/define_find.sql"), &[&name]).await?)
 }
 
-/// The first five columns: id, name, filter, lanes, paused.
+/// The first nine columns: id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms.
 pub(crate) fn subscription_view(row: &Row) -> Db<SubscriptionView> {
     Ok(SubscriptionView {
         id: SubscriptionId(row.try_get(0)?),
         name: row.try_get(1)?,
-        filter: parse_filter(row.try_get(2)?),
         lanes: row.try_get::<_, i32>(3)? as u32,
         paused: row.try_get(4)?,
         created: false,
+        definition: Definition {
+            number: row.try_get(5)?,
+            filter: parse_filter(row.try_get(2)?),
+            on_dead: if row.try_get::<_, &str>(6)? == "skip" { OnDead::Skip } else { OnDead::Block },
+            retry: RetryPolicy::stored(row.try_get(7)?),
+            processing_timeout: Duration::from_millis(row.try_get::<_, i64>(8)?.max(0) as u64),
+        },
     })
 }
 

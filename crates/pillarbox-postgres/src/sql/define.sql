@@ -1,11 +1,5 @@
 insert into subscription (name, filter, mode, lanes, on_dead, hold_ms, retry, processing_timeout_ms, defined_by)
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
-on conflict (name) do update set
-    filter = excluded.filter,
-    on_dead = excluded.on_dead,
-    hold_ms = excluded.hold_ms,
-    retry = excluded.retry,
-    processing_timeout_ms = excluded.processing_timeout_ms,
-    defined_by = excluded.defined_by
--- A row that was there before carries the number of whoever replaced or locked it.
-returning id, name, filter, lanes, paused, mode, xmax = 0
+-- Another relay may have been faster; its row is found when its transaction has ended.
+on conflict (name) do nothing
+returning id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms, mode, hold_ms

@@ -1,3 +1,3 @@
-select id, name, filter, mode, on_dead, hold_ms, paused, paused_by, paused_reason, retry
+select id, name, filter, mode, on_dead, hold_ms, paused, paused_by, paused_reason, retry, definition
 from subscription
 order by name collate "C"

@@ -73,7 +73,7 @@ async fn joining_creates_subscriptions_where_they_start() {
     let again = database.store().await;
     let joined = join(&again, [Subscription { lanes: 7, ..Subscription::new("s1").topics(["x"]) }]).await;
     assert!(!joined.subscriptions[0].created);
-    assert_eq!((joined.subscriptions[0].lanes, &*joined.subscriptions[0].filter.topics[0]), (2, "x"));
+    assert_eq!((joined.subscriptions[0].lanes, &*joined.subscriptions[0].definition.filter.topics[0]), (2, "x"));
     let error = again.join(hello([Subscription::new("")])).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
@@ -86,7 +86,7 @@ async fn one_that_comes_back_keeps_the_definition_of_a_newer_instance() {
     join(&new, [one_lane("s").topics(["new"])]).await;
     let again = Hello { rejoin: true, ..hello([one_lane("s").topics(["old"]), one_lane("r")]) };
     let joined = old.join(again).await.unwrap();
-    assert_eq!(joined.subscriptions[0].filter.topics, ["new"]);
+    assert_eq!(joined.subscriptions[0].definition.filter.topics, ["new"]);
     assert!(joined.subscriptions[1].created, "what is not there is made");
 }
 

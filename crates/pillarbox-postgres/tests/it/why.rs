@@ -280,6 +280,38 @@ async fn pending() {
 }
 
 #[tokio::test]
+async fn a_filter_that_changed_while_a_relay_ran_skips_nothing_and_everybody_says_so() {
+    let database = Database::new().await;
+    pillarbox_testkit::check_widened_filter([database.store().await, database.store().await, database.store().await])
+        .await;
+}
+
+#[tokio::test]
+async fn not_recorded() {
+    let database = Database::new().await;
+    let id = database.publish_keys(&["a"]).await[0];
+    deliver(&database, subscription(), Capture::new()).await;
+    check(&database, id, Cause::Delivered, &[]).await;
+    // As after very many changes of the filter.
+    let forgotten = r#"[{"definition":1,"filter":null,"until":0,"passed":["1-9"]}]"#;
+    database.execute(&format!("update pillarbox.subscription set former_filters = '{forgotten}'")).await;
+    check(&database, id, Cause::NotRecorded, &["not recorded any more"]).await;
+}
+
+#[tokio::test]
+async fn what_retention_gave_up_is_not_said_of_an_operator() {
+    let database = Database::new().await;
+    let id = database.publish(&[NewEvent::new("t", "bad")]).await[0];
+    deliver(&database, subscription(), refusing("bad", Failure::permanent("no"))).await;
+    let policy = PrunePolicy { keep: None, dead: Some(Duration::ZERO), ..PrunePolicy::default() };
+    let (operator, deadline) = (database.store().await, Instant::now() + PATIENCE);
+    while operator.prune(&policy).await.unwrap().dead == 0 {
+        assert!(Instant::now() < deadline, "the delivery does not grow older");
+    }
+    check(&database, id, Cause::Pruned, &["retention gave it up", "retention.dead"]).await;
+}
+
+#[tokio::test]
 async fn in_dead_range() {
     let database = Database::new().await;
     database.publish_keys(&["a"]).await;

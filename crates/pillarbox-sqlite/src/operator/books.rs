@@ -4,6 +4,7 @@ use rusqlite::{Connection, params};
 
 use crate::connection::meta_number;
 use crate::error::Db;
+use crate::ownership::former_filters;
 use crate::store::Desk;
 
 pub(super) fn books(tx: &Connection, desk: &Desk) -> Db<Books> {
@@ -22,6 +23,11 @@ pub(super) fn books(tx: &Connection, desk: &Desk) -> Db<Books> {
         horizon: world.horizon,
         dead: ranges(tx, "select low, high from pillarbox_dead_range order by low", params![])?,
         lanes,
+        former_filters: world
+            .subscriptions
+            .iter()
+            .map(|row| Ok((row.name.clone(), former_filters(tx, row.id)?)))
+            .collect::<Db<_>>()?,
     })
 }
 

@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, World};
 use pillarbox::{
-    Change, Changed, ErrorKind, InstanceId, LANES_MAX, Mode, Pause, Position, RangeSet, RecoveryCause, Selection,
-    Start, Subscription, SubscriptionId, Timestamp, lane_of,
+    Change, Changed, ErrorKind, FormerFilters, InstanceId, KeyHash, LANES_MAX, Mode, Pause, Position, RangeSet,
+    RecoveryCause, Selection, Start, Subscription, SubscriptionId, Timestamp, lane_of,
 };
 use rusqlite::{OptionalExtension, Transaction, params};
 use uuid::Uuid;
@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::{books, positions_of, unknown_event};
 use crate::connection::{begin, meta_number, raise_queue_revision, raise_revision};
 use crate::error::{Db, DbError};
-use crate::ownership::{record_progress, start_floor};
+use crate::ownership::{former_filters, put_former_filters, record_progress, start_floor};
 use crate::queue::{arrange, arrange_all};
 use crate::reader::id_of;
 use crate::recovery::recover;
@@ -273,6 +273,7 @@ fn rewind(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start) -> Db<Changed>
         arrange_all(tx, row.id)?;
     }
     take_up(tx, row.id, &RangeSet::from_iter([target + 1..=Position::MAX - 1]))?;
+    judge_again(tx, row.id, |formers| formers.rewind(&RangeSet::from_iter([1..=target])))?;
     // What was covered before says nothing about the replay.
     let sql = "delete from pillarbox_progress where subscription = ?1 and floor_from >= ?2";
     tx.execute(sql, params![row.id.0, target])?;
@@ -292,17 +293,21 @@ fn rewind_key(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start, key: &str)
     let mut ids = replay_kept(tx, row.id, kept, Some(key))?;
     let events = key_events(tx, row, lane, key, target)?;
     let now = Timestamp::now().0;
-    for (position, _) in &events {
+    for event in &events {
         arrival += 1;
         let mut statement = tx.prepare_cached(include_str!("../sql/rewind_key.sql"))?;
-        statement.execute(params![row.id.0, position, lane.lane, arrival, key, now])?;
+        statement.execute(params![row.id.0, event.position, lane.lane, arrival, key, now])?;
     }
     if row.mode == Mode::Queue {
         arrange(tx, row.id, target, Some(key))?;
     }
-    take_up(tx, row.id, &events.iter().map(|(position, _)| *position..=*position).collect())?;
+    take_up(tx, row.id, &events.iter().map(|event| event.position..=event.position).collect())?;
+    judge_again(tx, row.id, |formers| {
+        let hash = Some(KeyHash::of(key));
+        events.iter().for_each(|event| formers.replay(hash, event.position, &event.topic, &event.r#type));
+    })?;
     touch_lanes(tx, row.id, [lane.lane].into_iter())?;
-    ids.extend(events.into_iter().map(|(_, id)| id));
+    ids.extend(events.into_iter().map(|event| event.id));
     let count = ids.len() as u64;
     let message = format!("'{}' replays {count} events of key '{key}' above position {target}{note}", row.name);
     Ok(Changed { count, events: ids, message })
@@ -352,7 +357,7 @@ fn key_events(
     lane: &LaneRow,
     key: &str,
     target: Position,
-) -> Db<Vec<(Position, Uuid)>> {
+) -> Db<Vec<Replayed>> {
     let mut statement = tx.prepare_cached(include_str!("../sql/key_events.sql"))?;
     let mut rows = statement.query(params![target, key])?;
     let mut events = Vec::new();
@@ -360,10 +365,30 @@ fn key_events(
         let position = event.get(0)?;
         let (topic, r#type): (String, String) = (event.get(2)?, event.get(3)?);
         if lane.has_settled(position) && row.filter.matches(&topic, &r#type) {
-            events.push((position, id_of(event.get::<_, String>(1)?.as_bytes())));
+            let id = id_of(event.get::<_, String>(1)?.as_bytes());
+            events.push(Replayed { position, id, topic, r#type });
         }
     }
     Ok(events)
+}
+
+/// An event that was settled and is to be delivered again.
+struct Replayed {
+    position: Position,
+    id: Uuid,
+    topic: String,
+    r#type: String,
+}
+
+/// Changes by which filters events of a subscription were judged, where there was more than one.
+pub(super) fn judge_again(tx: &Transaction<'_>, id: SubscriptionId, change: impl FnOnce(&mut FormerFilters)) -> Db<()> {
+    let before = former_filters(tx, id)?;
+    let mut formers = before.clone();
+    change(&mut formers);
+    if formers != before {
+        put_former_filters(tx, id, &formers)?;
+    }
+    Ok(())
 }
 
 /// Refuses to change what a living instance runs.

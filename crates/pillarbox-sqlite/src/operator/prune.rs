@@ -1,10 +1,12 @@
 use std::time::Duration;
 
 use pillarbox::world::{LaneRow, SubscriptionRow, World};
-use pillarbox::{Cursor, Mode, Position, PrunePolicy, Pruned, RangeSet, SubscriptionId, Timestamp};
+use pillarbox::{
+    Cursor, Mode, Position, PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD, RangeSet, SubscriptionId, Timestamp,
+};
 use rusqlite::{Transaction, params};
 
-use super::change::{give_up, touch_lanes};
+use super::change::{give_up, judge_again, touch_lanes};
 use super::risen::deliver_risen;
 use super::status::Line;
 use crate::connection::{meta_number, raise_queue_revision, raise_revision, set_meta};
@@ -13,12 +15,6 @@ use crate::ownership::record_progress;
 use crate::publish::FOREVER_MS;
 use crate::queue::arrange;
 use crate::store::Desk;
-
-/// The reason recorded for what a subscription lost because its `hold` was over.
-const REASON_HOLD: &str = "dropped by retention: the subscription's hold was over";
-
-/// The reason recorded for dead deliveries that retention removed.
-const REASON_DEAD: &str = "dropped by retention: dead for longer than retention.dead";
 
 /// Records of progress older than this are merged by the hour.
 const PROGRESS_FINE_MS: i64 = 3_600_000;
@@ -244,6 +240,9 @@ fn prune_dedup(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy, slice:
 /// Records of progress: those of pruned events go, old consecutive ones become one an hour.
 fn prune_progress(tx: &Transaction<'_>, world: &World, slice: i64) -> Db<()> {
     let log_start = meta_number(tx, "log_start")?;
+    for subscription in &world.subscriptions {
+        judge_again(tx, subscription.id, |formers| _ = formers.prune(log_start))?;
+    }
     tx.execute(include_str!("../sql/prune_progress.sql"), [log_start])?;
     let mut statement = tx.prepare(include_str!("../sql/progress_groups.sql"))?;
     let old = world.now.0 - PROGRESS_FINE_MS;

@@ -1,9 +1,9 @@
 use pillarbox::world::{LaneRow, SubscriptionRow, World};
-use pillarbox::{Mode, Position, RangeSet, Timestamp};
+use pillarbox::{KeyHash, Mode, Position, RangeSet, Timestamp};
 use rusqlite::{Transaction, params};
 
 use super::books;
-use super::change::touch_lanes;
+use super::change::{judge_again, touch_lanes};
 use super::status::Line;
 use crate::connection::{raise_queue_revision, raise_revision};
 use crate::error::Db;
@@ -64,6 +64,9 @@ fn deliver(tx: &Transaction<'_>, now: Timestamp, subscription: &SubscriptionRow,
     if subscription.mode == Mode::Queue {
         promote(tx, subscription.id, line.position, line.key.as_deref(), now)?;
     }
+    judge_again(tx, subscription.id, |formers| {
+        formers.replay(line.key.as_deref().map(KeyHash::of), line.position, &line.topic, &line.r#type);
+    })?;
     touch_lanes(tx, subscription.id, [lane.lane].into_iter())
 }
 

@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use super::{books, claim_record, positions_of};
 use crate::error::Db;
+use crate::ownership::former_filters;
 use crate::reader::{Decoder, id_of};
 use crate::settle::parse_errors;
 use crate::store::Desk;
@@ -25,9 +26,11 @@ pub(super) fn show(tx: &Connection, desk: &Desk, id: Uuid) -> Db<Option<EventRec
 fn fate(tx: &Connection, world: &World, row: &SubscriptionRow, event: &Event) -> Db<Option<Fate>> {
     let Some(lane) = row.lane_of(event.key.as_deref(), event.position) else { return Ok(None) };
     let sql = "select 1 from pillarbox_dead_range where low <= ?1 and high >= ?1";
+    let former_filters = former_filters(tx, row.id)?;
     Ok(Some(Fate {
         subscription: row.name.clone(),
-        wanted: row.filter.wants(event),
+        wanted: former_filters.wants(&row.filter, event).unwrap_or(true),
+        passed_under: former_filters.passed_under(event),
         lane: lane.lane,
         owner: lane.owner.map(|owner| (owner, world.is_alive(owner))),
         floor: lane.cursor.floor,

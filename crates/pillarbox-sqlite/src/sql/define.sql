@@ -8,4 +8,5 @@ on conflict (name) do update set
     hold_ms = excluded.hold_ms,
     retry = excluded.retry,
     processing_timeout_ms = excluded.processing_timeout_ms,
-    defined_by = excluded.defined_by
+    defined_by = excluded.defined_by,
+    definition = definition + 1

@@ -40,7 +40,7 @@ async fn joining_creates_subscriptions_where_they_start() {
     let again = database.store();
     let joined = join(&again, [Subscription { lanes: 7, ..Subscription::new("s1").topics(["x"]) }]).await;
     assert!(!joined.subscriptions[0].created);
-    assert_eq!((joined.subscriptions[0].lanes, &*joined.subscriptions[0].filter.topics[0]), (2, "x"));
+    assert_eq!((joined.subscriptions[0].lanes, &*joined.subscriptions[0].definition.filter.topics[0]), (2, "x"));
     let error = again.join(hello([Subscription::new("")])).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }

@@ -118,6 +118,9 @@ impl World {
         }
         self.after(100_000, 1_500_000, Step::Operate);
         let sub = self.random.below(SUBSCRIPTIONS.len() as u64) as usize;
+        if sub != JOBS && self.random.chance(15) {
+            return self.rewind_a_key(sub);
+        }
         let subscription = SUBSCRIPTIONS[sub].to_owned();
         let change = match self.random.below(if sub == JOBS { 9 } else { 6 }) {
             0 => Change::pause(subscription),
@@ -127,6 +130,7 @@ impl World {
                 self.rewound = true;
                 self.replayed |= sub == JOBS;
                 let to = self.random.below(self.log.horizon().max(1) as u64) as Position;
+                self.judge_again(sub, to);
                 Change::Rewind { subscription, to: Start::Position(to), key: None }
             }
             6 => self.recover_by_operator(),

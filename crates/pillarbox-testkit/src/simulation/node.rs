@@ -20,8 +20,8 @@ impl World {
         if self.nodes[node].engine.is_some() {
             return;
         }
-        let specs = self.specs.clone();
         let rejoin = self.nodes[node].rejoin;
+        let specs = self.configure(node, rejoin);
         if let Some(before) = self.nodes[node].instance.filter(|_| rejoin && self.random.chance(50)) {
             self.log.leave(before).expect("leaving works");
         }
@@ -29,6 +29,9 @@ impl World {
             Hello { subscriptions: specs.iter().map(|spec| spec.0.clone()).collect(), rejoin, ..Hello::default() };
         let joined = self.log.join(hello).expect("the log takes every instance");
         self.ids = joined.subscriptions.iter().map(|view| view.id).collect();
+        if !rejoin {
+            self.define(&specs);
+        }
         let profile = if self.random.chance(20) { RecoveryProfile::Conservative } else { RecoveryProfile::Fast };
         let ranges_max = self.random.between(20, 200) as usize;
         let config = EngineConfig {
@@ -49,11 +52,13 @@ impl World {
         let before = std::mem::take(&mut self.nodes[node]);
         let kept = before.kept.map(|engine| (engine, before.started));
         let is_kept = kept.is_some();
-        let (engine, started) = kept.unwrap_or_else(|| (Engine::new(config, &joined, self.features, specs), self.now));
+        let (engine, started) =
+            kept.unwrap_or_else(|| (Engine::new(config, &joined, self.features, specs.clone()), self.now));
         let life = before.life + 1;
         self.note(&format!("restart {node} as {:?}", joined.instance));
         self.nodes[node] = Node {
             life,
+            specs,
             engine: Some(engine),
             instance: Some(joined.instance),
             started,
@@ -221,7 +226,9 @@ impl World {
             Request::Load(lanes) => self.log.load(instance, &lanes).map(Input::Loaded),
             Request::Fetch(positions) => self.log.fetch(&positions).map(Input::Fetched),
             Request::Settle(settlement) => {
-                let answer = self.log.settle(instance, &settlement).map(Input::Settled);
+                let before = self.settled_before(&settlement);
+                let answer = self.log.settle(instance, &settlement);
+                let answer = answer.inspect(|written| self.judge(&settlement, &before, written)).map(Input::Settled);
                 self.check_floors();
                 self.check_releases(ticket.node, &settlement);
                 answer

@@ -42,7 +42,7 @@ impl World {
                 self.blocked.insert((sub, event.id));
                 continue;
             }
-            let wanted = self.specs[sub].0.filter.wants(event);
+            let wanted = self.wants(sub, event);
             let has_row = self.log.fate(event.id, name).is_some_and(|fate| fate.delivery.is_some());
             if wanted && !has_row && !self.arrived[sub].contains(&event.id) {
                 self.violation(format!("retention removed {}, which subscription {sub} had not got", event.position));

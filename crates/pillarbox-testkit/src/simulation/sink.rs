@@ -21,6 +21,7 @@ impl World {
         if held.iter().filter(bare).any(|held| self.seized.contains(&(held.lane, held.epoch))) {
             self.violation(format!("node {} sends what its lease does not cover any more: {held:?}", ticket.node));
         }
+        self.note_sent(ticket.node, batch.0, &events);
         self.nodes[ticket.node].at_sink.insert((ticket.life, batch), held);
         let parallel = self.nodes.iter().flat_map(|node| node.at_sink.values()).map(Vec::len).sum();
         self.run.parallel = self.run.parallel.max(parallel);
@@ -171,12 +172,12 @@ impl World {
         }
         let Some((order, _)) = self.visible.get(&event.id).cloned() else { return };
         let Some(key) = event.key.clone().filter(|_| event.deliver_at.is_none()) else { return };
-        let wants = self.specs[sub].0.filter.clone();
         let earlier: Vec<(Uuid, Position)> = self.by_key[&key]
             .iter()
             .filter_map(|id| self.visible.get(id))
             .filter(|(shown, other)| other.position < event.position && *shown < order && other.deliver_at.is_none())
-            .filter(|(_, other)| wants.wants(other) && !self.arrived[sub].contains(&other.id))
+            .filter(|(shown, other)| self.wants(sub, other) && !self.may_overtake(sub, event, other, *shown))
+            .filter(|(_, other)| !self.arrived[sub].contains(&other.id))
             .map(|(_, other)| (other.id, other.position))
             .collect();
         for (id, position) in earlier {

@@ -30,6 +30,7 @@ macro_rules! cases {
     };
 }
 
+pub(super) mod definition;
 pub(super) mod queue;
 pub(super) mod retention;
 
@@ -85,6 +86,9 @@ cases! {
         deliveries_outlive_their_owner_in_order_of_arrival,
         requeue_and_skip_raise_the_revision,
         an_attempt_in_flight_does_not_overwrite_a_requeue,
+        a_repeated_settlement_does_not_bring_a_skipped_delivery_back,
+        an_attempt_that_an_operator_came_before_is_not_announced,
+        a_lane_that_is_not_there_settles_nothing,
         a_pause_is_seen,
         a_pause_says_who_and_why_until_it_is_resumed,
         a_rewind_raises_epochs_and_forgets_what_lies_above,
@@ -940,6 +944,53 @@ async fn a_rewind_raises_epochs_and_forgets_what_lies_above<F: Fixture>(fixture:
     Ok(())
 }
 
+async fn a_repeated_settlement_does_not_bring_a_skipped_delivery_back<F: Fixture>(fixture: &F) -> Outcome {
+    let (member, lane, epoch) = owner(fixture).await?;
+    let at = fixture.publish(vec![event("a", 0).key(first_lane_key()), event("a", 1).key(first_lane_key())]).await?;
+    let id = member.store.fetch(&at[..1]).await?[0].id;
+    let unanswered = LaneWrite { put: vec![delivery(at[0], 0)], ..write(lane, epoch, at[0]) };
+    ensure!(member.settle(unanswered.clone()).await?, "could not settle");
+    let skip = Change::Skip { subscription: "s".into(), event: id, reason: "test".into() };
+    fixture.operator().await?.change(&skip, false).await?;
+    let again = LaneWrite { put: vec![delivery(at[0], 0), delivery(at[1], 1)], ..write(lane, epoch, at[1]) };
+    ensure!(member.settle(again).await?, "could not settle again");
+    let rows: Vec<Position> = member.load(lane, epoch).await?.deliveries.iter().map(|row| row.position).collect();
+    ensure!(rows == [at[1]], "the deliveries are {rows:?} after event {} was skipped", at[0]);
+    Ok(())
+}
+
+async fn an_attempt_that_an_operator_came_before_is_not_announced<F: Fixture>(fixture: &F) -> Outcome {
+    let (member, lane, epoch) = owner(fixture).await?;
+    let at = fixture.publish(vec![event("a", 0).key(first_lane_key())]).await?;
+    let id = member.store.fetch(&at).await?[0].id;
+    let put = vec![delivery(at[0], 0)];
+    ensure!(member.settle(LaneWrite { put, ..write(lane, epoch, at[0]) }).await?, "could not settle");
+    let requeue = Change::Requeue { subscription: "s".into(), which: Selection::Event(id), limit: 1 };
+    fixture.operator().await?.change(&requeue, false).await?;
+    let announced = Delivery { state: State::Processing, attempts: 1, ..delivery(at[0], 0) };
+    let announcement = LaneWrite { change: vec![(announced, None)], ..write(lane, epoch, at[0]) };
+    ensure!(!member.settle(announcement.clone()).await?, "an attempt may begin that was not counted");
+    let state = member.load(lane, epoch).await?;
+    let attempts: Vec<u32> = state.deliveries.iter().map(|row| row.attempts).collect();
+    ensure!(attempts == [0], "something of it was written: {attempts:?} attempts");
+    let announcement = LaneWrite { revision: state.revision, ..announcement };
+    ensure!(member.settle(announcement).await?, "it cannot be announced with the revision of now");
+    let attempts: Vec<u32> = member.load(lane, epoch).await?.deliveries.iter().map(|row| row.attempts).collect();
+    ensure!(attempts == [1], "{attempts:?} attempts were counted");
+    Ok(())
+}
+
+async fn a_lane_that_is_not_there_settles_nothing<F: Fixture>(fixture: &F) -> Outcome {
+    let (member, lane, epoch) = owner(fixture).await?;
+    let at = fixture.publish(events("a", 1)).await?;
+    let gone = LaneRef { lane: 77, ..lane };
+    let queue = vec![pillarbox::Queued { delivery: delivery(at[0], 0), claim: None, error: None }];
+    let writes = vec![write(lane, epoch, at[0]), LaneWrite { queue, ..write(gone, epoch, at[0]) }];
+    let answers = member.store.settle(&Settlement { lanes: writes, dead: RangeSet::new() }).await?;
+    ensure!(answers == [true, false], "answered {answers:?}");
+    Ok(())
+}
+
 async fn another_join_keeps_the_lanes_and_takes_the_newest_filter<F: Fixture>(fixture: &F) -> Outcome {
     let first = join(fixture).await?;
     ensure!(first.joined.subscriptions[0].created, "the first join did not create the subscription");
@@ -948,10 +999,10 @@ async fn another_join_keeps_the_lanes_and_takes_the_newest_filter<F: Fixture>(fi
     let view = &second.joined.subscriptions[0];
     ensure!(view.id == first.joined.subscriptions[0].id, "the second join made another subscription");
     ensure!(!view.created && view.lanes == 2, "created: {}, lanes: {}", view.created, view.lanes);
-    ensure!(view.filter == topics("a"), "the filter is {:?}", view.filter);
+    ensure!(view.definition.filter == topics("a"), "the filter is {:?}", view.definition.filter);
     let fleet = first.fleet().await?;
     ensure!(fleet.lanes.len() == 2, "there are {} lanes", fleet.lanes.len());
-    let seen = fleet.subscriptions.iter().find(|view| view.name == "s").map(|view| &view.filter);
+    let seen = fleet.subscriptions.iter().find(|view| view.name == "s").map(|view| &view.definition.filter);
     ensure!(seen == Some(&topics("a")), "the first instance sees the filter {seen:?}");
     Ok(())
 }
@@ -982,9 +1033,9 @@ async fn joining_again_brings_no_old_definition_back<F: Fixture>(fixture: &F) ->
     let newer = join_with(fixture, Subscription { filter: topics("new"), ..subscription() }).await?;
     let again = first.store.join(Hello { rejoin: true, ..hello(old) }).await?;
     let view = &again.subscriptions[0];
-    ensure!(view.filter == topics("new") && !view.created, "whoever joins again is told {view:?}");
+    ensure!(view.definition.filter == topics("new") && !view.created, "whoever joins again is told {view:?}");
     let fleet = newer.fleet().await?;
-    let seen = fleet.subscriptions.iter().find(|view| view.name == "s").map(|view| &view.filter);
+    let seen = fleet.subscriptions.iter().find(|view| view.name == "s").map(|view| &view.definition.filter);
     ensure!(seen == Some(&topics("new")), "the newest started instance's filter became {seen:?}");
     let other = Subscription { name: "t".into(), ..subscription() };
     let created = first.store.join(Hello { rejoin: true, ..hello(other) }).await?;

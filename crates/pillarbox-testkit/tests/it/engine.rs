@@ -3,10 +3,10 @@ use std::time::Duration;
 
 use pillarbox::engine::{Action, Engine, EngineConfig, Input};
 use pillarbox::{
-    BREAKER_BASE, BREAKER_KEYS_MAX, BatchId, Cursor, Delivery, Event, FLOOD_DEAD_MAX, Failure, Filter, Fleet, Headers,
-    InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Now, OnDead, Outcome, Page, PollRequest,
-    Position, Scan, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, SubscriptionView, Timestamp,
-    Writer,
+    BREAKER_BASE, BREAKER_KEYS_MAX, BatchId, Cursor, Definition, Delivery, Event, FLOOD_DEAD_MAX, Failure, Fleet,
+    Headers, InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Now, OnDead, Outcome, Page,
+    PollRequest, Position, RetryPolicy, Scan, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId,
+    SubscriptionView, Timestamp, Writer,
 };
 use uuid::Uuid;
 
@@ -22,7 +22,19 @@ struct Bench {
 }
 
 fn view() -> SubscriptionView {
-    SubscriptionView { id: ID, name: "s".into(), filter: Filter::default(), lanes: 1, paused: false, created: false }
+    SubscriptionView {
+        id: ID,
+        name: "s".into(),
+        definition: Definition::default(),
+        lanes: 1,
+        paused: false,
+        created: false,
+    }
+}
+
+/// A definition under this number that wants one topic.
+fn wanting(number: i64, topic: &str) -> Definition {
+    Definition { number, ..Definition::of(&Subscription::new("s").topics([topic]), 0) }
 }
 
 fn fleet(view: SubscriptionView, owner: Option<InstanceId>, epoch: i64) -> Fleet {
@@ -299,12 +311,12 @@ fn seizures_count_until_what_was_due_has_come_back() {
 #[test]
 fn a_configuration_that_is_not_the_one_in_force_is_told_once() {
     let own = Subscription { lanes: 4, ..Subscription::new("s").topics(["own"]) };
-    let filter = |topic: &str| Filter { topics: vec![topic.into()], types: Vec::new() };
-    let mut bench = Bench::new(own, SubscriptionView { filter: filter("own"), ..view() });
+    let mut bench = Bench::new(own, SubscriptionView { definition: wanting(0, "own"), ..view() });
     let told = bench.engine.take_figures().warnings;
     assert!(told.len() == 1 && told[0].contains("1 lanes in the database and 4"), "{told:?}");
     let mut look = |topic: &str, lanes: u32| {
-        bench.step(Input::Observed(fleet(SubscriptionView { filter: filter(topic), lanes, ..view() }, None, 0)));
+        let definition = wanting(0, topic);
+        bench.step(Input::Observed(fleet(SubscriptionView { definition, lanes, ..view() }, None, 0)));
         bench.engine.take_figures().warnings
     };
     assert_eq!(look("own", 1), Vec::<String>::new());
@@ -314,6 +326,88 @@ fn a_configuration_that_is_not_the_one_in_force_is_told_once() {
     assert_eq!(look("newer", 1).len(), 1);
     assert_eq!(look("own", 4), Vec::<String>::new(), "its own again");
     assert_eq!(look("new", 2).len(), 2);
+}
+
+/// A lane loaded under this definition.
+fn loaded_under(definition: &Definition) -> Input {
+    Input::Loaded(vec![Some(LaneState { definition: Arc::new(definition.clone()), ..LaneState::default() })])
+}
+
+fn of_topic(topic: &str, mut scan: Scan) -> Scan {
+    scan.events =
+        scan.events.iter().map(|event| Arc::new(Event { topic: topic.into(), ..(**event).clone() })).collect();
+    scan
+}
+
+#[test]
+fn a_lane_is_read_with_the_filter_that_it_was_loaded_with() {
+    let (old, new) = (wanting(1, "old"), wanting(2, "new"));
+    let own = Subscription { lanes: 1, ..Subscription::new("s").topics(["old"]) };
+    let seen = |definition: &Definition, epoch| {
+        fleet(SubscriptionView { definition: definition.clone(), ..view() }, Some(ME), epoch)
+    };
+    let mut bench = Bench::new(own, SubscriptionView { definition: old.clone(), ..view() });
+    bench.step(Input::Tick);
+    bench.step(Input::Observed(seen(&old, 0)));
+    bench.step(Input::Taken(vec![Some(1)]));
+    let request = poll(&bench.step(loaded_under(&old)));
+    assert_eq!(request.wanted, std::slice::from_ref(&old.filter));
+    // Another relay changes the filter and raises the epoch. The poll under way was asked with the old one.
+    let actions = bench.step(Input::Observed(seen(&new, 2)));
+    assert!(actions.iter().any(|action| matches!(action, Action::Take(_))), "taken again: {actions:?}");
+    let page_of = |topic| Input::Polled(page(1, 3, vec![of_topic(topic, scan(0, 3, &[1, 2, 3]))]));
+    assert!(sent(&bench.step(page_of("new"))).is_empty(), "nothing of it is looked at");
+    bench.step(Input::Taken(vec![Some(3)]));
+    // A look that began before, and a load that did.
+    bench.step(Input::Observed(seen(&old, 1)));
+    let actions = bench.step(loaded_under(&old));
+    assert!(actions.iter().any(|action| matches!(action, Action::Load(_))), "loaded again: {actions:?}");
+    assert!(!actions.iter().any(|action| matches!(action, Action::Poll(_))), "and not read before: {actions:?}");
+    let request = poll(&bench.step(loaded_under(&new)));
+    assert_eq!(request.wanted, std::slice::from_ref(&new.filter), "a filter comes with the lane");
+    assert_eq!(request.scans[0].after, 0, "from the floor on");
+    assert_eq!(sent(&bench.step(page_of("new"))), [1, 2, 3]);
+    let report = bench.engine.report();
+    assert_eq!((report.subscriptions["s"].definition, report.subscriptions["s"].differs), (2, true));
+}
+
+#[test]
+fn a_load_can_be_the_first_to_tell_of_a_new_filter() {
+    let (old, new) = (wanting(1, "old"), wanting(2, "new"));
+    let own = Subscription { lanes: 1, ..Subscription::new("s").topics(["old"]) };
+    let mut bench = Bench::new(own, SubscriptionView { definition: old, ..view() });
+    bench.step(Input::Tick);
+    bench.step(Input::Observed(fleet(SubscriptionView { definition: wanting(1, "old"), ..view() }, None, 0)));
+    bench.step(Input::Taken(vec![Some(1)]));
+    assert_eq!(poll(&bench.step(loaded_under(&new))).wanted, [new.filter]);
+}
+
+#[test]
+fn a_change_of_what_is_no_filter_reaches_a_running_relay_without_a_fence() {
+    let before = Definition { number: 1, ..Definition::default() };
+    let retry = RetryPolicy { max_attempts: 1, ..RetryPolicy::handler() };
+    let after = Definition { number: 2, retry, ..before.clone() };
+    let mut bench = Bench::new(
+        Subscription { lanes: 1, ..Subscription::new("s") },
+        SubscriptionView { definition: before.clone(), ..view() },
+    );
+    bench.step(Input::Tick);
+    bench.step(Input::Observed(fleet(SubscriptionView { definition: before.clone(), ..view() }, None, 0)));
+    bench.step(Input::Taken(vec![Some(1)]));
+    bench.step(loaded_under(&before));
+    let actions = bench.step(Input::Polled(page(1, 1, vec![scan(0, 1, &[1])])));
+    let first = batch(&actions).unwrap();
+    let actions =
+        bench.step(Input::Observed(fleet(SubscriptionView { definition: after.clone(), ..view() }, Some(ME), 1)));
+    assert!(!actions.iter().any(|action| matches!(action, Action::Load(_))), "what is at the sink is finished first");
+    let actions = bench.step(Input::Delivered { batch: first, outcomes: vec![Outcome::Failed(Failure::event("no"))] });
+    let settlement = actions.iter().find_map(|action| if let Action::Settle(it) = action { Some(it) } else { None });
+    let put = &settlement.unwrap_or_else(|| panic!("nothing is written: {actions:?}")).lanes[0].put;
+    assert_eq!(put[0].state, State::Dead, "by the policy of now");
+    let actions = bench.step(Input::Settled(vec![true]));
+    assert!(actions.iter().any(|action| matches!(action, Action::Load(loads) if loads[0].1 == 1)), "{actions:?}");
+    let told = bench.engine.take_figures().warnings;
+    assert!(told.len() == 1 && told[0].contains("started later says"), "{told:?}");
 }
 
 /// Events 1 to `last` are there; the first batch is at the sink.

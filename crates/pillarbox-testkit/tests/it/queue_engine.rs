@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input};
 use pillarbox::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Event, Failure, Filter, Fleet, Headers,
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Definition, Delivery, Event, Failure, Fleet, Headers,
     InstanceId, InstanceView, Joined, KEYS_TOLD_MAX, LaneRef, LaneState, LaneView, Lock, Mode, Now, Outcome, Page,
     Payload, Position, Queued, Recovered, RecoveryCause, Scan, SinkFeatures, State, StoreFeatures, Subscription,
     SubscriptionId, SubscriptionView, Timestamp,
@@ -52,7 +52,14 @@ fn fleet(owner: Option<InstanceId>, others: &[(InstanceId, Lock)]) -> Fleet {
 }
 
 fn subscription_view() -> SubscriptionView {
-    SubscriptionView { id: ID, name: "q".into(), filter: Filter::default(), lanes: 1, paused: false, created: false }
+    SubscriptionView {
+        id: ID,
+        name: "q".into(),
+        definition: Definition::default(),
+        lanes: 1,
+        paused: false,
+        created: false,
+    }
 }
 
 impl Bench {

@@ -7,7 +7,7 @@ use pillarbox::{
     Batch, BoxFuture, Change, ErrorKind, Failure, NewEvent, Outcome, PausedBy, Relay, RelayConfig, Sink, SinkFeatures,
     Subscription,
 };
-use pillarbox_testkit::{MemoryLog, MemoryOptions, MemoryStore};
+use pillarbox_testkit::{MemoryLog, MemoryOptions, MemoryStore, check_widened_filter};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -234,6 +234,12 @@ impl Sink for Gone {
             batch.events.iter().map(|_| Outcome::Failed(Failure::gone("410 Gone"))).collect()
         })
     }
+}
+
+#[tokio::test]
+async fn a_filter_that_changed_while_a_relay_ran_skips_nothing_and_everybody_says_so() {
+    let log = MemoryLog::with(MemoryOptions { real_time: true, ..MemoryOptions::default() });
+    check_widened_filter([MemoryStore::new(&log), MemoryStore::new(&log), MemoryStore::new(&log)]).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -50,6 +50,8 @@ fn the_simulation_does_what_it_says() {
     assert!(sum(|run| run.holding) > 20, "some stand still inside a transaction");
     let unwell = sum(|run| run.unwell);
     assert!(unwell > 10, "or refuse several keys in a row: {unwell}");
+    assert!(sum(|run| run.redefined) > 200, "relays are started with other filters");
+    assert!(sum(|run| run.keys_rewound) > 20, "keys are replayed");
     assert!(runs.iter().step_by(10).all(|run| run.duplicates == 0), "nothing comes twice in calm runs");
 }
 
@@ -152,6 +154,21 @@ fn finds_a_shell_that_joins_again_with_its_old_engine() {
 #[test]
 fn finds_a_shell_that_joins_again_with_its_calls_under_way() {
     check_shell(BrokenShell::KeepsCalls);
+}
+
+#[test]
+fn finds_a_lane_read_with_the_filter_of_before() {
+    check_mutant(Mutant::ReloadWithOldFilter);
+}
+
+#[test]
+fn finds_a_filter_that_changes_without_a_fence() {
+    check_broken(Broken::DefineWithoutFence);
+}
+
+#[test]
+fn finds_what_was_passed_judged_by_the_filter_of_now() {
+    check_broken(Broken::FormerFiltersForgotten);
 }
 
 #[test]

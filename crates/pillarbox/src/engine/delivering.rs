@@ -173,7 +173,7 @@ impl Engine {
         let trial = Trial { position, event: Some(&item.event), attempts: item.attempts + 1, since };
         let failed = self.failed(index, now, trial, &failure, charge);
         let sub = &mut self.subscribers[index];
-        let on_dead = sub.spec.on_dead;
+        let on_dead = sub.definition.on_dead;
         let lane = sub.lane_at(item.lane, item.epoch).expect("checked above");
         if item.parked {
             lane.done_unwritten += 1;
@@ -233,7 +233,7 @@ impl Engine {
         let Trial { attempts, since, .. } = trial;
         let noise = self.noise();
         let sub = &mut self.subscribers[index];
-        let policy = &sub.spec.retry;
+        let policy = &sub.definition.retry;
         let counts = charge == Charge::Event;
         let dead = counts && (failure.permanent || policy.is_dead(attempts, now.wall.since(since)));
         let state = if dead && !sub.flood_guard.is_open() { State::Dead } else { State::Retrying };
@@ -267,7 +267,7 @@ impl Engine {
             event: trial.event.map(|event| event.id),
             key: trial.event.and_then(|event| event.key.clone()),
             attempt: trial.attempts,
-            max_attempts: sub.spec.retry.max_attempts,
+            max_attempts: sub.definition.retry.max_attempts,
             kind: failure.kind,
             error: cut_error(&failure.message),
             next,
@@ -304,7 +304,7 @@ impl Engine {
                 let trial = Trial { position, event: None, attempts: attempts + 1, since };
                 let failed = self.failed(index, now, trial, &failure, Charge::Event);
                 let sub = &mut self.subscribers[index];
-                let on_dead = sub.spec.on_dead;
+                let on_dead = sub.definition.on_dead;
                 let lane = sub.lane_at(number, epoch).expect("checked above");
                 lane.done_unwritten += 1;
                 lane.fail(position, key, failed, on_dead);

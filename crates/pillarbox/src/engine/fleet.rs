@@ -1,15 +1,17 @@
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::delivering::Trial;
 use super::subscriber::Subscriber;
-use super::{Action, Call, Engine, Mutant};
+use super::{Action, Call, Engine, EngineConfig, Mutant};
 use crate::breaker::Charge;
 use crate::lane::{Lane, Phase};
 use crate::ownership::CAREFUL_AFTER;
 use crate::work::looked_at;
 use crate::{
-    Epoch, Failure, Fleet, InstanceId, LaneRef, LaneState, Lock, Now, SubscriptionId, SubscriptionView, Take, TakeCause,
+    Definition, Epoch, Failure, Fleet, InstanceId, LaneRef, LaneState, Lock, Mode, Now, SubscriptionId,
+    SubscriptionView, Take, TakeCause,
 };
 
 /// After a ring the fleet is looked at too, but not more often than this.
@@ -23,6 +25,20 @@ fn orphaned(fleet: &Fleet, running: &[SubscriptionId], me: InstanceId) -> bool {
     let lives = |owner| fleet.instances.iter().any(|instance| instance.id == owner && instance.lock == Lock::Held);
     let mut owned = fleet.lanes.iter().filter(|view| running.contains(&view.lane.subscription));
     owned.any(|view| view.owner.is_some_and(|owner| owner != me && !lives(owner)))
+}
+
+/// How often to beat: a claim lives by the beats of its instance.
+pub(super) fn beat_interval(config: &EngineConfig, sub: &Subscriber) -> Duration {
+    let claims = (sub.spec.mode == Mode::Queue).then_some(sub.definition.processing_timeout / 3);
+    claims.map_or(config.beat_interval, |claims| config.beat_interval.min(claims))
+}
+
+/// What a deliberately broken variant goes by instead of the definition.
+fn break_filter(mutant: Option<Mutant>, sub: &mut Subscriber) {
+    if mutant == Some(Mutant::ReloadWithOldFilter) {
+        let filter = sub.spec.filter.clone();
+        sub.definition = Arc::new(Definition { filter, ..(*sub.definition).clone() });
+    }
 }
 
 impl Engine {
@@ -75,7 +91,7 @@ impl Engine {
         self.to_take = plan.take.into_iter().filter(unknown).collect();
     }
 
-    /// The newest started instance's filter wins; pauses are the operator's.
+    /// The newest started instance's definition wins; pauses are the operator's.
     pub(super) fn adopt_subscriptions(&mut self, fleet: &Fleet) {
         let views: HashMap<SubscriptionId, &SubscriptionView> =
             fleet.subscriptions.iter().map(|view| (view.id, view)).collect();
@@ -83,11 +99,10 @@ impl Engine {
         for sub in &mut self.subscribers {
             let Some(view) = views.get(&sub.id).copied() else { continue };
             self.figures.warnings.extend(sub.difference(view));
-            if view.filter != sub.filter {
-                sub.filter = view.filter.clone();
+            if sub.adopt(&view.definition) {
                 self.stuck = false;
-                // A poll under way was asked with the old filter.
-                sub.lanes.iter_mut().flatten().for_each(|lane| lane.asked = false);
+                self.config.beat_interval = beat_interval(&self.config, sub);
+                break_filter(self.config.mutant, sub);
             }
             if view.lanes != sub.lane_count {
                 self.to_load.retain(|load| load.0.subscription != sub.id);
@@ -126,8 +141,21 @@ impl Engine {
             let Some(index) = self.index_of(reference.subscription) else { continue };
             let sub = &mut self.subscribers[index];
             sub.drop_lane(reference.lane);
-            let Some(state) = state.filter(|_| reference.lane < sub.lane_count) else { continue };
-            let mut lane = Lane::load(reference, epoch, state, sub.spec.on_dead, sub.spec.mode, CAREFUL_AFTER);
+            let Some(state) = state.filter(|_| reference.lane < sub.lane_count) else {
+                // Somebody has raised the epoch: what became of the lane is seen with the fleet.
+                self.observe_now = true;
+                continue;
+            };
+            if sub.adopt(&state.definition) {
+                self.config.beat_interval = beat_interval(&self.config, sub);
+                break_filter(self.config.mutant, sub);
+            }
+            if state.definition.number < sub.definition.number {
+                // Read before the definition that is known by now: the epoch may be over.
+                self.to_load.push((reference, epoch));
+                continue;
+            }
+            let mut lane = Lane::load(reference, epoch, state, sub.definition.on_dead, sub.spec.mode, CAREFUL_AFTER);
             lane.written.1 = now.mono;
             if self.draining {
                 lane.phase = Phase::Releasing;
@@ -145,7 +173,7 @@ impl Engine {
                     Failure { kind: "crash", ..Failure::event("the process ended while it worked on this event") };
                 let trial = Trial { position: row.position, event: None, attempts: row.attempts, since: row.since };
                 let failed = self.failed(index, now, trial, &failure, Charge::Event);
-                let (on_dead, key) = (self.subscribers[index].spec.on_dead, row.key_hash());
+                let (on_dead, key) = (self.subscribers[index].definition.on_dead, row.key_hash());
                 let lane = self.lane_mut(reference).expect("just loaded");
                 lane.fail(row.position, key, failed, on_dead);
                 lane.careful = true;

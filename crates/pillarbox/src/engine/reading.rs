@@ -225,9 +225,11 @@ impl Engine {
         let mut stop = scan.covered_to;
         let sub = &mut self.subscribers[index];
         let mut room = sub.free(&self.config);
-        let all = sub.filter.is_all();
+        let definition = sub.definition.clone();
+        let filter = &definition.filter;
+        let all = filter.is_all();
         for event in &scan.events {
-            if !all && !sub.filter.wants(event) {
+            if !all && !filter.wants(event) {
                 continue;
             }
             let key = event.key_hash();
@@ -294,8 +296,13 @@ impl Engine {
         if scans.is_empty() {
             return None;
         }
-        let wanted =
-            self.subscribers.iter().filter(|sub| sub.active().next().is_some()).map(|sub| sub.filter.clone()).collect();
+        let wanted = self
+            .subscribers
+            .iter()
+            .filter(|sub| sub.active().next().is_some())
+            .map(|sub| &sub.definition.filter)
+            .cloned()
+            .collect();
         // Without a hole there is nothing to close; if this poll finds one, the next one looks.
         let without_writers = hole_ends.is_empty();
         Some((PollRequest { scans, wanted, without_writers }, PollPlan { hole_ends, room, asked }))
@@ -329,7 +336,8 @@ impl Engine {
     }
 }
 
-/// Whether a lane may use the answer to the poll under way: it was there, with this filter, when the poll was asked.
+/// Whether a lane may use the answer to the poll under way: it was there, with this filter, when the poll was asked. An active lane
+/// was loaded under the definition that its subscription goes by.
 fn takes_part(lane: &Lane) -> bool {
     lane.phase == Phase::Active && lane.asked
 }

@@ -10,8 +10,8 @@ use crate::dispatcher::{Dispatcher, Item};
 use crate::flood_guard::FloodGuard;
 use crate::lane::{ChainKey, Lane, Phase};
 use crate::{
-    Delivery, Epoch, Event, Filter, KeyHash, Mode, Now, Position, SinkFeatures, Subscription, SubscriptionId,
-    SubscriptionReport, SubscriptionView, Timestamp,
+    Definition, Delivery, Epoch, Event, Filter, KeyHash, Mode, Now, Position, SinkFeatures, Subscription,
+    SubscriptionId, SubscriptionReport, SubscriptionView, Timestamp,
 };
 
 /// Events at the sink, delivered, the breaker's next try, the flood guard, and why it is stopped.
@@ -23,7 +23,8 @@ pub(super) struct Subscriber {
     pub(super) spec: Subscription,
     pub(super) name: Arc<str>,
     pub(super) id: SubscriptionId,
-    pub(super) filter: Filter,
+    /// What the database says of it. A lane that was loaded under another one is not read.
+    pub(super) definition: Arc<Definition>,
     pub(super) lane_count: u32,
     pub(super) paused: bool,
     pub(super) lanes: Vec<Option<Lane>>,
@@ -50,8 +51,8 @@ pub(super) struct Subscriber {
     pub(super) queue: Option<Queue>,
     /// Delayed deliveries that are due while an event of their key is at the sink: they take their place when that is over.
     pub(super) due_behind: HashMap<KeyHash, Vec<(u32, Delivery)>>,
-    /// The filter and the number of lanes that people know of: those of the configuration, or what they were last told.
-    told: (Filter, u32),
+    /// The definition and the number of lanes that people know of: those of the configuration, or what they were last told.
+    told: (Definition, u32),
 }
 
 impl Subscriber {
@@ -59,7 +60,7 @@ impl Subscriber {
         Subscriber {
             name: spec.name.as_str().into(),
             id: view.id,
-            filter: view.filter.clone(),
+            definition: Arc::new(view.definition.clone()),
             lane_count: view.lanes,
             paused: view.paused,
             lanes: (0..view.lanes).map(|_| None).collect(),
@@ -78,7 +79,7 @@ impl Subscriber {
             announced: Vec::new(),
             queue: (spec.mode == Mode::Queue).then(|| Queue::new(sink)),
             due_behind: HashMap::new(),
-            told: (spec.filter.clone(), spec.lanes),
+            told: (Definition::of(&spec, 0), spec.lanes),
             spec,
         }
     }
@@ -86,12 +87,24 @@ impl Subscriber {
     /// What people are to be told, once, where the database says something else of the subscription than this relay's configuration.
     pub(super) fn difference(&mut self, view: &SubscriptionView) -> Vec<String> {
         let mut differences = Vec::new();
-        let (told_filter, told_lanes) = std::mem::replace(&mut self.told, (view.filter.clone(), view.lanes));
-        if view.filter != told_filter && view.filter != self.spec.filter {
-            let Filter { topics, types } = &view.filter;
+        let (told, told_lanes) = std::mem::replace(&mut self.told, (view.definition.clone(), view.lanes));
+        let own = Definition::of(&self.spec, 0);
+        let Definition { filter, on_dead, retry, processing_timeout, .. } = &view.definition;
+        if *filter != told.filter && *filter != own.filter {
+            let Filter { topics, types } = filter;
             differences.push(format!(
                 "subscription '{}': a relay that was started later wants other events (topics {topics:?}, types {types:?}); this relay \
                  delivers those, and not what its own configuration says",
+                self.name
+            ));
+        }
+        let rest = |other: &Definition| {
+            (other.on_dead, other.retry, other.processing_timeout) == (*on_dead, *retry, *processing_timeout)
+        };
+        if !rest(&told) && !rest(&own) {
+            differences.push(format!(
+                "subscription '{}': a relay that was started later says on_dead = {on_dead:?}, processing_timeout = \
+                 {processing_timeout:?}, {retry:?}; this relay goes by that, and not by its own configuration",
                 self.name
             ));
         }
@@ -125,6 +138,8 @@ impl Subscriber {
             breaker: self.breaker.report(),
             flood_guard: self.flood_guard.is_open(),
             stopped: self.stopped.clone(),
+            definition: self.definition.number,
+            differs: self.differs(),
         }
     }
 
@@ -140,6 +155,29 @@ impl Subscriber {
             self.shown = Some((in_flight, self.delivered, next_try, flood_guard, down, self.stopped.clone()));
         }
         !same
+    }
+
+    /// Takes up a definition that is newer than the one known. Lanes that were loaded under another one are loaded anew: where the
+    /// filter has changed, their epoch is over. Whether there was anything new.
+    pub(super) fn adopt(&mut self, definition: &Definition) -> bool {
+        if definition.number <= self.definition.number {
+            return false;
+        }
+        self.definition = Arc::new(definition.clone());
+        self.shown = None;
+        for lane in self.lanes.iter_mut().flatten() {
+            // A poll under way was asked with the old filter.
+            lane.asked = false;
+            if lane.definition != definition.number && matches!(lane.phase, Phase::Active | Phase::Paused) {
+                lane.phase = Phase::Reloading;
+            }
+        }
+        true
+    }
+
+    /// Whether this relay's own configuration says something else than the definition.
+    pub(super) fn differs(&self) -> bool {
+        !self.definition.says_the_same_as(&Definition::of(&self.spec, 0))
     }
 
     pub(super) fn lanes(&self) -> impl Iterator<Item = &Lane> {

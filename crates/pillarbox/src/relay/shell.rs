@@ -357,7 +357,8 @@ impl<S: Store + Operator> Shell<S> {
 
     fn deliver(&mut self, batch: (usize, BatchId), events: Vec<Attempt>) {
         let (subscription, target) = &self.targets[batch.0];
-        let timeout = subscription.heartbeat_timeout.unwrap_or(subscription.processing_timeout);
+        let timeout = self.life.engine.definition(batch.0).processing_timeout;
+        let timeout = subscription.heartbeat_timeout.unwrap_or(timeout);
         let (target, name) = (target.clone(), self.names[batch.0].clone());
         let patience = match (subscription.mode, subscription.heartbeat_timeout) {
             (Mode::Stream, _) => Patience::Total(timeout),

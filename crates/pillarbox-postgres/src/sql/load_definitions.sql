@@ -1,0 +1,3 @@
+select id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms
+from subscription
+where id = any ($1::bigint[])

@@ -1,0 +1,8 @@
+-- breaking: yes
+-- A relay of an older version changes a filter without telling those who run: their settlements would pass over what the new one
+-- wants.
+
+-- The number of the definition (filter, on_dead, hold, retry, processing_timeout), raised by every change of it.
+alter table pillarbox_subscription add column definition integer not null default 1;
+-- By which filters events were judged before, with what each lane had settled when they ended: JSON, oldest first.
+alter table pillarbox_subscription add column former_filters text not null default '[]';

@@ -1,0 +1,225 @@
+use std::sync::Arc;
+
+use pillarbox::{
+    Attempt, Auditor, Cause, Change, Event, Filter, LaneRef, OnDead, Position, RangeSet, Settlement, SinkFeatures,
+    Start, Subscription, lane_of, why,
+};
+use uuid::Uuid;
+
+use super::{JOBS, SOME, SUBSCRIPTIONS, World};
+
+/// What a subscription is told to want, by the configurations of relays: more, less, something else.
+const FILTERS: [&[&[&str]]; SUBSCRIPTIONS.len()] = [
+    &[&[], &["a", "b"], &["b", "c.*"]],
+    &[&["b", "c.*"], &["a"], &["c.*"], &[]],
+    &[&["a", "c.*"], &["a"], &[], &["b", "c.*"]],
+];
+
+/// What the filter of a subscription was, as the model knows it: the one that the newest started relay brought.
+#[derive(Debug, Default)]
+pub(super) struct InForce {
+    pub(super) filter: Filter,
+    /// What was visible when it changed last.
+    changed: u64,
+}
+
+/// What the filter in force said of an event when it was settled.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Judgement {
+    wanted: bool,
+    /// It was settled when that filter ended, and so the judgement stays, whatever becomes of the cursor.
+    sealed: bool,
+}
+
+/// Configurations that change while relays run, and what is said of events afterwards.
+impl World {
+    /// The configuration that a node is started with: what was deployed last, now and then something new, or what it ran before.
+    pub(super) fn configure(&mut self, node: usize, rejoin: bool) -> Vec<(Subscription, SinkFeatures)> {
+        let own = self.nodes[node].specs.clone();
+        if rejoin && !own.is_empty() {
+            return own;
+        }
+        if self.plan.calm || self.healed {
+            return self.specs.clone();
+        }
+        if self.random.chance(40) {
+            self.deploy();
+        }
+        if !own.is_empty() && self.random.chance(20) { own } else { self.specs.clone() }
+    }
+
+    /// Somebody writes another configuration.
+    fn deploy(&mut self) {
+        let sub = self.random.below(SUBSCRIPTIONS.len() as u64) as usize;
+        let draw = self.random.below(10);
+        let choice = self.random.below(FILTERS[sub].len() as u64) as usize;
+        let attempts = self.random.below(4) as u32;
+        let spec = &mut self.specs[sub].0;
+        match draw {
+            0..7 => spec.filter.topics = FILTERS[sub][choice].iter().map(|&topic| topic.to_owned()).collect(),
+            7 if sub == SOME => {
+                spec.on_dead = if spec.on_dead == OnDead::Skip { OnDead::Block } else { OnDead::Skip };
+            }
+            // Never fewer than what the model takes for dead.
+            _ => spec.retry.max_attempts = if sub == JOBS { 6 } else { 3 } + attempts,
+        }
+    }
+
+    /// A relay was started: what it says counts from now on.
+    pub(super) fn define(&mut self, specs: &[(Subscription, SinkFeatures)]) {
+        let changed = self.visible.len() as u64 + self.sequence;
+        let mut changes = false;
+        for (sub, (spec, _)) in specs.iter().enumerate() {
+            if self.in_force[sub].filter != spec.filter {
+                self.in_force[sub] = InForce { filter: spec.filter.clone(), changed };
+                let settled = self.judged.iter_mut().filter(|((of, _), _)| *of == sub);
+                settled.for_each(|(_, judgement)| judgement.sealed = true);
+                self.run.redefined += 1;
+                changes = true;
+            }
+        }
+        if changes && self.random.chance(10) {
+            self.check_words();
+        }
+    }
+
+    /// Whether an event is wanted by the filter that judges it: the one in force when it was settled, or that of now until then.
+    pub(super) fn wants(&self, sub: usize, event: &Event) -> bool {
+        let judged = self.judged.get(&(sub, event.id)).map(|judgement| judgement.wanted);
+        judged.unwrap_or_else(|| self.in_force[sub].filter.wants(event))
+    }
+
+    /// Notes the filter that a node goes by when it sends events.
+    pub(super) fn note_sent(&mut self, node: usize, sub: usize, events: &[Attempt]) {
+        let Some(engine) = &self.nodes[node].engine else { return };
+        let filter = Arc::new(engine.definition(sub).filter.clone());
+        self.sent_with.extend(events.iter().map(|attempt| ((sub, attempt.event.id), filter.clone())));
+    }
+
+    /// Whether `later` may come before another event of its key: that was there when the filter changed, or whoever sent `later` had not
+    /// noticed yet that the other is wanted. What it has sent comes again, after the other.
+    pub(super) fn may_overtake(&self, sub: usize, later: &Event, other: &Event, shown: u64) -> bool {
+        let unnoticed = self.sent_with.get(&(sub, later.id)).is_some_and(|filter| !filter.wants(other));
+        shown <= self.in_force[sub].changed || unnoticed
+    }
+
+    /// What the lanes of a settlement have settled.
+    pub(super) fn settled_before(&self, settlement: &Settlement) -> Vec<RangeSet> {
+        let inner = self.log.inner();
+        let positions = |lane: LaneRef| inner.lane(lane).map(|lane| lane.cursor.positions()).unwrap_or_default();
+        settlement.lanes.iter().map(|write| positions(write.lane)).collect()
+    }
+
+    /// Events are judged by the filter in force when they are settled, whoever read them with whatever filter.
+    pub(super) fn judge(&mut self, settlement: &Settlement, before: &[RangeSet], written: &[bool]) {
+        for ((write, before), _) in settlement.lanes.iter().zip(before).zip(written).filter(|(_, written)| **written) {
+            let Some(sub) = self.ids.iter().position(|id| *id == write.lane.subscription) else { continue };
+            let after = write.cursor.positions();
+            let (mut passed, mut undone) = (after.clone(), before.clone());
+            passed.subtract(before);
+            undone.subtract(&after);
+            for event in self.events_of(sub, write.lane.lane, &passed) {
+                let wanted = self.in_force[sub].filter.wants(&event);
+                self.judged.entry((sub, event.id)).or_insert(Judgement { wanted, sealed: false });
+            }
+            // A cursor that was cut at its limit.
+            for event in self.events_of(sub, write.lane.lane, &undone) {
+                if self.judged.get(&(sub, event.id)).is_some_and(|judgement| !judgement.sealed) {
+                    self.judged.remove(&(sub, event.id));
+                }
+            }
+        }
+    }
+
+    fn events_of(&self, sub: usize, lane: u32, positions: &RangeSet) -> Vec<Arc<Event>> {
+        let lanes = self.specs[sub].0.lanes;
+        let inner = self.log.inner();
+        let of_lane = |event: &&Arc<Event>| lane_of(event.key_hash(), event.position, lanes) == lane;
+        let rows = positions.iter().flat_map(|range| inner.rows.range(range).map(|(_, event)| event));
+        rows.filter(of_lane).cloned().collect()
+    }
+
+    /// Everything above the place is judged anew.
+    pub(super) fn judge_again(&mut self, sub: usize, to: Position) {
+        // What retention has removed does not come again.
+        let replayed = |event: &Event| event.position > to && !self.pruned.contains(&event.id);
+        let above: Vec<Uuid> =
+            self.visible.values().filter(|(_, event)| replayed(event)).map(|(_, event)| event.id).collect();
+        above.into_iter().for_each(|id| _ = self.judged.remove(&(sub, id)));
+    }
+
+    /// An operator replays a key of a stream.
+    pub(super) fn rewind_a_key(&mut self, sub: usize) {
+        let key = format!("k{}", self.random.below(self.pressure.keys));
+        let to = self.random.below(self.log.horizon().max(1) as u64) as Position;
+        let change =
+            Change::Rewind { subscription: SUBSCRIPTIONS[sub].into(), to: Start::Position(to), key: Some(key) };
+        self.note(&format!("{change:?}"));
+        // A change may be refused before the first instance has made the subscriptions.
+        if let Ok(changed) = self.log.change(&change, false) {
+            self.run.keys_rewound += usize::from(changed.count > 0);
+            for id in changed.events {
+                // It is delivered again, or after all; where it was dead, later ones of its key may have been sent.
+                self.judged.insert((sub, id), Judgement { wanted: true, sealed: true });
+                self.requeued.insert((sub, id));
+            }
+        }
+        self.ring();
+    }
+
+    /// What `why` and `audit` say must be what has happened: never "delivered" for what no sink got, never "not wanted" for what
+    /// was wanted, and nothing missing that is not.
+    pub(super) fn check_words(&mut self) {
+        let status = self.log.status();
+        let mut wrong = Vec::new();
+        for event in self.log.visible() {
+            let Some(record) = self.log.show_event(event.id) else { continue };
+            for (sub, name) in SUBSCRIPTIONS.iter().enumerate() {
+                let Some(fate) = record.subscriptions.iter().find(|fate| fate.subscription == *name) else { continue };
+                let (cause, wanted) = (why(&record, fate, &status).cause, self.wants(sub, &event));
+                let lies = match cause {
+                    Cause::Delivered => !wanted || !self.arrived[sub].contains(&event.id),
+                    Cause::NotMatched => wanted,
+                    _ => fate.settled && !wanted && fate.delivery.is_none() && fate.skipped.is_none(),
+                };
+                if lies {
+                    let arrived = self.arrived[sub].contains(&event.id);
+                    let position = event.position;
+                    wrong.push(format!(
+                        "subscription {sub}: {position} is called {}, wanted: {wanted}, arrived: {arrived}",
+                        cause.name()
+                    ));
+                }
+            }
+        }
+        for sub in 0..SUBSCRIPTIONS.len() {
+            wrong.extend(self.audit(sub));
+        }
+        wrong.into_iter().take(3).for_each(|text| self.violation(text));
+    }
+
+    /// What an audit against the receiver finds that is not so.
+    fn audit(&self, sub: usize) -> Option<String> {
+        let name = SUBSCRIPTIONS[sub];
+        let auditor = Auditor::new(self.log.books()).only(name).and_then(|auditor| auditor.expect_receipts(name));
+        let mut auditor = auditor.ok()?;
+        let events = self.log.visible();
+        events.iter().for_each(|event| auditor.event(event));
+        self.arrived[sub].iter().for_each(|id| auditor.line(&id.to_string()));
+        let audit = auditor.finish().subscriptions.remove(0);
+        let unwanted = |event: &&Arc<Event>| {
+            self.judged.get(&(sub, event.id)).is_some_and(|judgement| !judgement.wanted)
+                && self.in_force[sub].filter.wants(event)
+        };
+        let unwanted = events.iter().filter(unwanted).count() as u64;
+        let sound = audit.missing == 0 && audit.passed_unwanted == unwanted;
+        (!sound).then(|| {
+            let missing: Vec<_> =
+                audit.missing_events.iter().map(|missing| (missing.position, missing.reason)).collect();
+            let passed = audit.passed_unwanted;
+            format!(
+                "subscription {sub}: the audit misses {missing:?}, and {passed} instead of {unwanted} were not wanted"
+            )
+        })
+    }
+}

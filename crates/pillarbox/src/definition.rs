@@ -1,0 +1,265 @@
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Cursor, Event, Filter, KeyHash, OnDead, Position, RangeSet, RetryPolicy, Subscription, Timestamp, lane_of,
+};
+
+/// How many former filters of a subscription are known. Of older ones it is only known what was passed under them.
+pub const FORMER_FILTERS_MAX: usize = 100;
+
+/// What the newest started relay said of a subscription, as the database has it. Every relay that runs the subscription goes by
+/// this, whatever its own configuration says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Definition {
+    /// Raised by every change. A change of the filter raises the epochs of all lanes in the same transaction: under one epoch a
+    /// lane is read with one filter.
+    pub number: i64,
+    /// Which events it wants.
+    pub filter: Filter,
+    /// What a dead event does to its key.
+    pub on_dead: OnDead,
+    /// When a failed event is tried again, and when it is dead.
+    pub retry: RetryPolicy,
+    /// See [`Subscription::processing_timeout`].
+    pub processing_timeout: Duration,
+}
+
+impl Definition {
+    /// What a configuration says, under this number.
+    pub fn of(subscription: &Subscription, number: i64) -> Self {
+        Definition {
+            number,
+            filter: subscription.filter.clone(),
+            on_dead: subscription.on_dead,
+            retry: subscription.retry,
+            processing_timeout: whole_milliseconds(subscription.processing_timeout),
+        }
+    }
+
+    /// Whether another one says the same, whatever its number.
+    pub fn says_the_same_as(&self, other: &Definition) -> bool {
+        *self == Definition { number: self.number, ..other.clone() }
+    }
+}
+
+/// As databases keep it: else a definition would differ from itself.
+fn whole_milliseconds(time: Duration) -> Duration {
+    Duration::from_millis(i64::try_from(time.as_millis()).unwrap_or(i64::MAX) as u64)
+}
+
+impl Default for Definition {
+    fn default() -> Self {
+        Definition::of(&Subscription::new(""), 0)
+    }
+}
+
+/// A filter that a subscription had, and what its lanes had settled when it ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FormerFilter {
+    /// The number of the last definition that had it.
+    pub definition: i64,
+    /// The filter; None: too many have followed, and it is not known any more.
+    pub filter: Option<Filter>,
+    /// When it ended.
+    pub until: Timestamp,
+    /// What was settled then, one set a lane: what was passed under this filter and under those before it.
+    pub passed: Vec<RangeSet>,
+}
+
+impl FormerFilter {
+    fn has_passed(&self, key: Option<KeyHash>, position: Position) -> bool {
+        let lane = lane_of(key, position, self.passed.len() as u32);
+        self.passed.get(lane as usize).is_some_and(|passed| passed.contains(position))
+    }
+}
+
+/// The filters that a subscription had before the one of now, oldest first: by which of them an event was judged.
+///
+/// A position is judged once, by the filter in force when it is settled. What was settled when a filter ended was judged by it or
+/// by one before it; everything else is read again, with the new one.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct FormerFilters(Vec<FormerFilter>);
+
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    definition: i64,
+    filter: Option<Filter>,
+    until: i64,
+    passed: Vec<String>,
+}
+
+impl FormerFilters {
+    /// What is stored. What cannot be read is left out.
+    pub fn parse(text: &str) -> Self {
+        let stored: Vec<Stored> = serde_json::from_str(text).unwrap_or_default();
+        let read = |stored: Stored| FormerFilter {
+            definition: stored.definition,
+            filter: stored.filter,
+            until: Timestamp(stored.until),
+            passed: stored.passed.iter().map(|passed| passed.parse().unwrap_or_default()).collect(),
+        };
+        FormerFilters(stored.into_iter().map(read).collect())
+    }
+
+    /// The text to be stored.
+    pub fn to_text(&self) -> String {
+        let write = |former: &FormerFilter| Stored {
+            definition: former.definition,
+            filter: former.filter.clone(),
+            until: former.until.0,
+            passed: former.passed.iter().map(RangeSet::to_string).collect(),
+        };
+        serde_json::to_string(&self.0.iter().map(write).collect::<Vec<_>>()).expect("plain data is JSON")
+    }
+
+    /// A filter ends; `cursors` are those of all lanes, in order. One under which nothing was passed leaves nothing behind.
+    pub fn end<'a>(&mut self, ended: &Definition, until: Timestamp, cursors: impl IntoIterator<Item = &'a Cursor>) {
+        let passed: Vec<RangeSet> = cursors.into_iter().map(Cursor::positions).collect();
+        let nothing_since = match self.0.last() {
+            Some(last) => last.passed == passed,
+            None => passed.iter().all(RangeSet::is_empty),
+        };
+        if nothing_since {
+            return;
+        }
+        self.0.push(FormerFilter { definition: ended.number, filter: Some(ended.filter.clone()), until, passed });
+        while self.0.len() > FORMER_FILTERS_MAX {
+            self.0.remove(0);
+            self.0[0].filter = None;
+        }
+    }
+
+    /// The filter under which a position was passed; None: it is judged by the filter of now.
+    pub fn judge_of(&self, key: Option<KeyHash>, position: Position) -> Option<&FormerFilter> {
+        self.0.iter().find(|former| former.has_passed(key, position))
+    }
+
+    /// The subscription was rewound: what is not in `kept` any more is read again, and judged by the filter of now.
+    pub fn rewind(&mut self, kept: &RangeSet) {
+        let undone = kept.missing(1, Position::MAX - 1);
+        self.0.iter_mut().flat_map(|former| &mut former.passed).for_each(|passed| passed.subtract(&undone));
+    }
+
+    /// An event that was settled is to be delivered once more, or after all: the filter of now wanted it.
+    pub fn replay(&mut self, key: Option<KeyHash>, position: Position, topic: &str, r#type: &str) {
+        let wanted = |former: &FormerFilter| former.filter.as_ref().is_some_and(|filter| filter.matches(topic, r#type));
+        if self.judge_of(key, position).is_none_or(wanted) {
+            return;
+        }
+        for former in &mut self.0 {
+            let lane = lane_of(key, position, former.passed.len() as u32) as usize;
+            former.passed.get_mut(lane).into_iter().for_each(|passed| passed.remove(position));
+        }
+    }
+
+    /// Forgets what says nothing of the events from `log_start` on. Whether it did.
+    pub fn prune(&mut self, log_start: Position) -> bool {
+        let before = self.0.len();
+        self.0.retain(|former| former.passed.iter().any(|passed| passed.last().is_some_and(|last| last >= log_start)));
+        self.0.len() < before
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether an event is wanted by the filter that judges it, where `filter` is that of now; None: it is not known any more.
+    pub fn wants(&self, filter: &Filter, event: &Event) -> Option<bool> {
+        match self.judge_of(event.key_hash(), event.position) {
+            None => Some(filter.wants(event)),
+            Some(former) => former.filter.as_ref().map(|filter| filter.wants(event)),
+        }
+    }
+
+    /// The former filter that judged an event; None: that of now does.
+    pub fn passed_under(&self, event: &Event) -> Option<PassedUnder> {
+        let FormerFilter { definition, filter, until, .. } = self.judge_of(event.key_hash(), event.position)?;
+        Some(PassedUnder { definition: *definition, until: *until, filter: filter.clone() })
+    }
+}
+
+/// A former filter of a subscription.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PassedUnder {
+    /// The number of the last definition that had it.
+    pub definition: i64,
+    /// When it ended.
+    pub until: Timestamp,
+    /// The filter; None: too many have followed, and it is not known any more.
+    pub filter: Option<Filter>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Option<KeyHash> = Some(KeyHash(0));
+
+    fn cursor(floor: Position, settled: &[Position]) -> Cursor {
+        Cursor { floor, settled: settled.iter().map(|&position| position..=position).collect(), anchor: None }
+    }
+
+    fn definition(number: i64, topic: &str) -> Definition {
+        Definition { number, filter: Filter { topics: vec![topic.into()], types: Vec::new() }, ..Definition::default() }
+    }
+
+    fn judge(formers: &FormerFilters, position: Position) -> Option<i64> {
+        formers.judge_of(KEY, position).map(|former| former.definition)
+    }
+
+    #[test]
+    fn a_position_is_judged_by_the_filter_under_which_it_was_settled() {
+        let mut formers = FormerFilters::default();
+        formers.end(&definition(1, "a"), Timestamp(10), [&cursor(5, &[8])]);
+        formers.end(&definition(2, "b"), Timestamp(20), [&cursor(5, &[8])]);
+        formers.end(&definition(3, "c"), Timestamp(30), [&cursor(9, &[])]);
+        assert_eq!(formers.len(), 2, "nothing was passed under the second");
+        let judges: Vec<_> = [1, 5, 6, 8, 9, 10].map(|position| judge(&formers, position)).into();
+        assert_eq!(judges, [Some(1), Some(1), Some(3), Some(1), Some(3), None]);
+        assert_eq!(FormerFilters::parse(&formers.to_text()), formers);
+        assert_eq!(FormerFilters::parse("not what was written"), FormerFilters::default());
+    }
+
+    #[test]
+    fn a_rewind_undoes_judgements_and_a_replay_that_of_an_event_that_was_not_wanted() {
+        let mut formers = FormerFilters::default();
+        formers.end(&definition(1, "a"), Timestamp(10), [&cursor(9, &[])]);
+        formers.replay(KEY, 3, "a", "y");
+        assert_eq!(judge(&formers, 3), Some(1), "it was wanted and delivered");
+        formers.replay(KEY, 4, "b", "y");
+        assert_eq!([3, 4, 5].map(|position| judge(&formers, position)), [Some(1), None, Some(1)]);
+        formers.rewind(&RangeSet::from_iter([1..=4, 7..=7]));
+        assert_eq!([3, 4, 5, 7, 8].map(|position| judge(&formers, position)), [Some(1), None, None, Some(1), None]);
+        assert!(!formers.prune(7) && formers.prune(8) && formers.is_empty());
+    }
+
+    #[test]
+    fn of_too_many_filters_the_oldest_are_not_known_any_more() {
+        let mut formers = FormerFilters::default();
+        for number in 1..=FORMER_FILTERS_MAX as i64 + 2 {
+            formers.end(&definition(number, "a"), Timestamp(number), [&cursor(number, &[])]);
+        }
+        assert_eq!(formers.len(), FORMER_FILTERS_MAX);
+        let known = |position| formers.judge_of(KEY, position).map(|former| former.filter.is_some());
+        assert_eq!([1, 3, 4, 200].map(known), [Some(false), Some(false), Some(true), None]);
+    }
+
+    #[test]
+    fn lanes_are_those_of_the_time() {
+        let mut formers = FormerFilters::default();
+        formers.end(&definition(1, "a"), Timestamp(10), [&cursor(5, &[]), &cursor(9, &[])]);
+        let keys: Vec<KeyHash> = (0..100u64).map(|number| KeyHash::of(&format!("k{number}"))).collect();
+        for key in keys {
+            let passed = if lane_of(Some(key), 7, 2) == 1 { Some(1) } else { None };
+            assert_eq!(formers.judge_of(Some(key), 7).map(|former| former.definition), passed);
+        }
+    }
+}
