@@ -737,12 +737,14 @@ impl Inner {
     /// Who is about to lose lanes for his silence loses his sessions first, and with them what they have locked.
     fn end_silent(&mut self, takes: &[Take], beats: &BTreeMap<InstanceId, i64>) -> Result<()> {
         for take in takes {
-            let Some(owner) = self.lane(take.lane).and_then(|lane| lane.owner) else { continue };
-            if !self.holding.contains(&owner) {
+            let at_epoch = |lane: &&Lane| lane.epoch == take.expected;
+            let Some(owner) = self.lane(take.lane).filter(at_epoch).and_then(|lane| lane.owner) else { continue };
+            // Who has beaten since keeps its lane, and nobody asks for the lock.
+            let has_beaten = take.beat.is_some() && take.beat != beats.get(&owner).copied();
+            if has_beaten || !self.holding.contains(&owner) {
                 continue;
             }
-            let silent = take.beat.is_some() && take.beat == beats.get(&owner).copied();
-            if !silent || self.options.broken == Some(Broken::HeirWaits) {
+            if take.beat.is_none() || self.options.broken == Some(Broken::HeirWaits) {
                 return Err(Error::new(ErrorKind::Busy, format!("instance {} holds the lock of its lane", owner.0)));
             }
             self.holding.remove(&owner);

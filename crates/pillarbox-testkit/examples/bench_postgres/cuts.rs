@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,9 @@ pub(crate) const LEASE_TTL: Duration = Duration::from_secs(2);
 
 /// The moment of a cut is a random one of so long.
 const MOMENTS: Duration = Duration::from_millis(1_500);
+
+/// As long as that no lane has moved.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// How a relay ceases to be heard of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,14 +60,14 @@ pub(crate) async fn cuts(url: &str, count: usize, way: Way) -> Result<Figures> {
     for number in 0..count {
         let numbers: Vec<usize> = relays.iter().map(|relay| relay.number).collect();
         let owners = both_deliver(&mut arrivals, &numbers).await?;
-        tokio::time::sleep(random_moment()).await;
+        let owners = settled(&mut arrivals, owners).await;
         let mut victim = relays.remove(0);
         let lost = Instant::now();
         match way {
             Way::CutOff => victim.proxy.stall()?,
             Way::Frozen => stop(&victim.child).await?,
         }
-        let taken_over = first_of_others(&mut arrivals, &owners, victim.number).await?.duration_since(lost);
+        let taken_over = first_of_others(&mut arrivals, &owners, (victim.number, lost)).await?.duration_since(lost);
         figures = figures.with(&kill_name(number), taken_over.as_secs_f64() * 1e3);
         victim.child.kill().await?;
         relays.push(start(url, port, number + 3, &sender)?);
@@ -82,6 +86,21 @@ async fn stop(child: &Child) -> Result<()> {
     let pid = child.id().ok_or("the relay has ended")?;
     let stopped = Command::new("kill").args(["-STOP", &pid.to_string()]).status().await?;
     if stopped.success() { Ok(()) } else { Err("the relay could not be stopped".into()) }
+}
+
+/// Who delivers what at a random moment after no lane has moved for a while.
+async fn settled(
+    arrivals: &mut mpsc::UnboundedReceiver<Arrival>,
+    mut owners: HashMap<String, usize>,
+) -> HashMap<String, usize> {
+    let mut until = Instant::now() + QUIET + random_moment();
+    while let Ok(Some(arrival)) = tokio::time::timeout_at(until.into(), arrivals.recv()).await {
+        if owners.get(&arrival.key) != Some(&arrival.relay) {
+            owners.insert(arrival.key, arrival.relay);
+            until = Instant::now() + QUIET + random_moment();
+        }
+    }
+    owners
 }
 
 fn random_moment() -> Duration {

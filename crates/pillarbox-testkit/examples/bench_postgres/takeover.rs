@@ -42,8 +42,8 @@ pub(crate) async fn deliver(url: &str, config: RelayConfig) -> Result<()> {
 
 /// What came from a relay.
 pub(crate) struct Arrival {
-    relay: usize,
-    key: String,
+    pub(crate) relay: usize,
+    pub(crate) key: String,
     at: Instant,
 }
 
@@ -66,7 +66,7 @@ pub(crate) async fn kills(url: &str, count: usize) -> Result<Figures> {
         let (relay, mut victim) = relays.remove(0);
         let killed = Instant::now();
         victim.start_kill()?;
-        let taken_over = first_of_others(&mut arrivals, &owners, relay).await?.duration_since(killed);
+        let taken_over = first_of_others(&mut arrivals, &owners, (relay, killed)).await?.duration_since(killed);
         figures = figures.with(&kill_name(number), taken_over.as_secs_f64() * 1e3);
         victim.wait().await?;
         relays.push(start()?);
@@ -124,12 +124,12 @@ pub(crate) async fn both_deliver(
 pub(crate) async fn first_of_others(
     arrivals: &mut mpsc::UnboundedReceiver<Arrival>,
     owners: &HashMap<String, usize>,
-    killed: usize,
+    (killed, at): (usize, Instant),
 ) -> Result<Instant> {
     let first = async {
         loop {
             let arrival = arrivals.recv().await?;
-            if arrival.relay != killed && owners.get(&arrival.key) == Some(&killed) {
+            if arrival.at > at && arrival.relay != killed && owners.get(&arrival.key) == Some(&killed) {
                 return Some(arrival.at);
             }
         }
