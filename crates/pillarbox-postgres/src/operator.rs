@@ -85,7 +85,10 @@ impl Operator for PostgresStore {
 
 /// For what is found by an index and must not be found otherwise, whatever little the server knows of a table that has grown quickly.
 pub(crate) const BY_INDEX: &str = "set local enable_seqscan = off; set local enable_bitmapscan = off; \
-    set local enable_hashjoin = off; set local enable_mergejoin = off; set local enable_sort = off";
+    set local enable_hashjoin = off; set local enable_mergejoin = off";
+
+/// For a few rows of many, in the order of an index.
+pub(crate) const IN_ORDER: &str = "set local enable_sort = off";
 
 /// One snapshot for all that a command reads, with settings of its own.
 async fn snapshot<'a>(session: &'a mut Session, settings: &str) -> Db<Transaction<'a>> {

@@ -6,7 +6,7 @@ use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
 use super::status::{Line, Pages};
-use super::{World, claim_record};
+use super::{IN_ORDER, World, claim_record};
 use crate::error::Db;
 use crate::settle::parse_errors;
 use crate::types::Time;
@@ -149,7 +149,9 @@ async fn deliveries(
     matcher: &Matcher<'_>,
 ) -> Db<Vec<ListRow>> {
     let limit = Position::try_from(query.limit).unwrap_or(Position::MAX);
-    let looked_at_max = if is_exact(query) { limit } else { i64::MAX };
+    let exact = is_exact(query);
+    let looked_at_max = if exact { limit } else { i64::MAX };
+    tx.batch_execute(if exact { IN_ORDER } else { "set local enable_sort = on" }).await?;
     let parameters = [
         (&subscription.id.0 as _, Type::INT8),
         (&query.state.map(State::name) as _, Type::TEXT),

@@ -314,6 +314,10 @@ fn keys_that_are_told_in_slices_are_forgotten_when_the_last_slice_is_told() {
     bench.step(Input::Delivered { batch, outcomes: vec![Outcome::Failed(Failure::event("no"))] });
     assert_eq!(rows(&bench.settle().unwrap().0), [(1, State::Retrying, false)]);
     let many: Vec<Box<str>> = (0..KEYS_TOLD_MAX).map(|number| format!("k{number}").into()).collect();
+    // What was told while there was nothing is taken in first.
+    bench.step_after(Duration::from_secs(2), Input::Tick);
+    bench.look();
+    bench.look();
     for _ in 0..2 {
         bench.tell(&many);
         let after = bench.tell(&["z".into()]).tell;
