@@ -122,23 +122,25 @@ fn is_exact(query: &ListQuery) -> bool {
 }
 
 /// Which rows can be in the state that is asked for, or have the key, in the words of an index.
-fn looked_at(query: &ListQuery) -> &'static str {
-    match (query.state, &query.key) {
-        (Some(State::Dead), _) => "and d.state = 'dead'",
-        (Some(State::Delayed), _) => "and d.state = 'delayed' and d.due_at > clock_timestamp()",
-        (Some(State::Processing | State::Retrying | State::Blocked), _) => {
+fn looked_at(query: &ListQuery) -> String {
+    let key = if query.key.is_some() { " and d.key = $3" } else { "" };
+    let rows = match query.state {
+        Some(State::Dead) => "and d.state = 'dead'",
+        Some(State::Delayed) => "and d.state = 'delayed' and d.due_at > clock_timestamp()",
+        Some(State::Processing | State::Retrying | State::Blocked) => {
             "and d.state in ('pending', 'retrying', 'processing')"
         }
-        (None | Some(State::Pending), Some(_)) => {
+        None | Some(State::Pending) if query.key.is_some() => {
             "and (d.key = $3 and d.state = 'dead' or d.key = $3 and d.state = 'delayed' \
              or d.key = $3 and d.state in ('pending', 'retrying', 'processing'))"
         }
-        (Some(State::Pending), None) => {
+        Some(State::Pending) => {
             "and (d.state in ('pending', 'retrying', 'processing') \
              or d.state = 'delayed' and d.due_at <= clock_timestamp())"
         }
-        (None, None) => "",
-    }
+        None => "",
+    };
+    format!("{rows}{key}")
 }
 
 /// The subscription's rows of the slow path.
@@ -162,7 +164,7 @@ async fn deliveries(
         (&limit as _, Type::INT8),
         (&looked_at_max as _, Type::INT8),
     ];
-    let sql = include_str!("../sql/list_deliveries.sql").replace("@rows@", looked_at(query));
+    let sql = include_str!("../sql/list_deliveries.sql").replace("@rows@", &looked_at(query));
     let rows = tx.query_typed(&sql, &parameters).await?;
     let entry = |row: &Row| {
         Ok(ListRow {
