@@ -121,9 +121,9 @@ impl Bench {
                 request = self.claim_request();
             }
             let after = request.expect("it asks").tell;
-            let above = |after: &Box<str>| all.iter().filter(|key| *key > after).take(KEYS_TOLD_MAX).cloned().collect();
+            let above = |after: &str| all.iter().filter(|key| ***key > *after).take(KEYS_TOLD_MAX).cloned().collect();
             self.step(Input::Claimed(vec![Claims {
-                keys: after.as_ref().map(above),
+                keys: after.as_deref().map(above),
                 rows: Some(0),
                 ..Claims::default()
             }]));
