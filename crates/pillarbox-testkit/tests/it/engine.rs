@@ -722,7 +722,8 @@ fn an_engine_with_a_backlog_looks_at_the_fleet_when_it_is_rung_for_and_not_only_
 fn a_handler_that_refuses_everything_kills_few_events_however_few_keys_there_are() {
     for keys in [1, 3, 25] {
         let spec = Subscription { lanes: 1, workers: 2, on_dead: OnDead::Skip, ..Subscription::new("s") };
-        let mut bench = Bench::new(spec, view());
+        let definition = Definition::of(&spec, 0);
+        let mut bench = Bench::new(spec, SubscriptionView { definition, ..view() });
         bench.own(Cursor::default());
         let of_key = |event: Arc<Event>| {
             let key = format!("k{}", event.position % keys);
