@@ -19,6 +19,7 @@ use tokio::net::TcpListener;
 
 use crate::command::sentence;
 
+use health::Reading;
 pub(crate) use health::{Health, Part};
 
 /// How many ports are tried beside the one that was asked for.
@@ -80,13 +81,13 @@ async fn progress(State(health): State<Arc<Health>>) -> Response {
     }
     let known = health.known().await;
     // What was read before this instance joined says that nobody runs its subscriptions.
-    let Some((_, status)) = known.since(since) else {
-        return match known.error {
-            Some(error) => problem("no progress", &format!("the database cannot be read: {error}")),
-            None => text("ok: this instance has just joined\n".to_owned()),
-        };
-    };
-    let serious: Vec<String> = problems(status, &HealthLimits::default())
+    let reading = known.since(since);
+    if let Some(error) = known.error.as_ref().filter(|_| reading.is_none_or(Reading::is_old)) {
+        return problem("no progress", &format!("the database cannot be read: {error}"));
+    }
+    // Without an error the last reading holds, however old: the next one is under way.
+    let Some(reading) = reading else { return text("ok: this instance has just joined\n".to_owned()) };
+    let serious: Vec<String> = problems(&reading.status, &HealthLimits::default())
         .iter()
         .filter(|problem| problem.level == Level::Failed)
         .map(sentence)

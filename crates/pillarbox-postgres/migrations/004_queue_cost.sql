@@ -63,7 +63,7 @@ join @schema@.subscription as s on s.id = d.subscription;
 -- (`offset 0`), or the planner reads all rows of the subscription where it knows of few.
 create function @schema@.claim_deliveries(
     of_subscription bigint, by_owner integer, first_claim bigint, rows_max integer, suspects boolean, suspect_after integer,
-    ready_since timestamptz, again boolean, placed_max integer
+    ready_since timestamptz, again boolean, placed_max integer, claimed_max integer
 ) returns table (
     "position" bigint, topic text, type text, id uuid, key text, payload json, payload_bytes bytea, content_type text,
     headers jsonb, stream_version bigint, deliver_at timestamptz, created_at timestamptz,
@@ -77,7 +77,8 @@ declare
     demoted_max constant integer := 1000;
     now_at timestamptz := clock_timestamp();
     dead_blocks boolean;
-    wanted integer := rows_max;
+    -- Fewer where so many took too long; the numbers of all rows_max are the caller's all the same.
+    wanted integer := least(rows_max, claimed_max);
     asked integer;
     picked bigint[];
     of_all bigint[];
@@ -226,13 +227,17 @@ create or replace function @schema@.claim_deliveries(
 ) language sql as $$
     select *
     from @schema@.claim_deliveries(
-        of_subscription, by_owner, first_claim, rows_max, suspects, suspect_after, ready_since, again, 1000
+        of_subscription, by_owner, first_claim, rows_max, suspects, suspect_after, ready_since, again, 1000, rows_max
     )
 $$;
 
 -- Lets what was delayed and is due take its place behind what its key has, in order, at most rows_max. The keys of which a row is
 -- not known to be the first: whoever ends or adds rows of such a key at this moment sees nothing of it, so that the caller has
--- to promote them once this is committed. Acts with its caller's rights. While somebody adds to a lane, nobody knows what its keys have: its rows wait.
+-- to promote them once this is committed. Acts with its caller's rights.
+--
+-- Whoever places rows of a lane holds its cursor until the commit, and chooses the rows after that: of two who place rows of one key the
+-- later one sees what the other has placed. While somebody adds to a lane, nobody knows what its keys have: its rows wait, and
+-- those of other lanes do not wait for it.
 create function @schema@.place_delayed(of_subscription bigint, until timestamptz, rows_max integer) returns text[] language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_sort = off
 set jit = off as $$
@@ -243,30 +248,45 @@ declare
     of_all bigint[];
     placed_keys text[];
 begin
-    select array_agg(c.position), array_agg(c.lane) into due, due_lanes
-    from (
-        select d.position, d.lane
-        from @schema@.delivery as d
-        where d.subscription = of_subscription and d.state = 'delayed' and d.due_at <= until and d.queued
-        order by d.due_at, d.position
-        limit rows_max
-        for update skip locked
-    ) as c;
-    if due is null then
+    due_lanes := array(
+        select distinct f.lane
+        from (
+            select d.lane
+            from @schema@.delivery as d
+            where d.subscription = of_subscription and d.state = 'delayed' and d.due_at <= until and d.queued
+            order by d.due_at, d.position
+            limit rows_max
+        ) as f
+    );
+    if due_lanes = '{}' then
         return '{}';
     end if;
     free_lanes := array(
         select c.lane
         from @schema@.cursor as c
         where c.subscription = of_subscription and c.lane = any (due_lanes)
-        for share skip locked
+        for no key update skip locked
     );
+    if free_lanes = '{}' then
+        free_lanes := array(
+            select c.lane
+            from @schema@.cursor as c
+            where c.subscription = of_subscription and c.lane <> all (due_lanes)
+            for no key update skip locked
+        );
+    end if;
     due := array(
-        select w.position
-        from unnest(due, due_lanes) with ordinality as w (position, lane, number)
-        where w.lane = any (free_lanes)
-        order by w.number
+        select d.position
+        from @schema@.delivery as d
+        where d.subscription = of_subscription and d.state = 'delayed' and d.due_at <= until and d.queued
+            and d.lane = any (free_lanes)
+        order by d.due_at, d.position
+        limit rows_max
+        for update skip locked
     );
+    if due = '{}' then
+        return '{}';
+    end if;
     of_all := array_fill(of_subscription, array[cardinality(due)]);
     with placed as (
         update @schema@.delivery as d

@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Deref;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -129,7 +129,7 @@ impl FromStr for PgConfig {
             .keepalives_retries(3);
         postgres.tcp_user_timeout(Duration::from_secs(10));
         let mut config = PgConfig { postgres, schema, ssl_mode, ssl_root_cert };
-        config.look_up_password(passfile.as_deref());
+        config.look_up_password(passfile.as_deref())?;
         Ok(config)
     }
 }
@@ -147,17 +147,29 @@ impl PgConfig {
         format!("postgres://{host}:{port}/{database}")
     }
 
-    /// The password of libpq's password file, where nothing else has named one.
-    fn look_up_password(&mut self, passfile: Option<&std::path::Path>) {
-        let Some(file) = passfile.filter(|_| self.postgres.get_password().is_none()) else { return };
+    /// The password of libpq's password file, where nothing else has named one. All servers of a URL are offered the same one, so
+    /// that no server is shown the password of another.
+    fn look_up_password(&mut self, passfile: Option<&std::path::Path>) -> Result<()> {
+        let Some(file) = passfile.filter(|_| self.postgres.get_password().is_none()) else { return Ok(()) };
         let user = self.postgres.get_user().map(str::to_owned);
         let user = user.or_else(|| std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).ok());
-        let Some(user) = user else { return };
+        let Some(user) = user else { return Ok(()) };
         let database = self.postgres.get_dbname().unwrap_or(&user).to_owned();
-        let Some((host, port)) = self.servers().into_iter().next() else { return };
-        if let Some(password) = surroundings::password(file, &host, port, &database, &user) {
+        let of = |(host, port): (String, u16)| surroundings::password(file, &host, port, &database, &user);
+        let passwords: BTreeSet<Option<String>> = self.servers().into_iter().map(of).collect();
+        if passwords.len() > 1 {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!(
+                    "{} has not the same password for all hosts of the database URL; give them one, or name one host",
+                    file.display()
+                ),
+            ));
+        }
+        if let Some(password) = passwords.into_iter().flatten().next() {
             self.postgres.password(password);
         }
+        Ok(())
     }
 
     /// The hosts and ports that are tried, in order.

@@ -201,14 +201,14 @@ fn keys(tx: &Connection, subscription: i64, after: &str) -> Db<Vec<Box<str>>> {
 /// How many rows each queue had, and when they were counted.
 pub(crate) type RowsCounted = HashMap<i64, (u64, Instant)>;
 
-/// How many rows there are, or were a while ago.
+/// How many deliveries wait or are worked on, or did a while ago. What is dead waits for nothing, however much there is of it.
 fn rows(tx: &Connection, subscription: i64, counted: &mut RowsCounted) -> Db<u64> {
     if let Some((rows, at)) = counted.get(&subscription)
         && at.elapsed() < recount_after(*rows)
     {
         return Ok(*rows);
     }
-    let sql = "select count(*) from pillarbox_delivery where subscription = ?1";
+    let sql = include_str!("sql/queue_rows.sql");
     let rows = tx.prepare_cached(sql)?.query_row([subscription], |row| row.get::<_, i64>(0))? as u64;
     counted.insert(subscription, (rows, Instant::now()));
     Ok(rows)

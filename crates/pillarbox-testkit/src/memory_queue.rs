@@ -105,7 +105,10 @@ impl Inner {
             waiting: (waiting - new).min(WAITING_COUNTED),
             next_due: row.next_due(now),
             keys: request.tell.as_deref().map(|after| row.queued_keys(after)),
-            rows: request.tell.is_some().then(|| row.rows().count() as u64),
+            rows: request
+                .tell
+                .is_some()
+                .then(|| row.rows().filter(|found| found.delivery.state != State::Dead).count() as u64),
             claimed,
         };
         claims.claimed.iter_mut().for_each(|claimed| claimed.event = self.event_at(claimed.delivery.position));

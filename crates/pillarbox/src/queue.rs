@@ -80,7 +80,8 @@ pub struct Claims {
     pub next_due: Option<Timestamp>,
     /// If asked for: the next keys with a row of whatever state, in the store's order. Fewer than [`KEYS_TOLD_MAX`]: there are no more.
     pub keys: Option<Vec<Box<str>>>,
-    /// If asked for: how many rows there are, or were when they were last counted; many are counted less often.
+    /// If asked for and known: how many rows there are that are not dead, or were when they were last counted; many are counted less
+    /// often.
     pub rows: Option<u64>,
 }
 

@@ -32,7 +32,8 @@ pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
             count(events, "event")
         )));
     }
-    policy.unreceived = unreceived;
+    // Without the word, nothing of it goes: not what has become old since it was counted either.
+    policy.unreceived = unreceived && args.yes;
     let mut pruned = all_slices(&store, &policy, &scope.output).await?;
     if lay_leaves(&store, &policy, &scope.output).await? {
         let more = all_slices(&store, &policy, &scope.output).await?;

@@ -15,8 +15,11 @@ const STATUS_REST: u32 = 4;
 const STATUS_WAIT: Duration = Duration::from_millis(50);
 /// How long reading a status may take.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(30);
-/// Figures that are older than this are not shown any more.
+/// Figures that are older than this are not shown any more, and a status that is older says nothing once reading fails; unless
+/// reading takes so long that a younger one cannot be expected.
 const STATUS_AGE_MAX: Duration = Duration::from_secs(60);
+/// How many times as old as its reading took a status may be: the rest, the next reading, and some time to spare.
+const STATUS_AGE_READINGS: u32 = STATUS_REST + 2;
 
 /// What the listener can tell of this process. Every answer comes from memory: a database that does not answer delays none.
 pub(crate) struct Health {
@@ -57,26 +60,40 @@ impl Part {
 /// What was read of the database last.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Known {
-    /// When the reading began, and what was read.
-    pub(super) status: Option<(Instant, Arc<Status>)>,
+    reading: Option<Reading>,
     /// Why the last reading failed, if it did.
     pub(super) error: Option<String>,
 }
 
+/// One reading of the status.
+#[derive(Debug, Clone)]
+pub(super) struct Reading {
+    pub(super) began: Instant,
+    took: Duration,
+    pub(super) status: Arc<Status>,
+}
+
+impl Reading {
+    /// Whether a younger one should have been there by now, if somebody had asked.
+    pub(super) fn is_old(&self) -> bool {
+        self.began.elapsed() >= STATUS_AGE_MAX.max(self.took * STATUS_AGE_READINGS)
+    }
+}
+
 impl Known {
     fn is_young(&self, joined_at: Instant) -> bool {
-        self.error.is_none() && self.since(joined_at).is_some_and(|(at, _)| at.elapsed() < STATUS_AGE_MIN)
+        self.error.is_none() && self.since(joined_at).is_some_and(|reading| reading.began.elapsed() < STATUS_AGE_MIN)
     }
 
     /// The status, unless it is too old to be shown.
     pub(super) fn youngest(&self) -> Option<(Instant, &Status)> {
-        let (at, status) = self.status.as_ref()?;
-        (at.elapsed() < STATUS_AGE_MAX).then_some((*at, &**status))
+        let reading = self.reading.as_ref().filter(|reading| !reading.is_old())?;
+        Some((reading.began, &*reading.status))
     }
 
-    /// The status, unless it was read before this moment or is too old to be shown.
-    pub(super) fn since(&self, moment: Instant) -> Option<(Instant, &Status)> {
-        self.youngest().filter(|(at, _)| *at >= moment)
+    /// The last reading, unless it began before this moment.
+    pub(super) fn since(&self, moment: Instant) -> Option<&Reading> {
+        self.reading.as_ref().filter(|reading| reading.began >= moment)
     }
 }
 
@@ -138,7 +155,10 @@ impl Health {
             let began = Instant::now();
             let read = tokio::time::timeout(STATUS_TIMEOUT, operator.status()).await;
             self.known.send_modify(|known| match read {
-                Ok(Ok(status)) => *known = Known { status: Some((began, Arc::new(status))), error: None },
+                Ok(Ok(status)) => {
+                    let reading = Reading { began, took: began.elapsed(), status: Arc::new(status) };
+                    *known = Known { reading: Some(reading), error: None };
+                }
                 Ok(Err(error)) => known.error = Some(error.to_string()),
                 Err(_) => known.error = Some(format!("its status could not be read within {STATUS_TIMEOUT:?}")),
             });

@@ -150,16 +150,17 @@ impl Surroundings<'_> {
 impl Parts {
     fn of(url: &str) -> Result<Self> {
         let (_, rest) = url.split_once("://").unwrap_or(("", url));
-        let (credentials, rest) = match rest.split_once('@') {
-            Some((credentials, rest)) => (Some(credentials.to_owned()), rest),
-            None => (None, rest),
-        };
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (hosts, database) = place.split_once('/').unwrap_or((place, ""));
+        let (server, database) = place.split_once('/').unwrap_or((place, ""));
+        let (credentials, hosts) = match server.split_once('@') {
+            Some((credentials, hosts)) => (Some(credentials.to_owned()), hosts),
+            None => (None, server),
+        };
         // Nothing of it may be shown: it is a part of the password.
-        if place.contains('@') {
+        if hosts.contains('@') || database.contains('@') {
             return Err(invalid(
-                "the database URL has more than one @; write an @ in the user, the password or the database as %40"
+                "the database URL has an @ that does not end the password; write @ in the user, the password or the database as \
+                 %40, and / as %2F"
                     .to_owned(),
             ));
         }
@@ -362,11 +363,18 @@ mod tests {
 
     #[test]
     fn a_password_with_an_at_sign_is_never_taken_for_a_host() {
-        for url in ["postgres://u:top@canary@localhost:1/app", "postgres://u:to@p/canary@localhost/app"] {
+        let urls = [
+            "postgres://u:top@canary@localhost:1/app",
+            "postgres://u:to@p/canary@localhost/app",
+            "postgres://u:canary/p@localhost/app",
+        ];
+        for url in urls {
             let error = completed(url, &[], &NO_SOCKET).err().unwrap().to_string();
             assert!(error.contains("%40") && !error.contains("canary"), "{error}");
         }
-        assert_eq!(completed("postgres://u:to%40p@h/d", &[], &NO_SOCKET).unwrap().url, "postgres://u:to%40p@h/d?");
+        check("postgres://u:to%40p@h/d", &[], "postgres://u:to%40p@h/d?");
+        check("postgres://h/d?password=top@canary", &[], "postgres://h/d?password=top%40canary");
+        check("postgres:///d?password=top@canary", &[], "postgres://localhost/d?password=top%40canary");
     }
 
     #[cfg(unix)]

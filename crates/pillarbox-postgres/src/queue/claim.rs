@@ -32,6 +32,9 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(100);
 /// How many rows that were delayed and are due take their place with one claim; the next one finds the others.
 const PLACED_MAX: i32 = 1_000;
 
+/// After a count of a subscription's rows that took too long, none is tried for this time.
+const COUNT_REST: Duration = Duration::from_secs(60);
+
 /// How many keys are looked at at once for heads that nobody has promoted.
 const MENDED_AT_ONCE: i32 = 1_000;
 
@@ -47,11 +50,14 @@ pub(crate) struct Claiming {
     places: HashMap<SubscriptionId, Place>,
     /// At most [`PLACED_MAX`]; less after a claim that took too long.
     placed_max: i32,
+    /// How many rows are claimed at once at most, whatever is asked for: less after a claim that took too long, as one of large events
+    /// may.
+    claimed_max: i32,
 }
 
 impl Default for Claiming {
     fn default() -> Self {
-        Claiming { decoder: Decoder::default(), places: HashMap::new(), placed_max: PLACED_MAX }
+        Claiming { decoder: Decoder::default(), places: HashMap::new(), placed_max: PLACED_MAX, claimed_max: i32::MAX }
     }
 }
 
@@ -65,6 +71,8 @@ struct Place {
     counted: Option<(usize, Instant)>,
     /// How many rows there were, and when they were counted.
     rows: Option<(u64, Instant)>,
+    /// When counting them took too long.
+    count_failed: Option<Instant>,
     mended_at: Option<Instant>,
     /// The keys up to this one were looked at.
     mended_to: Option<String>,
@@ -101,16 +109,17 @@ impl Claiming {
         let figures = session.statement(include_str!("../sql/claim_figures.sql")).await?;
         let keys = session.statement(include_str!("../sql/claim_keys.sql")).await?;
         let in_line = session.statement(include_str!("../sql/mend_keys.sql")).await?;
-        let rows = session.statement("select count(*) from delivery where subscription = $1").await?;
+        let rows = session.statement(include_str!("../sql/queue_rows.sql")).await?;
         // What is sent first is answered first: the figures are of what the claims have left.
         let answers = try_join3(
-            send_claims(session, &statement, me, &asked, self.placed_max),
+            send_claims(session, &statement, me, &asked, (self.placed_max, self.claimed_max)),
             send_figures(session, &figures, me, &asked),
             try_join_all(requests.iter().map(|request| tell(session, &keys, request))),
         )
         .await;
-        let (claimed, figures, told) = answers.inspect_err(|error| self.fell_short(error))?;
+        let (claimed, figures, told) = answers.inspect_err(|error| self.fell_short(error, requests))?;
         self.placed_max = (self.placed_max * 2).min(PLACED_MAX);
+        self.claimed_max = self.claimed_max.saturating_mul(2);
         let mut claims: Vec<Claims> = told;
         let Gathered { demoted, first_ready } = self.gather(requests, &claimed, &mut claims)?;
         let mut alive = true;
@@ -122,7 +131,7 @@ impl Claiming {
             alive &= row.try_get::<_, bool>(3)?;
         }
         for (request, claims) in requests.iter().zip(&mut claims).filter(|(request, _)| request.tell.is_some()) {
-            claims.rows = Some(self.count(session, &rows, request.subscription).await?);
+            claims.rows = self.count(session, &rows, request.subscription).await?;
         }
         demoted.promote_or_leave(session).await;
         for (request, claims) in requests.iter().zip(&mut claims).filter(|(request, _)| request.limit > 0) {
@@ -132,9 +141,11 @@ impl Claiming {
     }
 
     /// The server has ended a claim that took too long: the next one does less at once.
-    fn fell_short(&mut self, error: &tokio_postgres::Error) {
-        if error.code() == Some(&SqlState::QUERY_CANCELED) {
+    fn fell_short(&mut self, error: &tokio_postgres::Error, requests: &[ClaimRequest]) {
+        if took_too_long(error) {
+            let asked = requests.iter().map(|request| request.limit).max().unwrap_or(0).min(i32::MAX as usize) as i32;
             self.placed_max = (self.placed_max / 4).max(1);
+            self.claimed_max = (self.claimed_max.min(asked) / 4).max(1);
         }
     }
 
@@ -164,17 +175,27 @@ impl Claiming {
         Asked { request, since: since.unwrap_or(ALWAYS), counted }
     }
 
-    /// How many rows there are, or were a while ago: so many are looked at for this in a second, and no more.
-    async fn count(&mut self, session: &Session, rows: &Statement, subscription: SubscriptionId) -> Db<u64> {
+    /// How many rows there are, or were a while ago: so many are looked at for this in a second, and no more. None is not known: what
+    /// was claimed is claimed, also where counting takes too long.
+    async fn count(&mut self, session: &Session, rows: &Statement, subscription: SubscriptionId) -> Db<Option<u64>> {
         let place = self.places.entry(subscription).or_default();
-        if let Some((rows, at)) = place.rows
-            && at.elapsed() < pillarbox::recount_after(rows)
-        {
-            return Ok(rows);
+        let known = place.rows.map(|(rows, _)| rows);
+        let fresh = place.rows.is_some_and(|(rows, at)| at.elapsed() < pillarbox::recount_after(rows));
+        if fresh || place.count_failed.is_some_and(|at| at.elapsed() < COUNT_REST) {
+            return Ok(known);
         }
-        let counted = session.query_one(rows, &[&subscription.0]).await?.try_get::<_, i64>(0)? as u64;
-        place.rows = Some((counted, Instant::now()));
-        Ok(counted)
+        match session.query_one(rows, &[&subscription.0]).await {
+            Ok(row) => {
+                let counted = row.try_get::<_, i64>(0)?.max(0) as u64;
+                place.rows = Some((counted, Instant::now()));
+                Ok(Some(counted))
+            }
+            Err(error) if took_too_long(&error) => {
+                place.count_failed = Some(Instant::now());
+                Ok(known)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Takes in what a claim showed; how many rows wait.
@@ -223,17 +244,25 @@ impl Claiming {
         }
         let after = place.mended_to.take();
         let after = after.as_deref().unwrap_or(FIRST_KEY);
-        let rows = session.query(keys, &[&subscription.0, &after, &MENDED_AT_ONCE]).await?;
+        place.mended_at = Some(Instant::now());
+        let rows = match session.query(keys, &[&subscription.0, &after, &MENDED_AT_ONCE]).await {
+            Err(error) if took_too_long(&error) => return Ok(0),
+            rows => rows?,
+        };
         let (mut heads, mut last) = (Keys::default(), None);
         for row in &rows {
             last = Some(row.try_get::<_, String>(0)?);
             heads.note(subscription.0, last.clone());
         }
-        let promoted = heads.promote(session).await?;
-        place.mended_at = Some(Instant::now());
+        let promoted = heads.promote_or_leave(session).await;
         place.mended_to = last.filter(|_| rows.len() == MENDED_AT_ONCE as usize);
         Ok(promoted as usize)
     }
+}
+
+/// Whether the session's `statement_timeout` has ended a statement.
+fn took_too_long(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::QUERY_CANCELED)
 }
 
 async fn send_claims(
@@ -241,7 +270,7 @@ async fn send_claims(
     statement: &Statement,
     me: i32,
     asked: &[Asked<'_>],
-    placed_max: i32,
+    (placed_max, claimed_max): (i32, i32),
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
     let wanting = |asked: &Asked<'_>| asked.request.limit.min(i32::MAX as usize) as i32;
     let subscriptions: Vec<i64> = asked.iter().map(|asked| asked.request.subscription.0).collect();
@@ -251,8 +280,8 @@ async fn send_claims(
     let since: Vec<Time> = asked.iter().map(|asked| Time(asked.since)).collect();
     let again: Vec<bool> = asked.iter().map(|asked| asked.request.again).collect();
     let suspect_after = SUSPECT_AFTER as i32;
-    let values: [&(dyn ToSql + Sync); 9] =
-        [&me, &subscriptions, &firsts, &limits, &suspects, &since, &again, &suspect_after, &placed_max];
+    let values: [&(dyn ToSql + Sync); 10] =
+        [&me, &subscriptions, &firsts, &limits, &suspects, &since, &again, &suspect_after, &placed_max, &claimed_max];
     session.query(statement, &values).await
 }
 

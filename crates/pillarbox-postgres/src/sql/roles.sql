@@ -38,7 +38,7 @@ grant execute on function
     @schema@.dedup_rotate(), @schema@.arrange_leaves(bigint[]), @schema@.empty_leaf(text),
     @schema@.wait_for_lock(integer, integer, boolean),
     @schema@.claim_deliveries(bigint, integer, bigint, integer, boolean, integer, timestamptz, boolean),
-    @schema@.claim_deliveries(bigint, integer, bigint, integer, boolean, integer, timestamptz, boolean, integer),
+    @schema@.claim_deliveries(bigint, integer, bigint, integer, boolean, integer, timestamptz, boolean, integer, integer),
     @schema@.place_delayed(bigint, timestamptz, integer), @schema@.promote(bigint[], text[]), @schema@.add_up_aside()
 to pillarbox_relay;
 

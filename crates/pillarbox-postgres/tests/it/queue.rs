@@ -571,6 +571,26 @@ async fn many_delayed_rows_of_one_key_take_their_places_in_order() {
 }
 
 #[tokio::test]
+async fn two_who_place_delayed_rows_of_one_key_keep_their_order() {
+    let database = Database::new().await;
+    let feeder = Feeder::new(&database, queue()).await;
+    let at = feeder.publish(&database, &["k", "k"]).await;
+    feeder.queue(at.iter().map(|at| delayed(*at, "k", Timestamp(1))).collect()).await;
+    let me = &feeder.worker;
+    let mut other = database.client().await;
+    let placing = other.transaction().await.unwrap();
+    let place = "select pillarbox.place_delayed(id, now(), 1) from pillarbox.subscription";
+    placing.execute(place, &[]).await.unwrap();
+    assert!(me.claim(10, 1).await.is_empty(), "the first of the key is being placed by somebody else");
+    placing.commit().await.unwrap();
+    for (next, first) in at.iter().zip([11, 21]) {
+        let claimed = me.claim(10, first).await;
+        assert_eq!(positions(&claimed), [*next]);
+        me.done(&claimed).await;
+    }
+}
+
+#[tokio::test]
 async fn claims_and_ends_use_indexes_however_the_table_grew() {
     let database = Database::new().await;
     let feeder = Feeder::new(&database, queue()).await;
