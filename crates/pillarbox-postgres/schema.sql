@@ -430,11 +430,11 @@ CREATE OR REPLACE FUNCTION pillarbox.claim_deliveries(of_subscription bigint, by
 AS $function$
     select *
     from pillarbox.claim_deliveries(
-        of_subscription, by_owner, first_claim, rows_max, suspects, suspect_after, ready_since, again, 1000
+        of_subscription, by_owner, first_claim, rows_max, suspects, suspect_after, ready_since, again, 1000, rows_max
     )
 $function$
 
-CREATE OR REPLACE FUNCTION pillarbox.claim_deliveries(of_subscription bigint, by_owner integer, first_claim bigint, rows_max integer, suspects boolean, suspect_after integer, ready_since timestamp with time zone, again boolean, placed_max integer)
+CREATE OR REPLACE FUNCTION pillarbox.claim_deliveries(of_subscription bigint, by_owner integer, first_claim bigint, rows_max integer, suspects boolean, suspect_after integer, ready_since timestamp with time zone, again boolean, placed_max integer, claimed_max integer)
  RETURNS TABLE("position" bigint, topic text, type text, id uuid, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, stream_version bigint, deliver_at timestamp with time zone, created_at timestamp with time zone, claim bigint, arrival bigint, attempts integer, due_at timestamp with time zone, since timestamp with time zone, crashes integer, ready_at timestamp with time zone)
  LANGUAGE plpgsql
  SET enable_seqscan TO 'off'
@@ -450,7 +450,8 @@ declare
     demoted_max constant integer := 1000;
     now_at timestamptz := clock_timestamp();
     dead_blocks boolean;
-    wanted integer := rows_max;
+    -- Fewer where so many took too long; the numbers of all rows_max are the caller's all the same.
+    wanted integer := least(rows_max, claimed_max);
     asked integer;
     picked bigint[];
     of_all bigint[];
@@ -901,30 +902,45 @@ declare
     of_all bigint[];
     placed_keys text[];
 begin
-    select array_agg(c.position), array_agg(c.lane) into due, due_lanes
-    from (
-        select d.position, d.lane
-        from pillarbox.delivery as d
-        where d.subscription = of_subscription and d.state = 'delayed' and d.due_at <= until and d.queued
-        order by d.due_at, d.position
-        limit rows_max
-        for update skip locked
-    ) as c;
-    if due is null then
+    due_lanes := array(
+        select distinct f.lane
+        from (
+            select d.lane
+            from pillarbox.delivery as d
+            where d.subscription = of_subscription and d.state = 'delayed' and d.due_at <= until and d.queued
+            order by d.due_at, d.position
+            limit rows_max
+        ) as f
+    );
+    if due_lanes = '{}' then
         return '{}';
     end if;
     free_lanes := array(
         select c.lane
         from pillarbox.cursor as c
         where c.subscription = of_subscription and c.lane = any (due_lanes)
-        for share skip locked
+        for no key update skip locked
     );
+    if free_lanes = '{}' then
+        free_lanes := array(
+            select c.lane
+            from pillarbox.cursor as c
+            where c.subscription = of_subscription and c.lane <> all (due_lanes)
+            for no key update skip locked
+        );
+    end if;
     due := array(
-        select w.position
-        from unnest(due, due_lanes) with ordinality as w (position, lane, number)
-        where w.lane = any (free_lanes)
-        order by w.number
+        select d.position
+        from pillarbox.delivery as d
+        where d.subscription = of_subscription and d.state = 'delayed' and d.due_at <= until and d.queued
+            and d.lane = any (free_lanes)
+        order by d.due_at, d.position
+        limit rows_max
+        for update skip locked
     );
+    if due = '{}' then
+        return '{}';
+    end if;
     of_all := array_fill(of_subscription, array[cardinality(due)]);
     with placed as (
         update pillarbox.delivery as d
