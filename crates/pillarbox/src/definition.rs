@@ -91,16 +91,23 @@ struct Stored {
 }
 
 impl FormerFilters {
-    /// What is stored. What cannot be read is left out.
+    /// What is stored. A filter that cannot be read, as one of a newer version, is not known any more; what was passed under it is.
     pub fn parse(text: &str) -> Self {
-        let stored: Vec<Stored> = serde_json::from_str(text).unwrap_or_default();
-        let read = |stored: Stored| FormerFilter {
-            definition: stored.definition,
-            filter: stored.filter,
-            until: Timestamp(stored.until),
-            passed: stored.passed.iter().map(|passed| passed.parse().unwrap_or_default()).collect(),
+        let stored: Vec<serde_json::Value> = serde_json::from_str(text).unwrap_or_default();
+        let read = |mut stored: serde_json::Value| {
+            let known = Stored::deserialize(&stored).ok();
+            let stored = known.or_else(|| {
+                stored.as_object_mut()?.insert("filter".to_owned(), serde_json::Value::Null);
+                Stored::deserialize(&stored).ok()
+            })?;
+            Some(FormerFilter {
+                definition: stored.definition,
+                filter: stored.filter,
+                until: Timestamp(stored.until),
+                passed: stored.passed.iter().map(|passed| passed.parse().unwrap_or_default()).collect(),
+            })
         };
-        FormerFilters(stored.into_iter().map(read).collect())
+        FormerFilters(stored.into_iter().filter_map(read).collect())
     }
 
     /// The text to be stored.
@@ -145,9 +152,13 @@ impl FormerFilters {
     /// An event that was settled is to be delivered once more, or after all: the filter of now wanted it.
     pub fn replay(&mut self, key: Option<KeyHash>, position: Position, topic: &str, r#type: &str) {
         let wanted = |former: &FormerFilter| former.filter.as_ref().is_some_and(|filter| filter.matches(topic, r#type));
-        if self.judge_of(key, position).is_none_or(wanted) {
-            return;
+        if !self.judge_of(key, position).is_none_or(wanted) {
+            self.forget(key, position);
         }
+    }
+
+    /// A position is judged by the filter of now, whatever it was passed under.
+    pub fn forget(&mut self, key: Option<KeyHash>, position: Position) {
         for former in &mut self.0 {
             let lane = lane_of(key, position, former.passed.len() as u32) as usize;
             former.passed.get_mut(lane).into_iter().for_each(|passed| passed.remove(position));

@@ -89,7 +89,6 @@ async fn tidy(
     // Another transaction, since cursors are locked in the order of their numbers by everybody.
     let tx = session.begin().await?;
     tx.execute("select from meta for update", &[]).await?;
-    prune_former_filters(&tx).await?;
     if let Some(keep) = keep {
         expire_holds(&tx, keep, slice, pruned).await?;
         tx.execute(include_str!("../sql/prune_skip.sql"), &[&Time(before(now, keep))]).await?;
@@ -98,6 +97,8 @@ async fn tidy(
     pruned.more |= kept as i64 == slice;
     tx.execute(include_str!("../sql/prune_progress.sql"), &[]).await?;
     tx.execute(include_str!("../sql/progress_merge.sql"), &[&slice]).await?;
+    // Last: whoever joins waits for what this locks.
+    prune_former_filters(&tx).await?;
     tx.commit().await?;
     Ok(keep)
 }

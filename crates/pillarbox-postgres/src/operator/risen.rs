@@ -63,7 +63,7 @@ pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects, key
         return Ok(0);
     }
     // Before the cursors, as whoever joins does.
-    tx.query_typed("select from subscription order by name for update", &[]).await?;
+    tx.query_typed("select from subscription order by name collate \"C\" for update", &[]).await?;
     // Rare enough to stop every settlement for a moment; what the cursors say is read under their locks.
     tx.query_typed("select from cursor order by subscription, lane for update", &[]).await?;
     let world = World::load(tx).await?;
@@ -97,7 +97,9 @@ async fn deliver(
 ) -> Db<()> {
     let Some(lane) = subscription.lane_of(line.key.as_deref(), line.position) else { return Ok(()) };
     if !subscription.filter.matches(&line.topic, &line.r#type) {
-        return Ok(());
+        // It was never sent, also where a former filter had passed its position and would have wanted it.
+        let hash = line.key.as_deref().map(KeyHash::of);
+        return judge_again(tx, subscription.id, |formers| formers.forget(hash, line.position)).await;
     }
     if !lane.has_settled(line.position) {
         return read_again(tx, subscription, lane).await;

@@ -42,7 +42,9 @@ pub(super) fn deliver_risen(tx: &Transaction<'_>, world: &World) -> Db<()> {
 fn deliver(tx: &Transaction<'_>, now: Timestamp, subscription: &SubscriptionRow, line: &Line<'_>) -> Db<()> {
     let Some(lane) = subscription.lane_of(line.key.as_deref(), line.position) else { return Ok(()) };
     if !subscription.filter.matches(&line.topic, &line.r#type) {
-        return Ok(());
+        // It was never sent, also where a former filter had passed its position and would have wanted it.
+        let hash = line.key.as_deref().map(KeyHash::of);
+        return judge_again(tx, subscription.id, |formers| formers.forget(hash, line.position));
     }
     if !lane.has_settled(line.position) {
         return read_again(tx, subscription, lane);
