@@ -165,7 +165,8 @@ async fn an_adopted_log_can_be_published_into_though_its_first_leaves_are_used_a
     let url = database.url();
     publish(url, 62).await;
     let store = PostgresStore::open(url).await.unwrap();
-    let policy = pillarbox::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
+    let keep = Some(std::time::Duration::ZERO);
+    let policy = pillarbox::PrunePolicy { keep, unreceived: true, ..Default::default() };
     crate::retention::prune_all(&store, &policy).await;
     let none_below = "select count(*) from pillarbox.leaf where low = 1";
     assert_eq!(database.number(none_below).await, 0, "the first leaf lies elsewhere now");
