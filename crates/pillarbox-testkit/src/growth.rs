@@ -171,7 +171,7 @@ pub fn allowed(operation: Operation, dimension: Dimension) -> Growth {
 pub struct Work {
     /// Round trips, or what comes nearest.
     pub statements: u64,
-    /// What was looked at: pages of tables and indexes, or steps of the virtual machine, in units of which [`SLACK`] are nothing.
+    /// What was looked at: pages of tables and indexes, or steps of the virtual machine, in units of which `SLACK` are nothing.
     pub steps: u64,
 }
 
