@@ -217,18 +217,9 @@ fn verdict(
     event: &Event,
     audit: &mut SubscriptionAudit,
 ) -> Option<Verdict> {
-    let position = event.position;
-    // A row or a record of it says more than any filter: it was wanted.
-    if book.skipped.contains(position) || book.deliveries.contains(position) {
-        return Some(judge(book, in_dead_range, position));
-    }
-    // Nobody has passed what lies before the start, whatever the filters were.
-    if book.before_start.contains(position) {
-        return book.filter.wants(event).then_some(Verdict::BeforeStart);
-    }
     let wanted = former.map_or_else(|| Some(book.filter.wants(event)), |former| former.wants(&book.filter, event));
     match wanted {
-        Some(true) => return Some(judge(book, in_dead_range, position)),
+        Some(true) => return Some(judge(book, in_dead_range, event.position)),
         Some(false) => audit.passed_unwanted += u64::from(book.filter.wants(event)),
         None => audit.not_recorded += 1,
     }
@@ -241,6 +232,9 @@ fn judge(book: &LaneBook, in_dead_range: bool, position: Position) -> Verdict {
     }
     if book.deliveries.contains(position) {
         return Verdict::Waiting;
+    }
+    if book.before_start.contains(position) {
+        return Verdict::BeforeStart;
     }
     if in_dead_range {
         return Verdict::Missing(MissingReason::InDeadRange);

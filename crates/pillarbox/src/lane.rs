@@ -53,7 +53,7 @@ pub(crate) struct Lane {
     /// It has stopped and has dropped what is not at the sink.
     pub(crate) quiet: bool,
     /// Positions above the floor with a row in the delivery table, dead ones included. A cursor that was cut at its limit shows them again.
-    parked: BTreeSet<Position>,
+    parked: HashSet<Position>,
     next_arrival: i64,
     put: Vec<Delivery>,
     queue: Vec<Queued>,
@@ -281,10 +281,6 @@ impl Lane {
     fn drop_passed(&mut self, floor: Position) {
         while self.ahead.first_entry().is_some_and(|range| *range.get() <= floor) {
             self.ahead.pop_first();
-        }
-        // No read shows them again.
-        while self.parked.first().is_some_and(|position| *position <= floor) {
-            self.parked.pop_first();
         }
     }
 

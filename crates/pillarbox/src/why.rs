@@ -175,9 +175,7 @@ impl Facts<'_> {
     fn of_log(&self) -> Conclusion {
         let position = self.event.position;
         let fate = self.fate;
-        // Nobody has passed what lies before the start, whatever filters there were since.
-        let wanted = if fate.before_start { self.is_wanted_now() || fate.wanted } else { fate.wanted };
-        if !wanted {
+        if !fate.wanted {
             return self.not_matched();
         }
         if fate.in_dead_range {
@@ -215,16 +213,13 @@ impl Facts<'_> {
             "the filter that was in force when it was passed (definition {}, until {}) did not want topic '{topic}' with type '{type}'",
             former.definition, former.until
         );
-        let advice = self.is_wanted_now().then(|| {
+        let wanted_now = self.subscription.is_some_and(|row| row.filter.wants(self.event));
+        let advice = wanted_now.then(|| {
             message.push_str("; the filter of now does");
             let key = key.as_ref().map(|key| format!(" --key {key}")).unwrap_or_default();
             format!("pillarbox rewind {} --to {}{key}", self.fate.subscription, position - 1)
         });
         (Cause::NotMatched, message, advice)
-    }
-
-    fn is_wanted_now(&self) -> bool {
-        self.subscription.is_some_and(|row| row.filter.wants(self.event))
     }
 
     fn dead(&self, delivery: &DeliveryRecord) -> Conclusion {
