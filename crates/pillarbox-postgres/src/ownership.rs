@@ -24,6 +24,7 @@ pub(crate) use self::subscriptions::{parse_filter, put_former_filters, record_pr
 use crate::connection::{DIRECTLY, PgConfig, SCHEMA, Session};
 use crate::doorbell::{Doorbell, announce, neighbour_of};
 use crate::error::{Db, DbError};
+use crate::types::Time;
 
 /// An instance whose lock cannot be seen, which owns nothing and has not beaten for so long, is forgotten.
 const SILENT_BURIED_AFTER: Duration = Duration::from_secs(600);
@@ -431,13 +432,12 @@ fn pooled() -> DbError {
 /// Defines the subscriptions and writes the instance's row.
 async fn enroll(control: &mut Session, me: InstanceId, hello: &Hello) -> Db<Joined> {
     let tx = control.begin().await?;
-    // In the order of their names, so that two that join at once do not wait for each other.
+    // As everybody locks: the log's row, then subscriptions in the order of their names, then cursors.
+    tx.query("select from meta for share", &[]).await?;
     let mut order: Vec<usize> = (0..hello.subscriptions.len()).collect();
     order.sort_by_key(|index| &hello.subscriptions[*index].name);
-    let mut defined = Vec::with_capacity(order.len());
-    for index in &order {
-        defined.push(define(&tx, me, &hello.subscriptions[*index], hello.rejoin).await?);
-    }
+    let wishes: Vec<&Subscription> = order.iter().map(|index| &hello.subscriptions[*index]).collect();
+    let defined = define(&tx, me, &wishes, hello.rejoin).await?;
     // After all of them, and before anything else: cursors are locked in the order of the subscriptions' numbers by everybody.
     fence(&tx, &defined).await?;
     let mut subscriptions: Vec<_> = order.into_iter().zip(defined).collect();
@@ -447,8 +447,9 @@ async fn enroll(control: &mut Session, me: InstanceId, hello: &Hello) -> Db<Join
     let pid = i32::try_from(hello.pid).unwrap_or(i32::MAX);
     tx.execute(include_str!("sql/enter.sql"), &[&(me.0 as i32), &hello.host, &pid, &hello.version, &ids]).await?;
     announce(&tx, &format!("fleet {}", me.0)).await?;
-    let meta = tx.query_one("select log_id, incarnation from meta", &[]).await?;
+    let meta = tx.query_one("select log_id, incarnation, clock_timestamp() from meta", &[]).await?;
     let (log_id, incarnation) = (meta.try_get(0)?, meta.try_get(1)?);
+    let time = meta.try_get::<_, Time>(2)?.0;
     tx.commit().await?;
-    Ok(Joined { instance: me, log_id, incarnation, subscriptions })
+    Ok(Joined { instance: me, log_id, incarnation, subscriptions, time })
 }

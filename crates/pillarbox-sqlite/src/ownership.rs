@@ -88,7 +88,8 @@ impl Writer {
             enter(tx, instance, hello, &subscriptions)?;
             let log_id = home::log_id(tx)?;
             let incarnation = meta_number(tx, "incarnation")?;
-            Ok((Joined { instance, log_id, incarnation, subscriptions }, raise_revision(tx)?))
+            let time = Timestamp::now();
+            Ok((Joined { instance, log_id, incarnation, subscriptions, time }, raise_revision(tx)?))
         });
         let (joined, revision) = joined.inspect_err(|_| self.folder.remove(instance))?;
         self.bell.raised(revision);
@@ -425,7 +426,7 @@ fn fleet(tx: &Transaction<'_>) -> Db<Fleet> {
     let subscriptions = tx.prepare_cached(sql)?.query_map([], subscription_view)?.collect::<Result<_, _>>()?;
     let sql = "select subscription, lane, owner, epoch, revision, takeovers from pillarbox_cursor order by 1, 2";
     let lanes = tx.prepare_cached(sql)?.query_map([], lane_view)?.collect::<Result<_, _>>()?;
-    Ok(Fleet { instances, subscriptions, lanes })
+    Ok(Fleet { instances, subscriptions, lanes, time: Timestamp::now() })
 }
 
 fn instance_view(row: &Row<'_>) -> rusqlite::Result<InstanceView> {
@@ -503,14 +504,16 @@ fn load_lane(tx: &Transaction<'_>, lane: LaneRef, epoch: Epoch, pruned_to: Posit
 fn load_deliveries(tx: &Transaction<'_>, lane: LaneRef, blocks: bool, mut state: LaneState) -> Db<LaneState> {
     let mut statement = tx.prepare_cached(include_str!("sql/load_deliveries.sql"))?;
     let heads_max = DEAD_HEADS_MAX as i64;
-    let mut rows = statement.query(params![lane.subscription.0, lane.lane, state.cursor.floor, blocks, heads_max])?;
+    let gaps: Vec<[Position; 2]> = state.cursor.open().iter().map(|gap| [*gap.start(), *gap.end()]).collect();
+    let gaps = serde_json::to_string(&gaps).expect("numbers are JSON");
+    let mut rows = statement.query(params![lane.subscription.0, lane.lane, gaps, blocks, heads_max])?;
     while let Some(row) = rows.next()? {
         if row.get::<_, i64>(7)? > heads_max {
             state.dead_heads_left_out = true;
             continue;
         }
         let delivery = delivery_of(row)?;
-        // One that lies above the floor may be the first of its key too.
+        // One that is not settled may be the first of its key too.
         if state.deliveries.last().is_none_or(|last| last.position != delivery.position) {
             state.deliveries.push(delivery);
         }

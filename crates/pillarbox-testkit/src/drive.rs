@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use pillarbox::engine::{Action, Engine, EngineConfig, Input, work};
 use pillarbox::{
-    Attempt, BatchId, Failure, Hello, Now, Outcome, Position, Report, Result, Settlement, SinkFeatures, Store,
+    Attempt, BatchId, Failure, Fleet, Hello, Outcome, Position, Report, Result, Settlement, SinkFeatures, Store,
     Subscription, Timestamp,
 };
 
@@ -35,12 +35,12 @@ impl<S: Store> Driver<S> {
     ) -> Result<Driver<S>> {
         let wishes = subscriptions.iter().map(|entry| entry.0.clone()).collect();
         let joined = store.join(Hello { subscriptions: wishes, ..Hello::default() }).await?;
-        let engine = Engine::new(config, &joined, store.features(), subscriptions);
+        let engine = Engine::new(config, Duration::ZERO, &joined, store.features(), subscriptions);
         let mut driver = Driver {
             store,
             engine,
             now: Duration::ZERO,
-            began: Timestamp::now(),
+            began: joined.time,
             inputs: VecDeque::new(),
             at_sink: VecDeque::new(),
             settlements: Vec::new(),
@@ -57,12 +57,11 @@ impl<S: Store> Driver<S> {
         self.inputs.push_back(input);
         while let Some(input) = self.inputs.pop_front() {
             self.now += Duration::from_micros(10);
-            let now = Now { mono: self.now, wall: self.began.plus(self.now) };
             let before = work();
-            let actions = self.engine.step(now, input);
-            let deadline = self.engine.deadline(now);
+            let actions = self.engine.step(self.now, input);
+            let deadline = self.engine.deadline(self.now);
             self.steps.push(work() - before);
-            assert!(deadline > now.mono, "a deadline lies ahead");
+            assert!(deadline > self.now, "a deadline lies ahead");
             for action in actions {
                 self.act(action).await?;
             }
@@ -85,7 +84,8 @@ impl<S: Store> Driver<S> {
             Action::Observe(report) => {
                 let fleet = self.store.observe(&report).await?;
                 self.reports.push(report);
-                Input::Observed(fleet)
+                // Time passes only here.
+                Input::Observed(Fleet { time: self.began.plus(self.now), ..fleet })
             }
             Action::Take(lanes) => Input::Taken(self.store.take(&lanes).await?),
             Action::Load(lanes) => Input::Loaded(self.store.load(&lanes).await?),

@@ -87,11 +87,12 @@ impl Lane {
         deliveries.sort_by_key(|delivery| (delivery.arrival, delivery.position));
         let last_arrival = deliveries.last().map_or(0, |last| last.arrival);
         let mut heads: BTreeSet<Option<Box<str>>> = BTreeSet::new();
+        let open = self.cursor.open();
         deliveries.retain(|delivery| {
             let dead = delivery.state == State::Dead && broken != Some(Broken::LoadsAllDead);
             let blocks = on_dead == OnDead::Block && broken != Some(Broken::LoadForgetsDeadHeads);
             let first = dead && blocks && delivery.key.is_some() && heads.insert(delivery.key.clone());
-            !dead || delivery.position > self.cursor.floor || (first && heads.len() <= DEAD_HEADS_MAX)
+            !dead || open.contains(delivery.position) || (first && heads.len() <= DEAD_HEADS_MAX)
         });
         let dead_heads_left_out = heads.len() > DEAD_HEADS_MAX;
         LaneState { deliveries, last_arrival, dead_heads_left_out, ..state }

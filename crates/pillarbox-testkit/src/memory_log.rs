@@ -569,7 +569,13 @@ impl Inner {
         };
         self.instances.insert(instance, row);
         self.promote();
-        Ok(Joined { instance, log_id: self.options.log_id, incarnation: self.incarnation, subscriptions })
+        Ok(Joined {
+            instance,
+            log_id: self.options.log_id,
+            incarnation: self.incarnation,
+            subscriptions,
+            time: self.now,
+        })
     }
 
     fn check_mode(&self, wish: &Subscription) -> Result<()> {
@@ -683,6 +689,7 @@ impl Inner {
             instances: self.instances.iter().map(instance).collect(),
             subscriptions: self.subscriptions.iter().map(SubscriptionRow::view).collect(),
             lanes: self.lanes().map(lane).collect(),
+            time: self.now,
         }
     }
 

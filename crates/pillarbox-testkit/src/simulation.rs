@@ -243,6 +243,8 @@ struct World {
     features: StoreFeatures,
     now: u64,
     wall_offset: i64,
+    /// The largest that it was.
+    wall_offset_max: i64,
     sequence: u64,
     queue: BTreeMap<(u64, u64), Step>,
     nodes: Vec<Node>,
@@ -340,6 +342,7 @@ impl World {
             features,
             now: 0,
             wall_offset: 0,
+            wall_offset_max: 0,
             sequence: 0,
             queue: BTreeMap::new(),
             nodes: (0..NODES).map(|_| Node::default()).collect(),
@@ -416,6 +419,7 @@ impl World {
             }
             self.now = at;
             self.log.set_time(self.wall());
+            self.wall_offset_max = self.wall_offset_max.max(self.wall_offset);
             if matches!(step, Step::Check) && self.is_done() {
                 break;
             }

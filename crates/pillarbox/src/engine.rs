@@ -12,6 +12,7 @@ use std::time::Duration;
 use self::fleet::beat_interval;
 use self::queue::{Asked, Queue};
 use self::subscriber::Subscriber;
+use crate::database_clock::DatabaseClock;
 use crate::dispatcher::BatchId;
 use crate::grace::Grace;
 use crate::lane::Lane;
@@ -26,12 +27,12 @@ use crate::{
     Subscription, SubscriptionId, Take, Timestamp,
 };
 
-/// The two clocks of a step: `mono` never jumps and measures waits; `wall` is what due times are kept in.
+/// The two clocks of a step: `mono` never jumps and measures waits; `wall` is the database's time of day, which due times are kept in.
 #[derive(Debug, Clone, Copy)]
 pub struct Now {
     /// Since the engine started.
     pub mono: Duration,
-    /// The time of day.
+    /// The time of day by the database's clock.
     pub wall: Timestamp,
 }
 
@@ -148,6 +149,8 @@ pub enum Mutant {
     CallsOutliveDeadline,
     /// One event that the sink fails to take holds every key back.
     SuspectStopsAll,
+    /// The database's time counts as read when it was asked for.
+    EarlyClock,
     /// A lane that is loaded anew is read with the filter that the relay was started with.
     ReloadWithOldFilter,
 }
@@ -332,6 +335,7 @@ pub struct Engine {
     /// Where each subscription is among the subscribers.
     indexes: HashMap<SubscriptionId, usize>,
     grace: Grace,
+    clock: DatabaseClock,
     /// The highest position that any poll has told of.
     horizon: Position,
     actions: Vec<Action>,
@@ -427,9 +431,10 @@ const LEASE_MARGIN: u32 = 5;
 const PROMOTE_MAX: usize = 1_000;
 
 impl Engine {
-    /// An engine that has joined. `sinks` says what the sink of each subscription can do, in the order of the hello.
+    /// An engine that has joined, at `mono` or before. Each subscription comes with what its sink can do, in the order of the hello.
     pub fn new(
         config: EngineConfig,
+        mono: Duration,
         joined: &Joined,
         features: StoreFeatures,
         subscriptions: Vec<(Subscription, SinkFeatures)>,
@@ -458,6 +463,7 @@ impl Engine {
             indexes: subscribers.iter().enumerate().map(|(index, sub)| (sub.id, index)).collect(),
             subscribers,
             grace: Grace::default(),
+            clock: DatabaseClock::new(joined.time, mono),
             horizon: 0,
             actions: Vec::new(),
             figures,
@@ -504,7 +510,11 @@ impl Engine {
     }
 
     /// Takes in what happened and returns what is to be done.
-    pub fn step(&mut self, now: Now, input: Input) -> Vec<Action> {
+    pub fn step(&mut self, mono: Duration, input: Input) -> Vec<Action> {
+        if let Input::Observed(fleet) = &input {
+            self.learn_time(mono, fleet.time);
+        }
+        let now = self.now(mono);
         self.rouse(&input);
         match input {
             Input::Observed(fleet) => self.observed(now, fleet),
@@ -532,6 +542,18 @@ impl Engine {
         std::mem::take(&mut self.actions)
     }
 
+    fn learn_time(&mut self, mono: Duration, time: Timestamp) {
+        let asked = self.last_observe.unwrap_or(mono);
+        match self.config.mutant {
+            Some(Mutant::EarlyClock) => self.clock = DatabaseClock::new(time, asked),
+            _ => self.clock.learn(time, asked, mono),
+        }
+    }
+
+    fn now(&self, mono: Duration) -> Now {
+        Now { mono, wall: self.clock.at(mono) }
+    }
+
     /// Subscriptions that rest are not looked at until an input concerns them.
     fn rouse(&mut self, input: &Input) {
         match input {
@@ -555,7 +577,8 @@ impl Engine {
 
     /// When to step with [`Input::Tick`] if nothing else happens before. Always later than now: what is due now was done by the
     /// last step, or waits for an answer.
-    pub fn deadline(&self, now: Now) -> Duration {
+    pub fn deadline(&self, mono: Duration) -> Duration {
+        let now = self.now(mono);
         let mut deadline = now.mono + self.config.beat_interval;
         let mut sooner =
             |at: Option<Duration>| deadline = at.filter(|&at| at > now.mono).map_or(deadline, |at| at.min(deadline));
@@ -586,7 +609,8 @@ impl Engine {
     }
 
     /// Nothing is under way and nothing can be delivered now: what is left waits for its time, for an operator or for another instance.
-    pub fn is_idle(&self, now: Now) -> bool {
+    pub fn is_idle(&self, mono: Duration) -> bool {
+        let now = self.now(mono);
         let calls = [
             self.polling.is_some(),
             self.fetching.is_some(),

@@ -45,6 +45,9 @@ pub(crate) struct Lane {
     due: BTreeSet<(Timestamp, ChainKey)>,
     delayed: BTreeSet<(Timestamp, Position)>,
     delayed_rows: HashMap<Position, Delivery>,
+    /// Until everything up to here has been read again that the owner before had read and not settled, no delayed row takes its place
+    /// behind what its key has waiting: not all of that is known.
+    reads_again_to: Option<Position>,
     rows: usize,
     /// Chains whose head has failed.
     failing: usize,
@@ -52,7 +55,8 @@ pub(crate) struct Lane {
     crowded: Option<Timestamp>,
     /// It has stopped and has dropped what is not at the sink.
     pub(crate) quiet: bool,
-    /// Positions above the floor with a row in the delivery table, dead ones included. A cursor that was cut at its limit shows them again.
+    /// Positions that were not settled and have a row in the delivery table, dead ones included: a cursor that was cut at its limit shows
+    /// them again.
     parked: HashSet<Position>,
     next_arrival: i64,
     put: Vec<Delivery>,
@@ -180,6 +184,7 @@ impl Lane {
     ) -> Self {
         let Cursor { floor, settled, anchor } = state.cursor;
         let top = settled.last().unwrap_or(floor).max(floor);
+        let settled_at = |position: Position| position <= floor || settled.contains(position);
         let mut lane = Lane {
             reference,
             epoch,
@@ -201,11 +206,12 @@ impl Lane {
             due: BTreeSet::new(),
             delayed: BTreeSet::new(),
             delayed_rows: HashMap::new(),
+            reads_again_to: Some(state.deliveries.iter().map(|delivery| delivery.position).max().unwrap_or(0)),
             rows: 0,
             failing: 0,
             crowded: None,
             quiet: false,
-            parked: state.deliveries.iter().map(|delivery| delivery.position).filter(|at| *at > floor).collect(),
+            parked: state.deliveries.iter().map(|delivery| delivery.position).filter(|at| !settled_at(*at)).collect(),
             next_arrival: state.last_arrival + 1,
             put: Vec::new(),
             queue: Vec::new(),
@@ -223,8 +229,7 @@ impl Lane {
         for delivery in state.deliveries {
             lane.next_arrival = lane.next_arrival.max(delivery.arrival + 1);
             if delivery.state == State::Delayed {
-                lane.delayed.insert((delivery.due_at, delivery.position));
-                lane.delayed_rows.insert(delivery.position, delivery);
+                lane.keep_delayed(delivery);
             } else if holds_its_place(delivery.state, delivery.key.is_some(), on_dead) {
                 lane.append(delivery);
             }
@@ -317,6 +322,8 @@ impl Lane {
 
     /// A poll was answered. Where nothing is left up to the horizon, nobody dies of it.
     pub(crate) fn note_poll(&mut self, horizon: Position) {
+        let all_shown = self.asked && self.bound == Position::MAX;
+        self.reads_again_to = self.reads_again_to.filter(|&to| !all_shown || self.top < to);
         let nothing = self.trial.first.is_none() && self.holes.is_empty() && self.top >= horizon;
         self.trial.passed |= self.trial.polled && nothing;
         self.trial.polled = true;
@@ -372,9 +379,9 @@ impl Lane {
 
     // --- deliveries ---
 
-    /// Whether an event is in the delivery table already.
-    pub(crate) fn is_parked(&self, position: Position) -> bool {
-        !self.parked.is_empty() && self.parked.contains(&position)
+    /// Whether an event that is read again was in the delivery table already when the lane was loaded.
+    pub(crate) fn was_parked(&mut self, position: Position) -> bool {
+        !self.parked.is_empty() && self.parked.remove(&position)
     }
 
     /// Whether the key has deliveries, so that its events have to go behind them.
@@ -496,7 +503,6 @@ impl Lane {
     fn delivery(&mut self, event: &Event, state: State, due_at: Timestamp, now: Timestamp) -> Delivery {
         let arrival = self.next_arrival;
         self.next_arrival += 1;
-        self.parked.insert(event.position);
         Delivery { position: event.position, key: event.key.clone(), arrival, state, attempts: 0, due_at, since: now }
     }
 
@@ -518,8 +524,7 @@ impl Lane {
         }
         let row = self.delivery(event, State::Delayed, until, now);
         self.put.push(row.clone());
-        self.delayed.insert((until, event.position));
-        self.delayed_rows.insert(event.position, row);
+        self.keep_delayed(row);
         self.done(event.position, event.id);
     }
 
@@ -544,7 +549,7 @@ impl Lane {
     pub(crate) fn take_delayed(&mut self, now: Timestamp, most: usize) -> Vec<Delivery> {
         let mut rows = Vec::new();
         let crowded = self.crowded.is_some_and(|at| at <= now);
-        if crowded || self.delayed.first().is_none_or(|entry| entry.0 > now) {
+        if crowded || self.reads_again_to.is_some() || self.delayed.first().is_none_or(|entry| entry.0 > now) {
             return rows;
         }
         let limit = most - self.runnable(now, most);
@@ -554,6 +559,12 @@ impl Lane {
             rows.extend(self.delayed_rows.remove(&entry.1));
         }
         rows
+    }
+
+    /// A delayed row that was taken out stays where it was.
+    pub(crate) fn keep_delayed(&mut self, row: Delivery) {
+        self.delayed.insert((row.due_at, row.position));
+        self.delayed_rows.insert(row.position, row);
     }
 
     /// A delayed row that is due goes behind what its key has waiting now.
@@ -659,7 +670,6 @@ impl Lane {
     pub(crate) fn succeed(&mut self, position: Position, key: Option<KeyHash>) {
         self.came_back(position);
         self.finish.push(position);
-        self.parked.remove(&position);
         self.remove(position, key);
         self.careful_left = self.careful_left.saturating_sub(1);
         self.careful &= self.careful_left > 0;

@@ -29,6 +29,7 @@ mod audit;
 mod breaker;
 mod cloud_event;
 mod counted;
+mod database_clock;
 pub mod decode;
 mod definition;
 mod dispatcher;

@@ -213,6 +213,7 @@ mod tests {
                 created: false,
             }],
             lanes: lanes.collect(),
+            time: crate::Timestamp(0),
         }
     }
 

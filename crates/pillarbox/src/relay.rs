@@ -9,16 +9,19 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use self::shell::{LEAVE_TIMEOUT, Shell};
+use self::shell::{LEAVE_TIMEOUT, Shell, rejoin_wait};
 use crate::engine::EngineConfig;
 use crate::handler::AnyHandler;
 use crate::{
-    Error, ErrorKind, Failpoint, Handler, Hello, InstanceId, Mode, Operator, PrunePolicy, Report, Result, Sink,
+    Error, ErrorKind, Failpoint, Handler, Hello, InstanceId, Joined, Mode, Operator, PrunePolicy, Report, Result, Sink,
     SinkFeatures, Store, Subscription, SubscriptionView, Timestamp, Transact,
 };
 
 /// How often a relay removes what retention allows and lets the store look after its files.
 pub const RETENTION_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How often a relay that starts tries again to join because somebody else keeps what it needs locked.
+const BUSY_JOINS_MAX: u32 = 5;
 
 /// How a relay runs; the limits are those of [`EngineConfig`].
 #[derive(Debug, Clone)]
@@ -164,7 +167,7 @@ impl<S: Store + Operator> RelayBuilder<S> {
             subscriptions: self.targets.iter().map(|target| target.0.clone()).collect(),
             rejoin: false,
         };
-        let joined = self.store.join(hello.clone()).await?;
+        let joined = first_join(&self.store, &hello).await?;
         Failpoint::Joined.hit();
         let (commands, inbox) = mpsc::unbounded_channel();
         let (end_sender, end) = watch::channel(None);
@@ -265,6 +268,21 @@ impl Relay {
             Ok(Some(End::Failed(error))) => shared(&error),
             Ok(_) => Error::new(ErrorKind::Unavailable, "the relay was stopped"),
             Err(_) => Error::new(ErrorKind::Fatal, "the relay's task panicked"),
+        }
+    }
+}
+
+/// Joins; another who joins or operates at the same moment is waited for.
+async fn first_join(store: &impl Store, hello: &Hello) -> Result<Joined> {
+    let mut failures = 0;
+    loop {
+        match store.join(hello.clone()).await {
+            Err(error) if error.kind() == ErrorKind::Busy && failures < BUSY_JOINS_MAX => {
+                tracing::info!(%error, "could not join; retrying");
+                failures += 1;
+                tokio::time::sleep(rejoin_wait(failures)).await;
+            }
+            joined => return joined,
         }
     }
 }

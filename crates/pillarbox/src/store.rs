@@ -139,6 +139,8 @@ pub struct Joined {
     pub incarnation: i64,
     /// The subscriptions as the database has them, in the order of the hello.
     pub subscriptions: Vec<SubscriptionView>,
+    /// The database's time of day, at some moment of the call.
+    pub time: Timestamp,
 }
 
 /// What the database says of a subscription.
@@ -167,6 +169,8 @@ pub struct Fleet {
     pub subscriptions: Vec<SubscriptionView>,
     /// All lanes.
     pub lanes: Vec<LaneView>,
+    /// The database's time of day, at some moment of the call.
+    pub time: Timestamp,
 }
 
 /// One instance as another sees it.
@@ -263,6 +267,11 @@ impl Cursor {
         positions.insert_range(1, self.floor);
         positions
     }
+
+    /// All positions that are not settled, known or to come.
+    pub fn open(&self) -> RangeSet {
+        self.settled.missing(self.floor + 1, Position::MAX)
+    }
 }
 
 /// What an owner loads of a lane.
@@ -271,7 +280,7 @@ pub struct LaneState {
     /// What is settled.
     pub cursor: Cursor,
     /// The deliveries of the lane that its owner needs, in order of arrival; none of a queue. Those that are not dead; those that are dead
-    /// and lie above the floor, which a scan may show again; and where dead events hold their key back, the first dead one of each key, up to
+    /// and not settled, since their range was left out of the cursor; and where dead events hold their key back, the first dead one of each key, up to
     /// [`DEAD_HEADS_MAX`] keys. How many are dead besides costs nothing.
     pub deliveries: Vec<Delivery>,
     /// More keys than [`DEAD_HEADS_MAX`] are held back by a dead event, and `deliveries` does not name them all.

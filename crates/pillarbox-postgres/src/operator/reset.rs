@@ -11,6 +11,7 @@ pub(super) async fn reset(session: &mut Session) -> Db<()> {
     tx.query_typed("select from meta for update", &[]).await?;
     // Nobody is between drawing a position and committing it, so that none can appear below the new start.
     tx.batch_execute("lock table event in share row exclusive mode").await?;
+    tx.query_typed("select from subscription order by name collate \"C\" for update", &[]).await?;
     tx.query_typed("select from cursor order by subscription, lane for update", &[]).await?;
     let world = World::load(&tx).await?;
     for table in ["event_kept", "delivery", "dead_range", "dedup_0", "dedup_1", "dedup_2", "skip", "stream", "recovery"]

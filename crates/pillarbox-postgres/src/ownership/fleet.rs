@@ -12,6 +12,7 @@ use super::lanes::Missing;
 use super::subscriptions::subscription_view;
 use crate::connection::{BELL, Session};
 use crate::error::Db;
+use crate::types::Time;
 
 /// What one look at the fleet brought.
 pub(super) struct Look {
@@ -66,6 +67,7 @@ pub(super) async fn look(control: &Session, me: InstanceId, class: i32, report: 
         instances: instances.iter().map(instance_view).collect::<Db<_>>()?,
         subscriptions: subscriptions.iter().map(subscription_view).collect::<Db<_>>()?,
         lanes: lanes.iter().map(lane_view).collect::<Db<_>>()?,
+        time: after.try_get::<_, Time>(2)?.0,
     };
     Ok(Look {
         alive: beaten.is_some(),

@@ -59,7 +59,7 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
             continue;
         }
         let delivery = delivery_of(&row)?;
-        // One that lies above the floor may be the first of its key too.
+        // One that is not settled may be the first of its key too.
         if state.deliveries.last().is_none_or(|last| last.position != delivery.position) {
             state.deliveries.push(delivery);
         }

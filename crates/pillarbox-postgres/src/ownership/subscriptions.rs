@@ -5,6 +5,7 @@ use pillarbox::{
     Cursor, Definition, Epoch, ErrorKind, Filter, FormerFilters, InstanceId, Mode, OnDead, Position, RangeSet,
     RetryPolicy, Start, Subscription, SubscriptionId, SubscriptionView, Timestamp,
 };
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{GenericClient, Row};
 
 use crate::error::{Db, DbError};
@@ -22,23 +23,46 @@ pub(super) struct Defined {
     pub(super) before: Option<Definition>,
 }
 
-/// Creates a subscription, or gives an existing one what the newest started instance says; the lanes stay, and another mode is
-/// refused. One that only comes back keeps what the database has.
+/// Creates subscriptions, or gives existing ones what the newest started instance says; the lanes stay, and another mode is
+/// refused. Those that only come back keep what the database has. They are in the order of their names; and there are as many
+/// statements for a thousand of them as for one, unless something is defined anew.
 pub(super) async fn define(
     tx: &impl GenericClient,
     me: InstanceId,
+    subscriptions: &[&Subscription],
+    rejoin: bool,
+) -> Db<Vec<Defined>> {
+    let mut known = find(tx, subscriptions).await?;
+    let is_new = |subscription: &&&Subscription| !known.contains_key(&subscription.name);
+    let missing: Vec<&Subscription> = subscriptions.iter().filter(is_new).copied().collect();
+    let mut created = insert(tx, me, &missing).await?;
+    // Another relay may have been faster.
+    let lost: Vec<&Subscription> =
+        missing.into_iter().filter(|subscription| !created.contains_key(&subscription.name)).collect();
+    known.extend(find(tx, &lost).await?);
+    let (mut defined, mut new) = (Vec::with_capacity(subscriptions.len()), Vec::new());
+    for subscription in subscriptions {
+        if let Some(row) = created.remove(&subscription.name) {
+            let view = SubscriptionView { created: true, ..subscription_view(&row)? };
+            new.push((view.id, view.lanes, subscription.start));
+            defined.push(Defined { view, before: None });
+            continue;
+        }
+        let row = known.remove(&subscription.name).ok_or_else(|| deleted_meanwhile(subscription))?;
+        defined.push(define_known(tx, me, subscription, &row, rejoin).await?);
+    }
+    add_lanes(tx, &new).await?;
+    Ok(defined)
+}
+
+async fn define_known(
+    tx: &impl GenericClient,
+    me: InstanceId,
     subscription: &Subscription,
+    known: &Row,
     rejoin: bool,
 ) -> Db<Defined> {
-    let known = find(tx, &subscription.name).await?;
-    let known = match known {
-        Some(row) => row,
-        None => match insert(tx, me, subscription).await? {
-            Some(row) => return create(tx, subscription, &row).await,
-            None => find(tx, &subscription.name).await?.ok_or_else(|| deleted_meanwhile(subscription))?,
-        },
-    };
-    let view = subscription_view(&known)?;
+    let view = subscription_view(known)?;
     refuse_mode(subscription, known.try_get(9)?)?;
     if view.lanes != subscription.lanes {
         tracing::warn!(
@@ -55,15 +79,6 @@ pub(super) async fn define(
     }
     let before = Some(view.definition).filter(|before| before.filter != subscription.filter);
     Ok(Defined { view: redefine(tx, me, view.id, subscription).await?, before })
-}
-
-async fn create(tx: &impl GenericClient, subscription: &Subscription, row: &Row) -> Db<Defined> {
-    let view = SubscriptionView { created: true, ..subscription_view(row)? };
-    let (floor, settled) = start_floor(tx, subscription.start).await?;
-    for lane in 0..view.lanes {
-        add_lane(tx, view.id, lane, floor, &settled, 0).await?;
-    }
-    Ok(Defined { view, before: None })
 }
 
 fn deleted_meanwhile(subscription: &Subscription) -> DbError {
@@ -159,41 +174,56 @@ async fn redefine(
     subscription_view(&row)
 }
 
-/// Writes down a subscription that nobody has written down yet; None: somebody has.
-async fn insert(tx: &impl GenericClient, me: InstanceId, subscription: &Subscription) -> Db<Option<Row>> {
-    Ok(tx
-        .query_opt(
-            include_str!("../sql/define.sql"),
-            &[
-                &subscription.name,
-                &json(serde_json::to_string(&subscription.filter)),
-                &mode_name(subscription.mode),
-                &(subscription.lanes as i32),
-                &on_dead_name(subscription.on_dead),
-                &subscription.hold.map(milliseconds),
-                &json(serde_json::to_string(&subscription.retry)),
-                &milliseconds(subscription.processing_timeout),
-                &me.0,
-            ],
-        )
-        .await?)
+/// Writes down subscriptions that nobody has written down yet; those that somebody has are missing from the answer.
+async fn insert(tx: &impl GenericClient, me: InstanceId, new: &[&Subscription]) -> Db<HashMap<String, Row>> {
+    if new.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let names: Vec<&str> = new.iter().map(|it| it.name.as_str()).collect();
+    let filters: Vec<String> = new.iter().map(|it| json(serde_json::to_string(&it.filter))).collect();
+    let modes: Vec<&str> = new.iter().map(|it| mode_name(it.mode)).collect();
+    let lanes: Vec<i32> = new.iter().map(|it| it.lanes as i32).collect();
+    let on_dead: Vec<&str> = new.iter().map(|it| on_dead_name(it.on_dead)).collect();
+    let holds: Vec<Option<i64>> = new.iter().map(|it| it.hold.map(milliseconds)).collect();
+    let retries: Vec<String> = new.iter().map(|it| json(serde_json::to_string(&it.retry))).collect();
+    let timeouts: Vec<i64> = new.iter().map(|it| milliseconds(it.processing_timeout)).collect();
+    let values: [&(dyn ToSql + Sync); 9] =
+        [&names, &filters, &modes, &lanes, &on_dead, &holds, &retries, &timeouts, &me.0];
+    by_name(tx.query(include_str!("../sql/define.sql"), &values).await?)
 }
 
-/// A lane's cursor, with the record that what is settled in it was never asked for.
-async fn add_lane(
-    tx: &impl GenericClient,
-    id: SubscriptionId,
-    lane: u32,
-    floor: Position,
-    settled: &RangeSet,
-    epoch: Epoch,
-) -> Db<()> {
-    let values =
-        [&id.0 as &(dyn tokio_postgres::types::ToSql + Sync), &(lane as i32), &floor, &multirange(settled), &epoch];
-    tx.execute(include_str!("../sql/add_lane.sql"), &values).await?;
-    record_progress(tx, id, lane, 0, (0, floor)).await?;
-    for range in settled.iter() {
-        record_progress(tx, id, lane, 0, (range.start() - 1, *range.end())).await?;
+fn by_name(rows: Vec<Row>) -> Db<HashMap<String, Row>> {
+    rows.into_iter().map(|row| Ok((row.try_get(1)?, row))).collect()
+}
+
+/// The cursors of new lanes, with the record that what is settled in them was never asked for.
+async fn add_lanes(tx: &impl GenericClient, new: &[(SubscriptionId, u32, Start)]) -> Db<()> {
+    let mut starts: Vec<(Start, (Position, RangeSet))> = Vec::new();
+    let (mut ids, mut lanes, mut floors, mut settled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut of, mut of_lane, mut from, mut to) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (id, count, start) in new {
+        if !starts.iter().any(|(known, _)| known == start) {
+            starts.push((*start, start_floor(tx, *start).await?));
+        }
+        let place = starts.iter().find(|(known, _)| known == start);
+        let (floor, ranges) = &place.expect("found or added above").1;
+        for lane in 0..*count as i32 {
+            ids.push(id.0);
+            lanes.push(lane);
+            floors.push(*floor);
+            settled.push(multirange(ranges));
+            let covered = ranges.iter().map(|range| (range.start() - 1, *range.end()));
+            for (low, high) in std::iter::once((0, *floor)).chain(covered) {
+                of.push(id.0);
+                of_lane.push(lane);
+                from.push(low);
+                to.push(high);
+            }
+        }
+    }
+    if !ids.is_empty() {
+        tx.execute(include_str!("../sql/add_lanes.sql"), &[&ids, &lanes, &floors, &settled]).await?;
+        tx.execute(include_str!("../sql/progress_before.sql"), &[&of, &of_lane, &from, &to]).await?;
     }
     Ok(())
 }
@@ -287,8 +317,12 @@ async fn first_since(
 }
 
 /// A subscription by its name; nobody else changes it before the transaction ends.
-async fn find(client: &impl GenericClient, name: &str) -> Db<Option<Row>> {
-    Ok(client.query_opt(include_str!("../sql/define_find.sql"), &[&name]).await?)
+async fn find(client: &impl GenericClient, wanted: &[&Subscription]) -> Db<HashMap<String, Row>> {
+    if wanted.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let names: Vec<&str> = wanted.iter().map(|subscription| subscription.name.as_str()).collect();
+    by_name(client.query(include_str!("../sql/define_find.sql"), &[&names]).await?)
 }
 
 /// The first nine columns: id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms.

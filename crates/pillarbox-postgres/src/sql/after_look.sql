@@ -5,5 +5,6 @@ select
     exists (
         select from pg_trigger
         where tgrelid = 'event'::regclass and tgname = 'doorbell' and tgenabled in ('O', 'A')
-    )
+    ),
+    clock_timestamp()
 from meta

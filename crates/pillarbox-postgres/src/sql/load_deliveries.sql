@@ -1,7 +1,7 @@
--- What the owners of lanes need: what is not dead; what is dead and lies above the floor; and where dead events hold their key back,
+-- What the owners of lanes need: what is not dead; what is dead and is not settled, since its range was left out; and where dead events hold their key back,
 -- the first dead one of each key, found key by key. One key more than $3 says that there are more.
 with recursive lane as (
-    select w.ordinal, w.subscription, w.lane, c.floor, s.on_dead = 'block' as blocks
+    select w.ordinal, w.subscription, w.lane, int8multirange(int8range(c.floor + 1, null)) - c.settled as open, s.on_dead = 'block' as blocks
     from unnest($1::bigint[], $2::integer[]) with ordinality as w (subscription, lane, ordinal)
     join cursor as c on c.subscription = w.subscription and c.lane = w.lane
     join subscription as s on s.id = w.subscription
@@ -36,8 +36,10 @@ needed as (
     union all
     select l.ordinal, 0::bigint, d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since
     from lane as l
-    join delivery as d on d.subscription = l.subscription and d.position > l.floor
-    -- By position, not by lane: few rows lie above a floor, and any number of dead ones may be a lane's.
+    cross join unnest(l.open) as gap
+    join delivery as d
+        on d.subscription = l.subscription and d.position >= lower(gap) and d.position < coalesce(upper(gap), 9223372036854775807)
+    -- By position, not by lane: few rows lie there, and any number of dead ones may be a lane's.
     where d.lane + 0 = l.lane and not d.queued and d.died_at is not null
     union all
     select h.ordinal, h.number, d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since

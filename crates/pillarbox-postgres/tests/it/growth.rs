@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use pillarbox::{Epoch, LaneRef, Mode, OnDead, RetryPolicy, Subscription, TakeCause};
+use pillarbox::{Epoch, LaneRef, Mode, OnDead, RetryPolicy, Store, Subscription, Take, TakeCause};
 use pillarbox_postgres::PostgresStore;
 use pillarbox_testkit::growth::{Dimension, EVENTS, FACTOR, Ground, QUEUE, SMALL, STREAM, Work, judge, measure};
 use pillarbox_testkit::postgres::Server;
@@ -62,6 +62,8 @@ impl Log {
     async fn new(dimension: Dimension, size: usize) -> Log {
         let database = Database::on(server()).await;
         database.execute("create extension pg_stat_statements").await;
+        // A bell is watched from time to time, also while something else is counted.
+        database.execute("alter table pillarbox.event disable trigger doorbell").await;
         let store = database.store().await;
         let retry = RetryPolicy::handler();
         let wish =
@@ -163,4 +165,36 @@ async fn no_operation_costs_more_than_is_promised_as_the_log_grows() {
         }
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+/// Statements that joining with so many subscriptions takes, taking their lanes and loading them.
+async fn statements_of_a_start(database: &Database, counter: &Client, subscriptions: usize, lanes: u32) -> i64 {
+    counter.batch_execute("select pg_stat_statements_reset()").await.unwrap();
+    let store = database.store().await;
+    let wish = |number| Subscription { lanes, ..Subscription::new(format!("{lanes}-lanes-{number}")) };
+    let joined = join(&store, (0..subscriptions).map(wish)).await;
+    let lanes = joined
+        .subscriptions
+        .iter()
+        .flat_map(|view| (0..view.lanes).map(|lane| LaneRef { subscription: view.id, lane }));
+    let takes: Vec<Take> = lanes.map(|lane| Take { lane, expected: 0, cause: TakeCause::Free, beat: None }).collect();
+    let epochs = store.take(&takes).await.unwrap();
+    let taken: Vec<_> =
+        takes.iter().zip(epochs).map(|(take, epoch)| (take.lane, epoch.expect("nobody else takes it"))).collect();
+    assert!(store.load(&taken).await.unwrap().iter().all(Option::is_some));
+    let sql = "select sum(calls)::bigint from pg_stat_statements where query not like '%pg_stat_statements%'";
+    counter.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_takes_as_many_statements_for_many_subscriptions_and_lanes_as_for_one() {
+    let database = Database::on(server()).await;
+    database.execute("create extension pg_stat_statements").await;
+    database.execute("alter table pillarbox.event disable trigger doorbell").await;
+    let counter = connect(database.url()).await;
+    let one = statements_of_a_start(&database, &counter, 1, 1).await;
+    for (subscriptions, lanes) in [(1_000, 2), (20, 256)] {
+        let many = statements_of_a_start(&database, &counter, subscriptions, lanes).await;
+        assert!(many <= one + 6, "{subscriptions} x {lanes}: {many} statements, {one} for one");
+    }
 }

@@ -1,4 +1,4 @@
--- What the owner of a lane needs: what is not dead; what is dead and lies above the floor ?3; and where dead events hold their key back
+-- What the owner of a lane needs: what is not dead; what is dead and is not settled, since its range was left out (in the gaps ?3); and where dead events hold their key back
 -- (?4), the first dead one of each key, found key by key. One key more than ?5 says that there are more.
 with recursive head (number, key) as (
     select 1, min(key)
@@ -19,10 +19,12 @@ select position, key, arrival, state, attempts, due_at, since, 0 as number
 from pillarbox_delivery indexed by pillarbox_delivery_alive
 where subscription = ?1 and lane = ?2 and died_at is null
 union all
-select position, key, arrival, state, attempts, due_at, since, 0
-from pillarbox_delivery
--- By position, not by lane: few rows lie above a floor, and any number of dead ones may be a lane's.
-where subscription = ?1 and position > ?3 and +lane = ?2 and died_at is not null
+select d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since, 0
+from json_each(?3) as gap
+-- By position, not by lane: few rows lie there, and any number of dead ones may be a lane's.
+cross join pillarbox_delivery as d
+    on d.subscription = ?1 and d.position between json_extract(gap.value, '$[0]') and json_extract(gap.value, '$[1]')
+where +d.lane = ?2 and d.died_at is not null
 union all
 select d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since, head.number
 from head

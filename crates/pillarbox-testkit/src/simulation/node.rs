@@ -1,5 +1,7 @@
+use std::time::Duration;
+
 use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input, Recovery, RecoveryProfile};
-use pillarbox::{BreakerReport, Change, ErrorKind, Hello, InstanceId, LaneRef, Now, PausedBy, Result, Take, TakeCause};
+use pillarbox::{BreakerReport, Change, ErrorKind, Hello, InstanceId, LaneRef, PausedBy, Result, Take, TakeCause};
 
 use super::{BrokenShell, Node, Request, SUBSCRIPTIONS, Step, Ticket, World};
 use crate::PollSteps;
@@ -35,15 +37,15 @@ impl World {
         let profile = if self.random.chance(20) { RecoveryProfile::Conservative } else { RecoveryProfile::Fast };
         let ranges_max = self.random.between(20, 200) as usize;
         let config = EngineConfig {
-            lease_ttl: std::time::Duration::from_millis(600),
-            beat_interval: std::time::Duration::from_millis(100),
-            poll_interval: std::time::Duration::from_millis(500),
+            lease_ttl: Duration::from_millis(600),
+            beat_interval: Duration::from_millis(100),
+            poll_interval: Duration::from_millis(500),
             page_size: self.random.between(1, 12) as usize,
             in_flight_max: self.random.between(8, 40) as usize,
             hole_scans_max: self.random.between(1, 8) as usize,
             ranges_max,
-            floor_interval: std::time::Duration::from_millis(300),
-            recovery: Recovery { profile, check_interval: std::time::Duration::from_secs(1), enabled: true },
+            floor_interval: Duration::from_millis(300),
+            recovery: Recovery { profile, check_interval: Duration::from_secs(1), enabled: true },
             seed: self.random.next(),
             mutant: self.plan.mutant,
             ..EngineConfig::default()
@@ -52,8 +54,8 @@ impl World {
         let before = std::mem::take(&mut self.nodes[node]);
         let kept = before.kept.map(|engine| (engine, before.started));
         let is_kept = kept.is_some();
-        let (engine, started) =
-            kept.unwrap_or_else(|| (Engine::new(config, &joined, self.features, specs.clone()), self.now));
+        let (engine, started) = kept
+            .unwrap_or_else(|| (Engine::new(config, Duration::ZERO, &joined, self.features, specs.clone()), self.now));
         let life = before.life + 1;
         self.note(&format!("restart {node} as {:?}", joined.instance));
         self.nodes[node] = Node {
@@ -105,9 +107,9 @@ impl World {
         self.ring();
     }
 
-    pub(super) fn clock(&self, node: usize) -> Now {
-        let mono = std::time::Duration::from_micros(self.now - self.nodes[node].started);
-        Now { mono, wall: self.wall() }
+    /// For how long a node has run.
+    pub(super) fn clock(&self, node: usize) -> Duration {
+        Duration::from_micros(self.now - self.nodes[node].started)
     }
 
     pub(super) fn alive(&self, ticket: Ticket) -> bool {

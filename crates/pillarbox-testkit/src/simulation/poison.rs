@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use pillarbox::engine::{Action, Engine, EngineConfig, Input, Mutant};
 use pillarbox::{
-    Attempt, BatchId, Failure, Hello, InstanceId, NewEvent, Now, Outcome, Position, SinkFeatures, StoreFeatures,
+    Attempt, BatchId, Failure, Hello, InstanceId, NewEvent, Outcome, Position, SinkFeatures, StoreFeatures,
     Subscription, Timestamp,
 };
 
@@ -54,6 +54,7 @@ impl World {
     fn new(seed: u64, mutant: Option<Mutant>) -> Self {
         let mut random = Random(seed);
         let log = MemoryLog::new();
+        log.set_time(Timestamp(WALL_START));
         let spec = Subscription {
             lanes: 2,
             workers: random.between(3, 6) as usize,
@@ -70,7 +71,7 @@ impl World {
             random,
             log,
             instance,
-            engine: Engine::new(config, &joined, features, vec![(spec, sink)]),
+            engine: Engine::new(config, Duration::ZERO, &joined, features, vec![(spec, sink)]),
             now: 0,
             tick: 0,
             sequence: 0,
@@ -154,14 +155,11 @@ impl World {
     fn step(&mut self, input: Input) {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
-            let now =
-                Now { mono: Duration::from_micros(self.now), wall: Timestamp(WALL_START + (self.now / 1000) as i64) };
-            self.log.set_time(now.wall);
-            let actions = self.engine.step(now, input);
+            self.log.set_time(Timestamp(WALL_START + (self.now / 1000) as i64));
+            let actions = self.engine.step(Duration::from_micros(self.now), input);
             actions.into_iter().for_each(|action| inputs.extend(self.act(action)));
         }
-        let now = Now { mono: Duration::from_micros(self.now), wall: self.log.time() };
-        let tick = self.engine.deadline(now).as_micros() as u64 + 1;
+        let tick = self.engine.deadline(Duration::from_micros(self.now)).as_micros() as u64 + 1;
         if self.tick != tick {
             self.tick = tick;
             self.after(tick - self.now, tick - self.now, Step::Tick);

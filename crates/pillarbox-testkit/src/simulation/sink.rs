@@ -1,5 +1,6 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use pillarbox::engine::Input;
 use pillarbox::{Attempt, BatchId, Event, Failure, LaneRef, Outcome, Position, State, lane_of};
@@ -15,6 +16,13 @@ impl World {
             self.check_jobs(ticket, &held)
         } else {
             self.check_keys(ticket, batch.0, &held)
+        }
+        // Whoever was cut off when the database's clock was set back does not know it yet.
+        let set_back = Duration::from_millis((self.wall_offset_max - self.wall_offset) as u64);
+        let latest = self.wall().plus(set_back);
+        let early = |attempt: &&Attempt| attempt.event.deliver_at.is_some_and(|at| at > latest);
+        if let Some(early) = events.iter().find(early) {
+            self.violation(format!("node {} sends {} before its time", ticket.node, early.event.position));
         }
         // What is claimed does not depend on its lane.
         let bare = |held: &&Held| held.claim.is_none();
@@ -171,10 +179,11 @@ impl World {
             return;
         }
         let Some((order, _)) = self.visible.get(&event.id).cloned() else { return };
-        let Some(key) = event.key.clone().filter(|_| event.deliver_at.is_none()) else { return };
+        let Some(key) = event.key.clone() else { return };
         let earlier: Vec<(Uuid, Position)> = self.by_key[&key]
             .iter()
             .filter_map(|id| self.visible.get(id))
+            // A delayed event stands outside its key's order until it is due; then it goes behind what waits.
             .filter(|(shown, other)| other.position < event.position && *shown < order && other.deliver_at.is_none())
             .filter(|(shown, other)| self.wants(sub, other) && !self.may_overtake(sub, event, other, *shown))
             .filter(|(_, other)| !self.arrived[sub].contains(&other.id))

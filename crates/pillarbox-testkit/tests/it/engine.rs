@@ -4,14 +4,18 @@ use std::time::Duration;
 use pillarbox::engine::{Action, Engine, EngineConfig, Input};
 use pillarbox::{
     BREAKER_BASE, BREAKER_KEYS_MAX, BatchId, Cursor, Definition, Delivery, Event, FLOOD_DEAD_MAX, Failure, Fleet,
-    Headers, InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Now, OnDead, Outcome, Page,
-    PollRequest, Position, RetryPolicy, Scan, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId,
-    SubscriptionView, Timestamp, Writer,
+    Headers, InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, OnDead, Outcome, Page, PollRequest,
+    Position, RetryPolicy, Scan, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, SubscriptionView,
+    Timestamp, Writer,
 };
 use uuid::Uuid;
 
 const ME: InstanceId = InstanceId(7);
 const ID: SubscriptionId = SubscriptionId(1);
+/// Seizures after which a lane announces every attempt.
+const CAREFUL: u32 = 2;
+/// What the database's clock says when a test begins.
+const BEGAN: Timestamp = Timestamp(1_000_000);
 
 /// An engine with one subscription of one lane, stepped by hand.
 struct Bench {
@@ -41,7 +45,7 @@ fn fleet(view: SubscriptionView, owner: Option<InstanceId>, epoch: i64) -> Fleet
     let instance = InstanceView { id: ME, beat: 1, lock: Lock::Held, draining: false, subscriptions: vec![view.id] };
     let lane = LaneRef { subscription: ID, lane: 0 };
     let lanes = vec![LaneView { lane, owner, epoch, revision: 0, takeovers: 0 }];
-    Fleet { instances: vec![instance], subscriptions: vec![view], lanes }
+    Fleet { instances: vec![instance], subscriptions: vec![view], lanes, time: BEGAN }
 }
 
 impl Bench {
@@ -50,17 +54,21 @@ impl Bench {
     }
 
     fn with(subscription: Subscription, view: SubscriptionView, sink: SinkFeatures) -> Self {
-        let joined = Joined { instance: ME, log_id: Uuid::nil(), incarnation: 1, subscriptions: vec![view] };
+        let joined =
+            Joined { instance: ME, log_id: Uuid::nil(), incarnation: 1, subscriptions: vec![view], time: BEGAN };
         let features = StoreFeatures { lock_proves_life: true, settle_interval: Duration::ZERO };
         let subscriptions = vec![(subscription, sink)];
-        let engine = Engine::new(EngineConfig::default(), &joined, features, subscriptions);
+        let engine = Engine::new(EngineConfig::default(), Duration::ZERO, &joined, features, subscriptions);
         Bench { engine, now: Duration::ZERO, at_sink: Vec::new() }
     }
 
     fn step(&mut self, input: Input) -> Vec<Action> {
         self.now += Duration::from_millis(100);
-        let wall = Timestamp(1_000_000 + self.now.as_millis() as i64);
-        self.engine.step(Now { mono: self.now, wall }, input)
+        let input = match input {
+            Input::Observed(fleet) => Input::Observed(Fleet { time: BEGAN.plus(self.now), ..fleet }),
+            input => input,
+        };
+        self.engine.step(self.now, input)
     }
 
     /// Lets time pass until something is sent.
@@ -408,6 +416,37 @@ fn a_change_of_what_is_no_filter_reaches_a_running_relay_without_a_fence() {
     assert!(actions.iter().any(|action| matches!(action, Action::Load(loads) if loads[0].1 == 1)), "{actions:?}");
     let told = bench.engine.take_figures().warnings;
     assert!(told.len() == 1 && told[0].contains("started later says"), "{told:?}");
+}
+
+#[test]
+fn an_attempt_of_this_process_that_a_new_filter_overtakes_is_no_crash() {
+    let row = |state, attempts| Delivery {
+        position: 1,
+        key: None,
+        arrival: 1,
+        state,
+        attempts,
+        due_at: Timestamp(0),
+        since: Timestamp(0),
+    };
+    let state = |row: Delivery| LaneState { takeovers: CAREFUL, deliveries: vec![row], ..LaneState::default() };
+    let mut bench = Bench::new(Subscription { lanes: 1, ..Subscription::new("s") }, view());
+    bench.step(Input::Tick);
+    bench.step(Input::Observed(fleet(view(), None, 0)));
+    bench.step(Input::Taken(vec![Some(1)]));
+    bench.go_on(Input::Loaded(vec![Some(state(row(State::Retrying, 1)))]));
+    // The attempt is announced, and then it is made.
+    let (_, first, positions) = bench.until_sent();
+    assert_eq!(positions, [1]);
+    let wider = SubscriptionView { definition: wanting(1, "t"), ..view() };
+    bench.go_on(Input::Observed(fleet(wider.clone(), Some(ME), 2)));
+    bench.go_on(Input::Taken(vec![Some(3)]));
+    let definition = Arc::new(wider.definition);
+    bench.go_on(Input::Loaded(vec![Some(LaneState { definition, ..state(row(State::Processing, 2)) })]));
+    assert!(bench.engine.take_figures().failed.is_empty(), "nobody has died");
+    bench.go_on(Input::Delivered { batch: first, outcomes: vec![Outcome::Delivered] });
+    let (_, _, positions) = bench.until_sent();
+    assert_eq!(positions, [1], "it comes again, since nobody has written that it arrived");
 }
 
 /// Events 1 to `last` are there; the first batch is at the sink.

@@ -5,15 +5,17 @@ use std::time::Duration;
 use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input};
 use pillarbox::{
     ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Definition, Delivery, Event, Failure, Fleet, Headers,
-    InstanceId, InstanceView, Joined, KEYS_TOLD_MAX, LaneRef, LaneState, LaneView, Lock, Mode, Now, Outcome, Page,
-    Payload, Position, Queued, Recovered, RecoveryCause, Scan, SinkFeatures, State, StoreFeatures, Subscription,
-    SubscriptionId, SubscriptionView, Timestamp,
+    InstanceId, InstanceView, Joined, KEYS_TOLD_MAX, LaneRef, LaneState, LaneView, Lock, Mode, Outcome, Page, Payload,
+    Position, Queued, Recovered, RecoveryCause, Scan, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId,
+    SubscriptionView, Timestamp,
 };
 use uuid::Uuid;
 
 const ME: InstanceId = InstanceId(7);
 const OTHER: InstanceId = InstanceId(8);
 const ID: SubscriptionId = SubscriptionId(1);
+/// What the database's clock says when a test begins.
+const BEGAN: Timestamp = Timestamp(1_000_000);
 const HANDLER: SinkFeatures =
     SinkFeatures { ordered_batch: true, one_by_one: true, settles: false, one_receiver: false };
 
@@ -48,6 +50,7 @@ fn fleet(owner: Option<InstanceId>, others: &[(InstanceId, Lock)]) -> Fleet {
         instances: [(ME, Lock::Held)].iter().chain(others).map(view).collect(),
         subscriptions: vec![subscription_view()],
         lanes: vec![LaneView { lane, owner, epoch: i64::from(owner.is_some()), revision: 0, takeovers: 0 }],
+        time: BEGAN,
     }
 }
 
@@ -64,11 +67,16 @@ fn subscription_view() -> SubscriptionView {
 
 impl Bench {
     fn new(sink: SinkFeatures, workers: usize) -> Self {
-        let joined =
-            Joined { instance: ME, log_id: Uuid::nil(), incarnation: 1, subscriptions: vec![subscription_view()] };
+        let joined = Joined {
+            instance: ME,
+            log_id: Uuid::nil(),
+            incarnation: 1,
+            subscriptions: vec![subscription_view()],
+            time: BEGAN,
+        };
         let features = StoreFeatures { lock_proves_life: true, settle_interval: Duration::ZERO };
         let queue = Subscription { mode: Mode::Queue, lanes: 1, workers, ..Subscription::new("q") };
-        let engine = Engine::new(EngineConfig::default(), &joined, features, vec![(queue, sink)]);
+        let engine = Engine::new(EngineConfig::default(), Duration::ZERO, &joined, features, vec![(queue, sink)]);
         let mut bench = Bench { engine, now: Duration::ZERO, actions: Vec::new() };
         bench.step(Input::Tick);
         bench.step(Input::Observed(fleet(None, &[])));
@@ -91,8 +99,11 @@ impl Bench {
 
     fn step_after(&mut self, wait: Duration, input: Input) {
         self.now += wait;
-        let now = Now { mono: self.now, wall: Timestamp(1_000_000 + self.now.as_micros() as i64) };
-        self.actions.extend(self.engine.step(now, input));
+        let input = match input {
+            Input::Observed(fleet) => Input::Observed(Fleet { time: BEGAN.plus(self.now), ..fleet }),
+            input => input,
+        };
+        self.actions.extend(self.engine.step(self.now, input));
     }
 
     fn take<T>(&mut self, pick: impl Fn(&Action) -> Option<T>) -> Option<T> {

@@ -4,7 +4,7 @@ use pillarbox::engine::Mutant;
 use pillarbox_testkit::{Broken, BrokenShell, Plan, Run, simulate, simulate_poison};
 
 /// The seeds that every run goes through; `cargo xtask simulate FROM COUNT` runs others.
-const SEEDS: Range<u64> = 0..1_000;
+const SEEDS: Range<u64> = 0..2_000;
 
 fn plan(seed: u64) -> Plan {
     Plan { calm: seed.is_multiple_of(10), ..Plan::default() }
@@ -127,6 +127,11 @@ fn finds_a_missing_deadline_of_ones_own() {
 #[test]
 fn finds_calls_that_outlive_the_deadline() {
     check_mutant(Mutant::CallsOutliveDeadline);
+}
+
+#[test]
+fn finds_a_clock_that_is_early() {
+    check_mutant(Mutant::EarlyClock);
 }
 
 /// The first of these seeds at which a poison event holds others back.

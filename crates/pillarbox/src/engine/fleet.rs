@@ -169,6 +169,11 @@ impl Engine {
             let interrupted = lane.interrupted();
             sub.lanes[reference.lane as usize] = Some(lane);
             for row in interrupted {
+                if self.subscribers[index].dispatcher.is_at_sink(reference.lane, row.position) {
+                    // This process works on it still, and knows nothing more of it: the lane's epoch was raised meanwhile.
+                    self.lane_mut(reference).expect("just loaded").withdraw(row.position, row.key_hash());
+                    continue;
+                }
                 let failure =
                     Failure { kind: "crash", ..Failure::event("the process ended while it worked on this event") };
                 let trial = Trial { position: row.position, event: None, attempts: row.attempts, since: row.since };

@@ -242,7 +242,7 @@ impl Subscriber {
         assert!(event.position > lane.top || lane.holes.contains(event.position), "an event is handed on once");
         lane.admit(event.position);
         self.window += 1;
-        if lane.is_parked(event.position) {
+        if lane.was_parked(event.position) {
             return lane.done(event.position, event.id);
         }
         let item = Item {
@@ -358,8 +358,11 @@ impl Subscriber {
         // They are older than anything of the key that is ready.
         self.dispatcher.push_front(front);
         for (number, row) in delayed {
-            if let Some(Some(lane)) = self.lanes.get_mut(number as usize) {
-                lane.promote(row);
+            match self.lanes.get_mut(number as usize).and_then(Option::as_mut) {
+                Some(lane) if lane.phase == Phase::Active => lane.promote(row),
+                // What its key had waiting here is dropped, and comes before it when it is read again.
+                Some(lane) => lane.keep_delayed(row),
+                None => {}
             }
         }
     }

@@ -12,8 +12,8 @@ use crate::engine::{Action, Call, Engine, EngineConfig, Figures, Input};
 use crate::handler::Patience;
 use crate::{
     Advice, Attempt, Batch, BatchId, BreakerReport, Change, ClaimPlace, DeliveredAttempt, Error, FailedAttempt,
-    Failpoint, Hello, Joined, Mode, NextTry, Now, Operator, Origin, PausedBy, PrunePolicy, Result, Store, Subscription,
-    SubscriptionView, Timestamp, metric,
+    Failpoint, Hello, Joined, Mode, NextTry, Operator, Origin, PausedBy, PrunePolicy, Result, Store, Subscription,
+    SubscriptionView, metric,
 };
 
 /// How long a stop waits for the database to be told.
@@ -71,11 +71,18 @@ enum Attempted {
 }
 
 impl Life {
-    fn new(config: &EngineConfig, joined: &Joined, store: &impl Store, targets: &[(Subscription, Target)]) -> Self {
+    /// A life that begins so long after the relay was started.
+    fn new(
+        config: &EngineConfig,
+        mono: Duration,
+        joined: &Joined,
+        store: &impl Store,
+        targets: &[(Subscription, Target)],
+    ) -> Self {
         let features = targets.iter().map(|(subscription, target)| (subscription.clone(), target.features())).collect();
         let (answers, inputs) = mpsc::unbounded_channel();
         Life {
-            engine: Engine::new(config.clone(), joined, store.features(), features),
+            engine: Engine::new(config.clone(), mono, joined, store.features(), features),
             origins: origins(joined),
             began: Instant::now(),
             inputs,
@@ -109,7 +116,8 @@ impl<S: Store + Operator> Shell<S> {
         targets: Vec<(Subscription, Target)>,
         joined: &Joined,
     ) -> Self {
-        let life = Life::new(&config, joined, &store, &targets);
+        let started = Instant::now();
+        let life = Life::new(&config, started.elapsed(), joined, &store, &targets);
         let face =
             Face { instance: joined.instance, joined: true, heard_at: Instant::now(), report: life.engine.report() };
         Shell {
@@ -118,7 +126,7 @@ impl<S: Store + Operator> Shell<S> {
             hello: Hello { rejoin: true, ..hello },
             names: targets.iter().map(|target| target.0.name.as_str().into()).collect(),
             targets,
-            started: Instant::now(),
+            started,
             face: Arc::new(Mutex::new(face)),
             idle: Vec::new(),
             draining: false,
@@ -134,10 +142,6 @@ impl<S: Store + Operator> Shell<S> {
 
     fn show(&self) -> MutexGuard<'_, Face> {
         self.face.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn now(&self) -> Now {
-        Now { mono: self.started.elapsed(), wall: Timestamp::now() }
     }
 
     pub(super) async fn run(
@@ -170,7 +174,7 @@ impl<S: Store + Operator> Shell<S> {
         let mut input = Input::Tick;
         loop {
             self.life.rings += u64::from(matches!(input, Input::Rang | Input::Published));
-            let now = self.now();
+            let now = self.started.elapsed();
             let name = input.name();
             self.life.engine.tell_deliveries(tracing::enabled!(tracing::Level::DEBUG));
             let actions = self.life.engine.step(now, input);
@@ -274,7 +278,7 @@ impl<S: Store + Operator> Shell<S> {
     fn begin(&mut self, joined: &Joined) {
         tracing::info!(instance = joined.instance.0, "joined again");
         metrics::counter!(metric::REJOINS).increment(1);
-        self.life = Life::new(&self.config, joined, &*self.store, &self.targets);
+        self.life = Life::new(&self.config, self.started.elapsed(), joined, &*self.store, &self.targets);
         let report = self.life.engine.report();
         *self.show() = Face { instance: joined.instance, joined: true, heard_at: Instant::now(), report };
     }
@@ -384,7 +388,7 @@ impl<S: Store + Operator> Shell<S> {
     }
 
     /// Tells everybody what the last step has changed.
-    fn publish(&mut self, now: Now) {
+    fn publish(&mut self, now: Duration) {
         publish_figures(self.life.engine.take_figures());
         let mut face = self.face.lock().unwrap_or_else(PoisonError::into_inner);
         self.life.engine.update_report(&mut face.report);
@@ -479,7 +483,7 @@ fn cause(error: &Error) -> Option<String> {
     std::error::Error::source(error).map(ToString::to_string)
 }
 
-fn rejoin_wait(failures: u32) -> Duration {
+pub(super) fn rejoin_wait(failures: u32) -> Duration {
     match failures {
         0 => Duration::ZERO,
         _ => REJOIN_BACKOFF.0.saturating_mul(1 << (failures - 1).min(16)).min(REJOIN_BACKOFF.1),
