@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::connection::Session;
 use crate::error::Db;
 use crate::home;
-use crate::types::{RawJson, Text, Time};
+use crate::types::{DueTime, RawJson, Text, Time};
 
 /// The most bytes of events that one page returns, beyond the first of each scan.
 pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -448,7 +448,7 @@ impl Decoder {
             content_type: row.try_get::<_, Option<Text<'_>>>(7)?.map(|name| self.content_types.share(&name.0)),
             headers: Headers::from_json(&String::from_utf8_lossy(headers.0)),
             stream_version: row.try_get(9)?,
-            deliver_at: row.try_get::<_, Option<Time>>(10)?.map(|time| time.0),
+            deliver_at: row.try_get::<_, Option<DueTime>>(10)?.map(|time| time.0),
             created_at: row.try_get::<_, Time>(11)?.0,
         })
     }

@@ -16,6 +16,21 @@ const EPOCH_US: i64 = 946_684_800_000_000;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Time(pub(crate) Timestamp);
 
+/// A time before which nothing happens: a part of a millisecond counts as a whole one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DueTime(pub(crate) Timestamp);
+
+impl<'a> FromSql<'a> for DueTime {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Boxed> {
+        let us = i64::from_be_bytes(raw.try_into()?);
+        Ok(DueTime(Timestamp(us.saturating_add(EPOCH_US + 999).div_euclid(1000))))
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        *ty == Type::TIMESTAMPTZ
+    }
+}
+
 impl<'a> FromSql<'a> for Time {
     fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Boxed> {
         let us = i64::from_be_bytes(raw.try_into()?);

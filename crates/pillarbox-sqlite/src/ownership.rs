@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use pillarbox::{
     Cursor, DEAD_HEADS_MAX, Definition, Delivery, Epoch, ErrorKind, Filter, Fleet, FormerFilters, Hello, InstanceId,
-    InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Mode, OnDead, Position, Report, RetryPolicy, Start,
-    State, Subscription, SubscriptionId, SubscriptionView, Take, Timestamp,
+    InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Mode, OnDead, Position, QUEUED_KEYS_MAX, Report,
+    RetryPolicy, Start, State, Subscription, SubscriptionId, SubscriptionView, Take, Timestamp, tell_keys,
 };
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
@@ -458,8 +458,31 @@ pub(crate) fn load(connection: &Connection, lanes: &[(LaneRef, Epoch)]) -> Db<Ve
             let with = |state| Some(LaneState { definition: definition?.clone(), ..state });
             states.push(state.and_then(with));
         }
+        let queues = queues(tx, lanes)?;
+        let mut keys = HashMap::new();
+        for id in queues.keys() {
+            // Fewer statements than lanes: which lane a key is of is known here.
+            let mut statement = tx.prepare_cached(include_str!("sql/claim_keys.sql"))?;
+            let found =
+                statement.query_map(params![id.0, "", QUEUED_KEYS_MAX as i64 + 1], |row| row.get::<_, String>(0))?;
+            keys.insert(*id, found.map(|key| key.map(Into::into)).collect::<Result<Vec<Box<str>>, _>>()?);
+        }
+        tell_keys(lanes, &queues, &mut states, keys);
         Ok(states)
     })
+}
+
+/// Those subscriptions of these lanes that are queues, and how many lanes they have.
+fn queues(tx: &Transaction<'_>, lanes: &[(LaneRef, Epoch)]) -> Db<HashMap<SubscriptionId, u32>> {
+    let sql = "select lanes from pillarbox_subscription where id = ?1 and mode = 'queue'";
+    let mut found = HashMap::new();
+    for (lane, _) in lanes {
+        if !found.contains_key(&lane.subscription) {
+            let count = tx.prepare_cached(sql)?.query_row([lane.subscription.0], |row| row.get(0)).optional()?;
+            found.extend(count.map(|count: u32| (lane.subscription, count)));
+        }
+    }
+    Ok(found)
 }
 
 /// The definitions of the subscriptions of these lanes.
@@ -490,10 +513,7 @@ fn load_lane(tx: &Transaction<'_>, lane: LaneRef, epoch: Epoch, pruned_to: Posit
     let (is_queue, blocks): (bool, bool) =
         tx.prepare_cached(sql)?.query_row([lane.subscription.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
     if is_queue {
-        let mut statement = tx.prepare_cached(include_str!("sql/queued_keys.sql"))?;
-        let keys = statement.query_map(place, |row| row.get::<_, String>(0))?;
-        let queued_keys = keys.map(|key| key.map(Into::into)).collect::<Result<_, _>>()?;
-        return Ok(Some(LaneState { queued_keys, ..state }));
+        return Ok(Some(state));
     }
     let sql = "select max(arrival) from pillarbox_delivery where subscription = ?1 and lane = ?2";
     let last_arrival = tx.prepare_cached(sql)?.query_row(place, |row| row.get::<_, Option<i64>>(0))?.unwrap_or(0);

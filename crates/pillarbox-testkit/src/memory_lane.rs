@@ -77,11 +77,20 @@ impl Lane {
         Lane { cursor, before_start, wrote_at: now, ..Lane::default() }
     }
 
-    pub(crate) fn state(&self, mode: Mode, on_dead: OnDead, broken: Option<Broken>) -> LaneState {
+    pub(crate) fn state(
+        &self,
+        mode: Mode,
+        on_dead: OnDead,
+        queued_keys_max: usize,
+        broken: Option<Broken>,
+    ) -> LaneState {
         let (cursor, takeovers, revision) = (self.cursor.clone(), self.takeovers, self.revision);
         let state = LaneState { cursor, takeovers, revision, ..LaneState::default() };
         if mode == Mode::Queue {
-            return LaneState { queued_keys: self.queued_keys(broken), ..state };
+            let queued_keys = self.queued_keys(broken);
+            let queued_keys_left_out = queued_keys.len() > queued_keys_max;
+            let queued_keys = if queued_keys_left_out { Vec::new() } else { queued_keys };
+            return LaneState { queued_keys, queued_keys_left_out, ..state };
         }
         let mut deliveries: Vec<Delivery> = self.deliveries.values().map(|row| row.delivery.clone()).collect();
         deliveries.sort_by_key(|delivery| (delivery.arrival, delivery.position));

@@ -54,6 +54,8 @@ pub struct MemoryOptions {
     pub lock_visible: bool,
     /// The database's clock is that of the machine, and [`MemoryLog::set_time`] does nothing: for real relays. Default: false.
     pub real_time: bool,
+    /// See [`QUEUED_KEYS_MAX`](pillarbox::QUEUED_KEYS_MAX), which is the default; of each lane.
+    pub queued_keys_max: usize,
     /// What is deliberately wrong. Default: nothing.
     pub broken: Option<Broken>,
 }
@@ -66,6 +68,7 @@ impl Default for MemoryOptions {
             settle_interval: Duration::ZERO,
             lock_visible: true,
             real_time: false,
+            queued_keys_max: pillarbox::QUEUED_KEYS_MAX,
             broken: None,
         }
     }
@@ -710,7 +713,10 @@ impl Inner {
         let subscription = self.subscriptions.iter().find(|row| row.id == lane.subscription).expect("of this lane");
         let definition = subscription.definition.clone();
         let on_dead = definition.on_dead;
-        LaneState { definition, ..row.state(subscription.mode, on_dead, self.options.broken) }
+        LaneState {
+            definition,
+            ..row.state(subscription.mode, on_dead, self.options.queued_keys_max, self.options.broken)
+        }
     }
 
     fn take(&mut self, instance: InstanceId, takes: &[Take]) -> Result<Vec<Option<Epoch>>> {

@@ -243,8 +243,10 @@ struct World {
     features: StoreFeatures,
     now: u64,
     wall_offset: i64,
-    /// The largest that it was.
-    wall_offset_max: i64,
+    /// The offsets before, each with the time when it ended.
+    wall_offsets: Vec<(u64, i64)>,
+    /// When events were inserted.
+    inserted: HashMap<Position, u64>,
     sequence: u64,
     queue: BTreeMap<(u64, u64), Step>,
     nodes: Vec<Node>,
@@ -325,7 +327,14 @@ impl World {
         let mut random = Random(seed);
         let lock_proves_life = random.chance(30);
         let lock_visible = lock_proves_life || random.chance(70);
-        let options = MemoryOptions { lock_proves_life, lock_visible, broken: plan.broken, ..MemoryOptions::default() };
+        let queued_keys_max = if seed % 3 == 0 { 2 } else { pillarbox::QUEUED_KEYS_MAX };
+        let options = MemoryOptions {
+            lock_proves_life,
+            lock_visible,
+            queued_keys_max,
+            broken: plan.broken,
+            ..MemoryOptions::default()
+        };
         let features = StoreFeatures {
             lock_proves_life: options.lock_proves_life,
             settle_interval: Duration::from_millis(random.below(20)),
@@ -342,7 +351,8 @@ impl World {
             features,
             now: 0,
             wall_offset: 0,
-            wall_offset_max: 0,
+            wall_offsets: Vec::new(),
+            inserted: HashMap::new(),
             sequence: 0,
             queue: BTreeMap::new(),
             nodes: (0..NODES).map(|_| Node::default()).collect(),
@@ -419,7 +429,6 @@ impl World {
             }
             self.now = at;
             self.log.set_time(self.wall());
-            self.wall_offset_max = self.wall_offset_max.max(self.wall_offset);
             if matches!(step, Step::Check) && self.is_done() {
                 break;
             }
@@ -474,6 +483,7 @@ impl World {
             event = event.deliver_at(self.wall().plus(Duration::from_millis(self.random.below(3_000))));
         }
         let position = self.log.insert(tx, event);
+        self.inserted.insert(position, self.now);
         self.note(&format!("insert {position} by {tx:?}"));
         if self.random.chance(self.pressure.burst) {
             return self.after(0, 20_000, Step::Insert(tx));
@@ -523,7 +533,7 @@ impl World {
         self.refuses_until = [0; SUBSCRIPTIONS.len()];
         if !self.plan.calm {
             // Later than any time that was set while the clock jumped, so that everything is due.
-            self.wall_offset = 1_000 * 3_600_000;
+            self.set_clock(1_000 * 3_600_000 - self.wall_offset);
         }
         for node in 0..NODES {
             let ticket = Ticket { node, life: self.nodes[node].life };

@@ -9,6 +9,9 @@ use crate::{
 /// How many former filters of a subscription are known. Of older ones it is only known what was passed under them.
 pub const FORMER_FILTERS_MAX: usize = 100;
 
+/// How many ranges of positions the former filters of a subscription take at most. Beyond it the oldest are not known any more.
+pub(crate) const FORMER_RANGES_MAX: usize = 10_000;
+
 /// What the newest started relay said of a subscription, as the database has it. Every relay that runs the subscription goes by
 /// this, whatever its own configuration says.
 #[derive(Debug, Clone, PartialEq)]
@@ -132,9 +135,25 @@ impl FormerFilters {
             return;
         }
         self.0.push(FormerFilter { definition: ended.number, filter: Some(ended.filter.clone()), until, passed });
-        while self.0.len() > FORMER_FILTERS_MAX {
-            self.0.remove(0);
+        self.limit();
+    }
+
+    /// Keeps to the limits. What was passed under the oldest filters is still known, and no longer by which of them.
+    fn limit(&mut self) {
+        let ranges = |former: &FormerFilter| former.passed.iter().map(RangeSet::len).sum::<usize>();
+        let mut total: usize = self.0.iter().map(ranges).sum();
+        while self.0.len() > FORMER_FILTERS_MAX || (self.0.len() > 1 && total > FORMER_RANGES_MAX) {
+            total -= ranges(&self.0.remove(0));
             self.0[0].filter = None;
+        }
+        if let [last] = &mut self.0[..]
+            && total > FORMER_RANGES_MAX
+        {
+            last.filter = None;
+            for passed in &mut last.passed {
+                let (first, end) = (passed.first().unwrap_or(1), passed.last().unwrap_or(0));
+                passed.insert_range(first, end);
+            }
         }
     }
 
@@ -163,6 +182,7 @@ impl FormerFilters {
             let lane = lane_of(key, position, former.passed.len() as u32) as usize;
             former.passed.get_mut(lane).into_iter().for_each(|passed| passed.remove(position));
         }
+        self.limit();
     }
 
     /// Forgets what says nothing of the events from `log_start` on. Whether it did.
@@ -261,6 +281,20 @@ mod tests {
         assert_eq!(formers.len(), FORMER_FILTERS_MAX);
         let known = |position| formers.judge_of(KEY, position).map(|former| former.filter.is_some());
         assert_eq!([1, 3, 4, 200].map(known), [Some(false), Some(false), Some(true), None]);
+    }
+
+    #[test]
+    fn the_ranges_have_a_limit() {
+        let mut formers = FormerFilters::default();
+        let last = FORMER_RANGES_MAX as Position * 2;
+        formers.end(&definition(1, "a"), Timestamp(10), [&cursor(last, &[])]);
+        formers.end(&definition(2, "b"), Timestamp(20), [&cursor(last * 2, &[])]);
+        (1..last / 2).step_by(2).for_each(|position| formers.forget(KEY, position));
+        let known = |formers: &FormerFilters, position| formers.judge_of(KEY, position).map(|it| it.filter.is_some());
+        assert_eq!([2, 3, last + 1].map(|position| known(&formers, position)), [Some(true), None, Some(true)]);
+        (last / 2 + 1..last * 2).step_by(2).for_each(|position| formers.forget(KEY, position));
+        assert_eq!(known(&formers, last + 2), Some(false), "by which of them is not known any more");
+        assert!(formers.to_text().len() < FORMER_RANGES_MAX * 20, "{} bytes", formers.to_text().len());
     }
 
     #[test]

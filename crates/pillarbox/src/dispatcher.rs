@@ -344,9 +344,14 @@ impl Dispatcher {
 
     /// Whether a lane has events here, at the sink or not.
     pub(crate) fn holds(&self, lane: u32) -> bool {
+        self.items().any(|item| item.lane == lane)
+    }
+
+    /// Everything that is here, at the sink or not.
+    pub(crate) fn items(&self) -> impl Iterator<Item = &Item> {
         let waiting = self.keys.values().flat_map(|busy| &busy.waiting);
         looked_at(self.ready.len());
-        self.batches.values().flatten().chain(self.ready.iter()).chain(waiting).any(|item| item.lane == lane)
+        self.batches.values().flatten().chain(self.ready.iter()).chain(waiting)
     }
 
     /// Whether this event of a lane is at the sink.

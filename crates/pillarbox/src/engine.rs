@@ -151,6 +151,8 @@ pub enum Mutant {
     SuspectStopsAll,
     /// The database's time counts as read when it was asked for.
     EarlyClock,
+    /// A delayed event takes its place before what the owner before had read is read again.
+    PromoteBeforeReading,
     /// A lane that is loaded anew is read with the filter that the relay was started with.
     ReloadWithOldFilter,
 }
@@ -353,6 +355,8 @@ pub struct Engine {
     loading: Option<Vec<(LaneRef, Epoch)>>,
     to_take: Vec<Take>,
     to_load: Vec<(LaneRef, Epoch)>,
+    /// Lanes with an attempt of this process at the sink that was announced under an epoch which is over: loaded when it is.
+    to_load_later: Vec<(LaneRef, Epoch)>,
     polling: Option<PollPlan>,
     fetching: Option<Vec<Claim>>,
     settling: Option<Vec<PendingWrite>>,
@@ -478,6 +482,7 @@ impl Engine {
             loading: None,
             to_take: Vec::new(),
             to_load: Vec::new(),
+            to_load_later: Vec::new(),
             polling: None,
             fetching: None,
             settling: None,
@@ -713,7 +718,7 @@ impl Engine {
         self.subscribers.iter_mut().filter(|sub| !sub.resting).for_each(|sub| sub.resting = sub.may_rest(now, horizon));
         self.tell_unlogged(now);
         let calls = self.settling.is_some() || self.taking.is_some() || self.loading.is_some() || self.observing;
-        if self.draining && self.is_empty() && !calls && self.to_load.is_empty() {
+        if self.draining && self.is_empty() && !calls && self.to_load.is_empty() && self.to_load_later.is_empty() {
             self.left = true;
             self.actions.push(Action::Leave);
         }

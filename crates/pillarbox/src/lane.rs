@@ -47,7 +47,7 @@ pub(crate) struct Lane {
     delayed_rows: HashMap<Position, Delivery>,
     /// Until everything up to here has been read again that the owner before had read and not settled, no delayed row takes its place
     /// behind what its key has waiting: not all of that is known.
-    reads_again_to: Option<Position>,
+    pub(crate) reads_again_to: Option<Position>,
     rows: usize,
     /// Chains whose head has failed.
     failing: usize,
@@ -63,6 +63,8 @@ pub(crate) struct Lane {
     queue: Vec<Queued>,
     /// Of a queue: the keys that have rows, or may have.
     queued_keys: Option<HashSet<KeyHash>>,
+    /// Every key may have rows: which do is not known yet.
+    pub(crate) keys_unknown: bool,
     keys_given: KeysGiven,
     change: Vec<(Delivery, Option<AttemptError>)>,
     finish: Vec<Position>,
@@ -206,7 +208,7 @@ impl Lane {
             due: BTreeSet::new(),
             delayed: BTreeSet::new(),
             delayed_rows: HashMap::new(),
-            reads_again_to: Some(state.deliveries.iter().map(|delivery| delivery.position).max().unwrap_or(0)),
+            reads_again_to: None,
             rows: 0,
             failing: 0,
             crowded: None,
@@ -216,6 +218,7 @@ impl Lane {
             put: Vec::new(),
             queue: Vec::new(),
             queued_keys: (mode == Mode::Queue).then(|| state.queued_keys.iter().map(|key| KeyHash::of(key)).collect()),
+            keys_unknown: state.queued_keys_left_out,
             keys_given: KeysGiven::default(),
             change: Vec::new(),
             finish: Vec::new(),
@@ -234,6 +237,8 @@ impl Lane {
                 lane.append(delivery);
             }
         }
+        let lowest = lane.holes.first().unwrap_or(lane.top + 1);
+        lane.reads_again_to = lane.delayed_rows.keys().max().copied().filter(|highest| lowest < *highest);
         lane
     }
 
@@ -386,7 +391,8 @@ impl Lane {
 
     /// Whether the key has deliveries, so that its events have to go behind them.
     pub(crate) fn has_chain(&self, chain: ChainKey) -> bool {
-        let queued = |keys: &HashSet<KeyHash>| matches!(chain, ChainKey::Key(key) if keys.contains(&key));
+        let queued =
+            |keys: &HashSet<KeyHash>| matches!(chain, ChainKey::Key(key) if self.keys_unknown || keys.contains(&key));
         (!self.chains.is_empty() && self.chains.contains_key(&chain)) || self.queued_keys.as_ref().is_some_and(queued)
     }
 
@@ -402,6 +408,7 @@ impl Lane {
     pub(crate) fn end_look(&mut self, number: u64, found: impl Iterator<Item = KeyHash>) {
         if self.keys_given.look == Some(number) {
             self.queued_keys = Some(found.chain(self.keys_given.keys.iter().copied()).collect());
+            self.keys_unknown = false;
         }
     }
 

@@ -87,8 +87,8 @@ pub use operator::{
     RecoveredCount, Selection, SettledBy, State, Status, SubscriptionStatus,
 };
 pub use queue::{
-    CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Failed, KEYS_TOLD_MAX, Queued, RecoverRequest,
-    Recovered, RecoveryCause, SUSPECT_AFTER, WAITING_COUNTED, recount_after, recovered,
+    CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Failed, KEYS_TOLD_MAX, QUEUED_KEYS_MAX, Queued,
+    RecoverRequest, Recovered, RecoveryCause, SUSPECT_AFTER, WAITING_COUNTED, recount_after, recovered, tell_keys,
 };
 pub use range_set::RangeSet;
 pub use relay::{RETENTION_INTERVAL, Relay, RelayBuilder, RelayConfig};

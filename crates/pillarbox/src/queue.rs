@@ -1,11 +1,12 @@
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AttemptError, Delivery, Event, Failure, InstanceId, Position, RetryPolicy, State, SubscriptionId, TakeCause,
-    Timestamp,
+    AttemptError, Delivery, Epoch, Event, Failure, InstanceId, KeyHash, LaneRef, LaneState, Position, RetryPolicy,
+    State, SubscriptionId, TakeCause, Timestamp, lane_of,
 };
 
 /// How many rows of a subscription that could be claimed are counted.
@@ -13,6 +14,10 @@ pub const WAITING_COUNTED: usize = 10_000;
 
 /// How many keys of a subscription with rows in its queue are told at once.
 pub const KEYS_TOLD_MAX: usize = 1_000;
+
+/// How many keys of a queue with rows its lanes are loaded with at most. With more, every event of theirs gets a row until the keys have been
+/// asked for.
+pub const QUEUED_KEYS_MAX: usize = 50_000;
 
 /// So many rows of a subscription are counted in a second, at most.
 const ROWS_COUNTED_A_SECOND: u64 = 10_000;
@@ -208,5 +213,29 @@ pub fn recovered(policy: &RetryPolicy, delivery: &Delivery, cause: RecoveryCause
         attempts,
         due_at: now.plus(wait.unwrap_or_default()),
         error: AttemptError { at: now, attempt: attempts, kind: failure.kind.into(), message: failure.message },
+    }
+}
+
+/// Tells lanes which of their keys have rows, of the keys of whole queues; `counts` says how many lanes each has.
+pub fn tell_keys(
+    lanes: &[(LaneRef, Epoch)],
+    counts: &HashMap<SubscriptionId, u32>,
+    states: &mut [Option<LaneState>],
+    keys: HashMap<SubscriptionId, Vec<Box<str>>>,
+) {
+    let left_out: HashSet<SubscriptionId> =
+        keys.iter().filter(|(_, keys)| keys.len() > QUEUED_KEYS_MAX).map(|(id, _)| *id).collect();
+    let mut of_lanes: HashMap<LaneRef, Vec<Box<str>>> = HashMap::new();
+    for (subscription, keys) in keys {
+        let Some(&count) = counts.get(&subscription).filter(|_| !left_out.contains(&subscription)) else { continue };
+        for key in keys {
+            let lane = LaneRef { subscription, lane: lane_of(Some(KeyHash::of(&key)), 0, count) };
+            of_lanes.entry(lane).or_default().push(key);
+        }
+    }
+    for ((lane, _), state) in lanes.iter().zip(states) {
+        let Some(state) = state else { continue };
+        state.queued_keys_left_out = left_out.contains(&lane.subscription);
+        state.queued_keys = of_lanes.get(lane).cloned().unwrap_or_default();
     }
 }

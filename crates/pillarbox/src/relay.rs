@@ -21,7 +21,7 @@ use crate::{
 pub const RETENTION_INTERVAL: Duration = Duration::from_secs(30);
 
 /// How often a relay that starts tries again to join because somebody else keeps what it needs locked.
-const BUSY_JOINS_MAX: u32 = 5;
+const BUSY_JOINS_MAX: u32 = 2;
 
 /// How a relay runs; the limits are those of [`EngineConfig`].
 #[derive(Debug, Clone)]
@@ -278,7 +278,7 @@ async fn first_join(store: &impl Store, hello: &Hello) -> Result<Joined> {
     loop {
         match store.join(hello.clone()).await {
             Err(error) if error.kind() == ErrorKind::Busy && failures < BUSY_JOINS_MAX => {
-                tracing::info!(%error, "could not join; retrying");
+                tracing::warn!(%error, "could not join; retrying");
                 failures += 1;
                 tokio::time::sleep(rejoin_wait(failures)).await;
             }

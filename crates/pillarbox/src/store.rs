@@ -289,6 +289,8 @@ pub struct LaneState {
     pub last_arrival: i64,
     /// Of a queue: every key of the lane with a row, whatever its state.
     pub queued_keys: Vec<Box<str>>,
+    /// More keys of the queue than [`QUEUED_KEYS_MAX`](crate::QUEUED_KEYS_MAX) have rows, and `queued_keys` does not name them.
+    pub queued_keys_left_out: bool,
     /// How often the lane was seized since an owner was last calm: see [`LaneWrite::calm`].
     pub takeovers: u32,
     /// See [`LaneView::revision`].

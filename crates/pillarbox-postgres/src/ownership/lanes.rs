@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use futures_util::future::{try_join, try_join4};
 use pillarbox::{
-    Cursor, DEAD_HEADS_MAX, Definition, Delivery, Epoch, InstanceId, LaneRef, LaneState, Position, State,
-    SubscriptionId, Take,
+    Cursor, DEAD_HEADS_MAX, Definition, Delivery, Epoch, InstanceId, LaneRef, LaneState, Position, QUEUED_KEYS_MAX,
+    State, SubscriptionId, Take, tell_keys,
 };
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -13,6 +13,7 @@ use super::subscriptions::subscription_view;
 use crate::connection::Session;
 use crate::error::Db;
 use crate::home;
+use crate::operator::{BY_INDEX, IN_ORDER};
 use crate::ownership::name_endings;
 use crate::types::{Time, range_set};
 
@@ -26,19 +27,21 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
     let queued_keys = session.statement(include_str!("../sql/queued_keys.sql")).await?;
     let definitions = session.statement(include_str!("../sql/load_definitions.sql")).await?;
     let after = session.statement(include_str!("../sql/after_look.sql")).await?;
-    let begin = session.batch_execute("begin isolation level repeatable read read only");
+    let begin = format!("begin isolation level repeatable read read only; {BY_INDEX}; {IN_ORDER}");
+    let begin = session.batch_execute(&begin);
     let (_, (cursors, deliveries, queued_keys, definitions), _, after) = try_join4(
         begin,
         try_join4(
             session.query(&cursors, &[&subscriptions, &numbers, &epochs]),
             session.query(&deliveries, &[&subscriptions, &numbers, &(DEAD_HEADS_MAX as i64)]),
-            session.query(&queued_keys, &[&subscriptions, &numbers]),
+            session.query(&queued_keys, &[&subscriptions, &(QUEUED_KEYS_MAX as i32)]),
             session.query(&definitions, &[&subscriptions]),
         ),
         session.batch_execute("commit"),
         session.query_one(&after, &[]),
     )
     .await?;
+    let lane_counts = lane_counts(&definitions)?;
     let definitions = definitions_of(&definitions)?;
     let mut states: Vec<Option<LaneState>> = lanes.iter().map(|_| None).collect();
     let mut missing = Vec::new();
@@ -64,17 +67,22 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
             state.deliveries.push(delivery);
         }
     }
+    let mut keys: HashMap<SubscriptionId, Vec<Box<str>>> = HashMap::new();
     for row in queued_keys {
-        let index = row.try_get::<_, i64>(0)? as usize - 1;
-        if let Some(state) = &mut states[index] {
-            state.queued_keys.push(row.try_get::<_, &str>(1)?.into());
-        }
+        keys.entry(SubscriptionId(row.try_get(0)?)).or_default().push(row.try_get::<_, &str>(1)?.into());
     }
+    tell_keys(lanes, &lane_counts, &mut states, keys);
     Ok(states)
 }
 
 fn definitions_of(rows: &[Row]) -> Db<HashMap<SubscriptionId, Arc<Definition>>> {
     let of = |row: &Row| subscription_view(row).map(|view| (view.id, Arc::new(view.definition)));
+    rows.iter().map(of).collect()
+}
+
+/// How many lanes each subscription has.
+fn lane_counts(rows: &[Row]) -> Db<HashMap<SubscriptionId, u32>> {
+    let of = |row: &Row| subscription_view(row).map(|view| (view.id, view.lanes));
     rows.iter().map(of).collect()
 }
 

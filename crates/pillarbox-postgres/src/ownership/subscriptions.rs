@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use pillarbox::{
@@ -32,14 +32,13 @@ pub(super) async fn define(
     subscriptions: &[&Subscription],
     rejoin: bool,
 ) -> Db<Vec<Defined>> {
-    let mut known = find(tx, subscriptions).await?;
-    let is_new = |subscription: &&&Subscription| !known.contains_key(&subscription.name);
-    let missing: Vec<&Subscription> = subscriptions.iter().filter(is_new).copied().collect();
+    let names: Vec<&str> = subscriptions.iter().map(|subscription| subscription.name.as_str()).collect();
+    let there = tx.query("select name from subscription where name = any ($1)", &[&names]).await?;
+    let there: HashSet<String> = there.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+    let missing: Vec<&Subscription> = subscriptions.iter().filter(|it| !there.contains(&it.name)).copied().collect();
+    // Before any row is locked: whoever waits for another to insert keeps nobody waiting but those who insert too.
     let mut created = insert(tx, me, &missing).await?;
-    // Another relay may have been faster.
-    let lost: Vec<&Subscription> =
-        missing.into_iter().filter(|subscription| !created.contains_key(&subscription.name)).collect();
-    known.extend(find(tx, &lost).await?);
+    let mut known = by_name(tx.query(include_str!("../sql/define_find.sql"), &[&names]).await?)?;
     let (mut defined, mut new) = (Vec::with_capacity(subscriptions.len()), Vec::new());
     for subscription in subscriptions {
         if let Some(row) = created.remove(&subscription.name) {
@@ -314,15 +313,6 @@ async fn first_since(
                order by position limit 1";
     let first = tx.query_opt(sql, &[&low, &horizon, &Time(time)]).await?;
     Ok(first.map(|row| row.try_get(0)).transpose()?)
-}
-
-/// A subscription by its name; nobody else changes it before the transaction ends.
-async fn find(client: &impl GenericClient, wanted: &[&Subscription]) -> Db<HashMap<String, Row>> {
-    if wanted.is_empty() {
-        return Ok(HashMap::new());
-    }
-    let names: Vec<&str> = wanted.iter().map(|subscription| subscription.name.as_str()).collect();
-    by_name(client.query(include_str!("../sql/define_find.sql"), &[&names]).await?)
 }
 
 /// The first nine columns: id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms.

@@ -23,6 +23,8 @@ with recursive k (key, number) as (
                 order by d.key limit 1
             )
         )
+        -- Keeps it from being computed twice.
+        offset 0
     ) as n (key)
     where k.number < $3::integer and n.key is not null
 )

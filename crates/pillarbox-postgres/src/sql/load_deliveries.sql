@@ -4,7 +4,7 @@ with recursive lane as (
     select w.ordinal, w.subscription, w.lane, int8multirange(int8range(c.floor + 1, null)) - c.settled as open, s.on_dead = 'block' as blocks
     from unnest($1::bigint[], $2::integer[]) with ordinality as w (subscription, lane, ordinal)
     join cursor as c on c.subscription = w.subscription and c.lane = w.lane
-    join subscription as s on s.id = w.subscription
+    join subscription as s on s.id = w.subscription and s.mode = 'stream'
 ),
 head as (
     select l.ordinal, l.subscription, l.lane, 1::bigint as number, first.position, first.key
@@ -32,15 +32,26 @@ head as (
 needed as (
     select l.ordinal, 0::bigint as number, d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since
     from lane as l
-    join delivery as d on d.subscription = l.subscription and d.lane = l.lane and not d.queued and d.died_at is null
+    -- Lane by lane, also if the plan was made when there was hardly a row: `offset 0` keeps it from being turned round.
+    cross join lateral (
+        select *
+        from delivery as own
+        where own.subscription = l.subscription and own.lane = l.lane and not own.queued and own.died_at is null
+        offset 0
+    ) as d
     union all
     select l.ordinal, 0::bigint, d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since
     from lane as l
     cross join unnest(l.open) as gap
-    join delivery as d
-        on d.subscription = l.subscription and d.position >= lower(gap) and d.position < coalesce(upper(gap), 9223372036854775807)
     -- By position, not by lane: few rows lie there, and any number of dead ones may be a lane's.
-    where d.lane + 0 = l.lane and not d.queued and d.died_at is not null
+    cross join lateral (
+        select *
+        from delivery as own
+        where own.subscription = l.subscription and own.position >= lower(gap)
+            and own.position < coalesce(upper(gap), 9223372036854775807)
+        offset 0
+    ) as d
+    where d.lane = l.lane and not d.queued and d.died_at is not null
     union all
     select h.ordinal, h.number, d.position, d.key, d.arrival, d.state, d.attempts, d.due_at, d.since
     from head as h

@@ -1,16 +1,32 @@
--- The keys of queues' lanes with a row that their owner must not overtake; see claim_keys.sql.
-select distinct w.ordinal, d.key
-from unnest($1::bigint[], $2::integer[]) with ordinality as w (subscription, lane, ordinal)
-join subscription as s on s.id = w.subscription and s.mode = 'queue'
-cross join lateral (
-    select l.key
-    from delivery as l
-    where l.subscription = w.subscription and l.lane = w.lane and l.state in ('pending', 'retrying', 'processing')
+-- The keys of queues with a row that the owner of their lane must not overtake, up to $2 and one more of each queue; see claim_keys.sql.
+with recursive k (subscription, key, number) as (
+    select s.id, ''::text, 0
+    from subscription as s
+    where s.id = any ($1::bigint[]) and s.mode = 'queue'
     union all
-    select l.key from delivery as l where l.subscription = w.subscription and l.lane = w.lane and l.state = 'delayed'
-    union all
-    select l.key
-    from delivery as l
-    where l.subscription = w.subscription and l.lane = w.lane and l.state = 'dead'
-) as d
-where d.key is not null
+    select k.subscription, n.key, k.number + 1
+    from k
+    cross join lateral (
+        select least(
+            (
+                select d.key
+                from delivery as d
+                where d.subscription = k.subscription and d.key > k.key and d.state in ('pending', 'retrying', 'processing')
+                order by d.key
+                limit 1
+            ),
+            (
+                select d.key from delivery as d where d.subscription = k.subscription and d.key > k.key and d.state = 'delayed'
+                order by d.key limit 1
+            ),
+            (
+                select d.key from delivery as d where d.subscription = k.subscription and d.key > k.key and d.state = 'dead'
+                order by d.key limit 1
+            )
+        )
+        -- Keeps it from being computed twice.
+        offset 0
+    ) as n (key)
+    where k.number <= $2::integer and n.key is not null
+)
+select subscription, key from k where number > 0

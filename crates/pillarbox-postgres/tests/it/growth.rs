@@ -139,6 +139,14 @@ fn grow(dimension: Dimension) -> &'static str {
              where subscription = (select id from pillarbox.subscription where name = 'stream');
              update pillarbox.subscription set paused = true, paused_by = 'operator' where name = 'stream'"
         }
+        Dimension::AboveHole => {
+            "update pillarbox.cursor set floor = 8, settled = int8multirange(int8range(10, 8001))
+             where subscription = (select id from pillarbox.subscription where name = 'stream');
+             insert into pillarbox.delivery
+                 (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
+             select s.id, g + 10, 0, g, 'd' || g, 'dead', 3, now(), now(), now(), false
+             from pillarbox.subscription as s, generate_series(1, $n * 7 / 8) as g where s.name = 'stream'"
+        }
         Dimension::Subscriptions => {
             "insert into pillarbox.subscription (name, filter, mode, lanes, on_dead, retry, processing_timeout_ms, defined_by)
              select 'other ' || g, s.filter, 'stream', 1, s.on_dead, s.retry, s.processing_timeout_ms, s.defined_by

@@ -27,10 +27,19 @@ impl World {
                 let sub = self.random.below(SUBSCRIPTIONS.len() as u64) as usize;
                 self.refuses_until[sub] = self.now + self.random.between(50_000, 600_000);
             }
-            9 => self.wall_offset += [-3_600_000, 3_600_000, -500, 500][self.random.below(4) as usize],
+            9 => {
+                let by = [-3_600_000, 3_600_000, -500, 500][self.random.below(4) as usize];
+                self.set_clock(by);
+            }
             _ if self.random.chance(30) => self.power_loss(),
             _ => self.cut(node),
         }
+    }
+
+    /// The database's clock jumps by so many milliseconds.
+    pub(super) fn set_clock(&mut self, by: i64) {
+        self.wall_offsets.push((self.now, self.wall_offset));
+        self.wall_offset += by;
     }
 
     pub(super) fn kill(&mut self, node: usize) {

@@ -1,13 +1,15 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use pillarbox::engine::Input;
-use pillarbox::{Attempt, BatchId, Event, Failure, LaneRef, Outcome, Position, State, lane_of};
+use pillarbox::{Attempt, BatchId, Event, Failure, LaneRef, Outcome, Position, State, Timestamp, lane_of};
 use uuid::Uuid;
 
 use super::node::{ANSWER_MAX, News};
 use super::{Held, JOBS, Random, SOME, SUBSCRIPTIONS, Step, Ticket, World};
+
+/// For so long a node may not know that the clock was set back: it is frozen, or cut off.
+const CLOCK_UNKNOWN_MAX: u64 = 5_000_000;
 
 impl World {
     pub(super) fn deliver(&mut self, ticket: Ticket, batch: (usize, BatchId), events: Vec<Attempt>) {
@@ -17,11 +19,7 @@ impl World {
         } else {
             self.check_keys(ticket, batch.0, &held)
         }
-        // Whoever was cut off when the database's clock was set back does not know it yet.
-        let set_back = Duration::from_millis((self.wall_offset_max - self.wall_offset) as u64);
-        let latest = self.wall().plus(set_back);
-        let early = |attempt: &&Attempt| attempt.event.deliver_at.is_some_and(|at| at > latest);
-        if let Some(early) = events.iter().find(early) {
+        if let Some(early) = events.iter().find(|attempt| self.is_early(&attempt.event)) {
             self.violation(format!("node {} sends {} before its time", ticket.node, early.event.position));
         }
         // What is claimed does not depend on its lane.
@@ -47,6 +45,15 @@ impl World {
             return self.after(0, 20_000, Step::HoldUp(ticket, batch, events, index));
         }
         self.after(0, slow, Step::Arrive(ticket, batch, events));
+    }
+
+    /// Whether an event was not due by the database's clock since it was inserted. Whoever has not looked at the fleet since the clock was
+    /// set back does not know it yet.
+    fn is_early(&self, event: &Event) -> bool {
+        let since = self.inserted.get(&event.position).map_or(0, |at| at.saturating_sub(CLOCK_UNKNOWN_MAX));
+        let before = self.wall_offsets.iter().filter(|(ended, _)| *ended >= since).map(|(_, offset)| *offset);
+        let latest = Timestamp(self.wall().0 - self.wall_offset + before.fold(self.wall_offset, i64::max));
+        event.deliver_at.is_some_and(|at| at > latest)
     }
 
     /// No two batches of a node hold a key, nor does one that the sink does not take in order.

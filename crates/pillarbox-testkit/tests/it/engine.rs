@@ -442,11 +442,17 @@ fn an_attempt_of_this_process_that_a_new_filter_overtakes_is_no_crash() {
     bench.go_on(Input::Observed(fleet(wider.clone(), Some(ME), 2)));
     bench.go_on(Input::Taken(vec![Some(3)]));
     let definition = Arc::new(wider.definition);
-    bench.go_on(Input::Loaded(vec![Some(LaneState { definition, ..state(row(State::Processing, 2)) })]));
-    assert!(bench.engine.take_figures().failed.is_empty(), "nobody has died");
-    bench.go_on(Input::Delivered { batch: first, outcomes: vec![Outcome::Delivered] });
-    let (_, _, positions) = bench.until_sent();
+    let load =
+        || Input::Loaded(vec![Some(LaneState { definition: definition.clone(), ..state(row(State::Processing, 2)) })]);
+    let actions = bench.go_on(load());
+    assert!(!actions.iter().any(|action| matches!(action, Action::Load(_))), "what is at the sink is waited for");
+    let actions = bench.go_on(Input::Delivered { batch: first, outcomes: vec![Outcome::Delivered] });
+    assert!(actions.iter().any(|action| matches!(action, Action::Load(_))), "{actions:?}");
+    bench.go_on(load());
+    let (waited, _, positions) = bench.until_sent();
     assert_eq!(positions, [1], "it comes again, since nobody has written that it arrived");
+    assert!(waited < Duration::from_secs(1), "as if nothing had happened: {waited:?}");
+    assert!(bench.engine.take_figures().failed_attempts.is_empty(), "nobody has died");
 }
 
 /// Events 1 to `last` are there; the first batch is at the sink.

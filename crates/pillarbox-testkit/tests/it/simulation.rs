@@ -134,6 +134,11 @@ fn finds_a_clock_that_is_early() {
     check_mutant(Mutant::EarlyClock);
 }
 
+#[test]
+fn finds_a_delayed_event_that_goes_before_what_is_read_again() {
+    check_mutant(Mutant::PromoteBeforeReading);
+}
+
 /// The first of these seeds at which a poison event holds others back.
 fn first_held_back(mutant: Option<Mutant>) -> Option<(u64, Vec<String>)> {
     let violations = |seed| (seed, simulate_poison(seed, mutant));

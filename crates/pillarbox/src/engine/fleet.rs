@@ -84,7 +84,8 @@ impl Engine {
                 lane.phase = Phase::Releasing;
             }
         }
-        let loading = self.loading.iter().flatten().chain(&self.to_load).map(|entry| entry.0);
+        let loading =
+            self.loading.iter().flatten().chain(&self.to_load).chain(&self.to_load_later).map(|entry| entry.0);
         let taking = self.taking.iter().flatten().map(|take| take.lane);
         let under_way: HashSet<LaneRef> = loading.chain(taking).collect();
         let unknown = |take: &Take| !mine.contains_key(&take.lane) && !under_way.contains(&take.lane);
@@ -106,6 +107,7 @@ impl Engine {
             }
             if view.lanes != sub.lane_count {
                 self.to_load.retain(|load| load.0.subscription != sub.id);
+                self.to_load_later.retain(|load| load.0.subscription != sub.id);
                 self.to_take.retain(|take| take.lane.subscription != sub.id);
                 (0..sub.lane_count).for_each(|lane| sub.drop_lane(lane));
                 sub.lane_count = view.lanes;
@@ -166,14 +168,21 @@ impl Engine {
             if self.config.mutant == Some(Mutant::JoinWithoutRereading) && lane.top < self.horizon {
                 lane.top = self.horizon;
             }
-            let interrupted = lane.interrupted();
+            if self.config.mutant == Some(Mutant::PromoteBeforeReading) {
+                lane.reads_again_to = None;
+            }
+            let (interrupted, own): (Vec<_>, Vec<_>) =
+                lane.interrupted().into_iter().partition(|row| !sub.is_own_attempt(reference.lane, row));
+            if own.iter().any(|row| sub.dispatcher.is_at_sink(reference.lane, row.position)) {
+                self.to_load_later.push((reference, epoch));
+                continue;
+            }
+            sub.own_attempts.retain(|(lane, _), _| *lane != reference.lane);
+            // Nobody has died of what this process was about to do, or has done, when the lane's epoch was raised.
+            own.iter().for_each(|row| lane.withdraw(row.position, row.key_hash()));
             sub.lanes[reference.lane as usize] = Some(lane);
+            sub.note_unknown_keys();
             for row in interrupted {
-                if self.subscribers[index].dispatcher.is_at_sink(reference.lane, row.position) {
-                    // This process works on it still, and knows nothing more of it: the lane's epoch was raised meanwhile.
-                    self.lane_mut(reference).expect("just loaded").withdraw(row.position, row.key_hash());
-                    continue;
-                }
                 let failure =
                     Failure { kind: "crash", ..Failure::event("the process ended while it worked on this event") };
                 let trial = Trial { position: row.position, event: None, attempts: row.attempts, since: row.since };
@@ -206,6 +215,12 @@ impl Engine {
 
     /// Lanes that are to be given up, loaded anew or paused drop what is not at the sink; once quiet they are loaded.
     pub(super) fn quiesce(&mut self) {
+        let subscribers = &self.subscribers;
+        let is_quiet = |load: &mut (LaneRef, Epoch)| {
+            let sub = subscribers.iter().find(|sub| sub.id == load.0.subscription);
+            sub.is_none_or(|sub| sub.dispatcher.in_flight_of(load.0.lane) == 0)
+        };
+        self.to_load.extend(self.to_load_later.extract_if(.., is_quiet));
         let mut reloading: Vec<(usize, usize)> = Vec::new();
         for (index, sub) in self.subscribers.iter_mut().enumerate() {
             if sub.resting {

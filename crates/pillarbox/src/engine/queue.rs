@@ -33,6 +33,8 @@ const EVENT_BYTES_MIN: usize = 1024;
 /// How often the keys with rows are asked for, from the first on; and how long after one slice of them the next is.
 const TELL_INTERVAL: Duration = Duration::from_secs(1);
 const SLICE_INTERVAL: Duration = Duration::from_millis(100);
+/// The same while a lane waits to be told.
+const SLICE_INTERVAL_UNKNOWN: Duration = Duration::from_millis(5);
 
 /// What an instance knows of a queue: what it has claimed, and how much is waiting in the database.
 #[derive(Debug)]
@@ -66,6 +68,8 @@ pub(super) struct Queue {
     event_bytes: usize,
     told_at: Option<Duration>,
     telling: Option<Telling>,
+    /// A lane was loaded without the keys that have rows.
+    keys_unknown: bool,
     told: Option<Told>,
     /// How often all keys with rows were looked for.
     looks: u64,
@@ -130,6 +134,7 @@ impl Queue {
             event_bytes: 0,
             told_at: None,
             telling: None,
+            keys_unknown: false,
             told: None,
             looks: 0,
             turns: HashMap::new(),
@@ -144,7 +149,11 @@ impl Queue {
 
     /// Whether keys with rows are to be asked for.
     fn wants_keys(&self, now: Now) -> bool {
-        let wait = if self.telling.is_some() { SLICE_INTERVAL } else { TELL_INTERVAL };
+        let wait = match &self.telling {
+            Some(_) if self.keys_unknown => SLICE_INTERVAL_UNKNOWN,
+            Some(_) => SLICE_INTERVAL,
+            None => TELL_INTERVAL,
+        };
         self.told_at.is_none_or(|told| now.mono >= told + wait)
     }
 
@@ -173,7 +182,7 @@ impl Queue {
     fn answered(&mut self, now: Now, empty: bool) {
         self.empty_answers = if empty { self.empty_answers.saturating_add(1) } else { 0 };
         let wait = CLAIM_WAIT.0.saturating_mul(1 << self.empty_answers.min(10)).min(CLAIM_WAIT.1);
-        // The database's clock may be behind this one.
+        // What is known of the database's clock may be behind it.
         let due = self.next_due.map_or(Duration::MAX, |due| due.since(now.wall).max(CLAIM_WAIT_MIN));
         self.claim_at = if empty { now.mono + wait.min(due) } else { now.mono };
     }
@@ -662,17 +671,25 @@ impl Engine {
 }
 
 impl Subscriber {
+    /// Notes whether a lane waits to be told which keys have rows.
+    pub(super) fn note_unknown_keys(&mut self) {
+        let unknown = self.lanes().any(|lane| lane.keys_unknown);
+        self.queue.iter_mut().for_each(|queue| queue.keys_unknown = unknown);
+    }
+
     /// Takes in which keys have rows, once a look at the fleet that began later has shown that the lanes were this instance's still: a
     /// rewind removes rows, and their events come again to whoever has the lane then.
     pub(super) fn adopt_keys(&mut self, looked_at: Duration) {
         let Some(told) = self.queue.as_mut().and_then(|queue| queue.told.take_if(|told| told.at < looked_at)) else {
             return;
         };
-        let count = self.lane_count;
-        for lane in self.lanes.iter_mut().flatten() {
-            let number = lane.reference.lane;
-            let own = told.keys.iter().copied().filter(|key| lane_of(Some(*key), 0, count) == number);
-            lane.end_look(told.look, own);
+        let mut of_lanes: Vec<Vec<KeyHash>> = vec![Vec::new(); self.lane_count as usize];
+        for key in told.keys {
+            of_lanes[lane_of(Some(key), 0, self.lane_count) as usize].push(key);
         }
+        for (lane, keys) in self.lanes.iter_mut().zip(of_lanes) {
+            lane.iter_mut().for_each(|lane| lane.end_look(told.look, keys.iter().copied()));
+        }
+        self.note_unknown_keys();
     }
 }

@@ -47,6 +47,8 @@ pub(super) struct Subscriber {
     pub(super) first_lane: usize,
     /// Events of careful lanes whose attempt is being written down first.
     pub(super) announced: Vec<Item>,
+    /// Attempts that were announced under an epoch which is over, and their numbers: by lane and position.
+    pub(super) own_attempts: HashMap<(u32, Position), u32>,
     /// Of a queue.
     pub(super) queue: Option<Queue>,
     /// Delayed deliveries that are due while an event of their key is at the sink: they take their place when that is over.
@@ -77,6 +79,7 @@ impl Subscriber {
             shown: None,
             first_lane: 0,
             announced: Vec::new(),
+            own_attempts: HashMap::new(),
             queue: (spec.mode == Mode::Queue).then(|| Queue::new(sink)),
             due_behind: HashMap::new(),
             told: (Definition::of(&spec, 0), spec.lanes),
@@ -421,9 +424,19 @@ impl Subscriber {
         }
     }
 
+    /// Whether a delivery is being worked on because this process has said so.
+    pub(super) fn is_own_attempt(&self, number: u32, row: &Delivery) -> bool {
+        self.own_attempts.get(&(number, row.position)) == Some(&row.attempts)
+    }
+
     /// Forgets a lane: it is another's now, or loaded anew.
     pub(super) fn drop_lane(&mut self, number: u32) {
         let Some(lane) = self.lanes.get_mut(number as usize).and_then(Option::take) else { return };
+        self.own_attempts.retain(|(of, _), _| *of != number);
+        for item in self.dispatcher.items().chain(&self.announced).filter(|item| item.lane == number && item.parked) {
+            let row = lane.row(item.key, item.event.position).filter(|row| row.state == crate::State::Processing);
+            self.own_attempts.extend(row.map(|row| ((number, row.position), row.attempts)));
+        }
         self.drop_waiting(number);
         self.queue.iter_mut().for_each(|queue| queue.lane_gone(self.id, number));
         self.due_behind.values_mut().for_each(|rows| rows.retain(|row| row.0 != number));
