@@ -201,7 +201,8 @@ fn keys(tx: &Connection, subscription: i64, after: &str) -> Db<Vec<Box<str>>> {
 /// How many rows each queue had, and when they were counted.
 pub(crate) type RowsCounted = HashMap<i64, (u64, Instant)>;
 
-/// How many deliveries wait or are worked on, or did a while ago. What is dead waits for nothing, however much there is of it.
+/// How many deliveries wait for their turn or are worked on, or did a while ago. What is dead or delayed waits for nothing of the kind,
+/// however much there is of it.
 fn rows(tx: &Connection, subscription: i64, counted: &mut RowsCounted) -> Db<u64> {
     if let Some((rows, at)) = counted.get(&subscription)
         && at.elapsed() < recount_after(*rows)

@@ -108,7 +108,7 @@ impl Inner {
             rows: request
                 .tell
                 .is_some()
-                .then(|| row.rows().filter(|found| found.delivery.state != State::Dead).count() as u64),
+                .then(|| row.rows().filter(|found| !is_aside(found.delivery.state)).count() as u64),
             claimed,
         };
         claims.claimed.iter_mut().for_each(|claimed| claimed.event = self.event_at(claimed.delivery.position));
@@ -407,4 +407,9 @@ impl Row {
     pub(crate) fn free(&mut self) {
         (self.claim, self.turn) = (None, None);
     }
+}
+
+/// Whether a delivery waits for something else than its turn.
+fn is_aside(state: State) -> bool {
+    matches!(state, State::Dead | State::Delayed)
 }

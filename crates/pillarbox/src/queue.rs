@@ -12,12 +12,12 @@ use crate::{
 /// How many rows of a subscription that could be claimed are counted.
 pub const WAITING_COUNTED: usize = 10_000;
 
-/// How many keys of a subscription with rows in its queue are told at once.
+/// How many keys of a subscription with rows in its queue are told at once, at least, if there are more.
 pub const KEYS_TOLD_MAX: usize = 1_000;
 
 /// How many keys of a queue with rows its lanes are loaded with at most. With more, every event of theirs gets a row until the keys have been
 /// asked for.
-pub const QUEUED_KEYS_MAX: usize = 50_000;
+pub const QUEUED_KEYS_MAX: usize = 10_000;
 
 /// So many rows of a subscription are counted in a second, at most.
 const ROWS_COUNTED_A_SECOND: u64 = 10_000;
@@ -85,8 +85,8 @@ pub struct Claims {
     pub next_due: Option<Timestamp>,
     /// If asked for: the next keys with a row of whatever state, in the store's order. Fewer than [`KEYS_TOLD_MAX`]: there are no more.
     pub keys: Option<Vec<Box<str>>>,
-    /// If asked for and known: how many rows there are that are not dead, or were when they were last counted; many are counted less
-    /// often.
+    /// If asked for and known: how many rows there are that are neither dead nor delayed, or were when they were last counted; many are
+    /// counted less often.
     pub rows: Option<u64>,
 }
 

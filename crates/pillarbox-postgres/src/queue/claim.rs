@@ -38,6 +38,9 @@ const COUNT_REST: Duration = Duration::from_secs(60);
 /// How many keys are looked at at once for heads that nobody has promoted.
 const MENDED_AT_ONCE: i32 = 1_000;
 
+/// How many rows of each kind are read at once for their keys.
+const KEY_ROWS_READ_MAX: i64 = 10_000;
+
 /// Before every time.
 const ALWAYS: Timestamp = Timestamp(i64::MIN);
 
@@ -108,13 +111,14 @@ impl Claiming {
         let statement = session.statement(include_str!("../sql/claim.sql")).await?;
         let figures = session.statement(include_str!("../sql/claim_figures.sql")).await?;
         let keys = session.statement(include_str!("../sql/claim_keys.sql")).await?;
+        let dense = session.statement(include_str!("../sql/claim_keys_dense.sql")).await?;
         let in_line = session.statement(include_str!("../sql/mend_keys.sql")).await?;
         let rows = session.statement(include_str!("../sql/queue_rows.sql")).await?;
         // What is sent first is answered first: the figures are of what the claims have left.
         let answers = try_join3(
             send_claims(session, &statement, me, &asked, (self.placed_max, self.claimed_max)),
             send_figures(session, &figures, me, &asked),
-            try_join_all(requests.iter().map(|request| tell(session, &keys, request))),
+            try_join_all(requests.iter().map(|request| tell(session, &keys, &dense, request))),
         )
         .await;
         let (claimed, figures, told) = answers.inspect_err(|error| self.fell_short(error, requests))?;
@@ -298,14 +302,20 @@ async fn send_figures(
 }
 
 /// What a request wants to be told besides.
-async fn tell(session: &Session, keys: &Statement, request: &ClaimRequest) -> Result<Claims, tokio_postgres::Error> {
-    let mut claims = Claims::default();
-    if let Some(after) = &request.tell {
-        let (after, most) = (&**after, KEYS_TOLD_MAX as i32);
-        let values: [&(dyn ToSql + Sync); 3] = [&request.subscription.0, &after, &most];
-        let key = |row: &Row| Ok(row.try_get::<_, &str>(0)?.into());
-        let keys = session.query(keys, &values).await?;
-        claims.keys = Some(keys.iter().map(key).collect::<Result<_, tokio_postgres::Error>>()?);
+async fn tell(
+    session: &Session,
+    keys: &Statement,
+    dense: &Statement,
+    request: &ClaimRequest,
+) -> Result<Claims, tokio_postgres::Error> {
+    let Some(after) = request.tell.as_deref() else { return Ok(Claims::default()) };
+    let subscription = &request.subscription.0;
+    let mut rows = session.query(dense, &[subscription, &after, &KEY_ROWS_READ_MAX]).await?;
+    let all = rows.first().is_none_or(|row| row.get(1));
+    if !all && rows.len() < KEYS_TOLD_MAX {
+        // Some keys have very many rows: from key to key is shorter.
+        rows = session.query(keys, &[subscription, &after, &(KEYS_TOLD_MAX as i32)]).await?;
     }
-    Ok(claims)
+    let key = |row: &Row| Ok(row.try_get::<_, &str>(0)?.into());
+    Ok(Claims { keys: Some(rows.iter().map(key).collect::<Result<_, tokio_postgres::Error>>()?), ..Claims::default() })
 }

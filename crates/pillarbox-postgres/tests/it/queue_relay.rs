@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use pillarbox::engine::EngineConfig;
+use pillarbox::engine::{EngineConfig, Recovery, RecoveryProfile};
 use pillarbox::{
     Event, Failure, Mode, NewEvent, Operator, RecoveryCause, Relay, RelayConfig, RetryPolicy, Subscription, heartbeat,
 };
@@ -159,5 +159,29 @@ async fn a_relay_without_network_cancels_its_handler_and_another_takes_its_event
     assert_eq!(recovered.count, 1);
     proxy.resume().unwrap();
     drop(cut_off);
+    relay.drain().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn until_idle_waits_for_every_row_of_a_key() {
+    const KEYS: usize = 200;
+    const EACH: usize = 10;
+    let database = Database::new().await;
+    let handled = Arc::new(AtomicU32::new(0));
+    let count = handled.clone();
+    let handler = move |_event: Arc<Event>| {
+        count.fetch_add(1, Ordering::SeqCst);
+        std::future::ready(Ok::<(), Failure>(()))
+    };
+    let event = |number: usize| NewEvent::new("t", "y").key(format!("k{}", number % KEYS));
+    database.publish(&(0..KEYS * EACH).map(event).collect::<Vec<_>>()).await;
+    // Every event gets a row, and of a key one is worked on at a time.
+    let recovery = Recovery { profile: RecoveryProfile::Conservative, ..Recovery::default() };
+    let engine = EngineConfig { recovery, ..EngineConfig::default() };
+    let config = RelayConfig { engine, ..RelayConfig::default() };
+    let store = PostgresStore::open(database.url()).await.unwrap();
+    let relay = Relay::builder(store).config(config).handle(queue(), handler).start().await.unwrap();
+    relay.until_idle().await.unwrap();
+    assert_eq!(handled.load(Ordering::SeqCst) as usize, KEYS * EACH);
     relay.drain().await.unwrap();
 }

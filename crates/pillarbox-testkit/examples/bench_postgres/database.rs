@@ -44,9 +44,9 @@ pub(crate) async fn migrated(url: &str) -> Result<Client> {
     connect(url).await
 }
 
-/// Makes a log with `count` events.
-pub(crate) async fn fill(url: &str, count: usize) -> Result<Figures> {
-    let mut client = migrated(url).await?;
+/// Publishes `count` events.
+pub(crate) async fn fill_more(url: &str, count: usize) -> Result<()> {
+    let mut client = connect(url).await?;
     let mut number = 0;
     while number < count {
         let events: Vec<NewEvent> = (number..count.min(number + FILL_BATCH)).map(event).collect();
@@ -55,6 +55,13 @@ pub(crate) async fn fill(url: &str, count: usize) -> Result<Figures> {
         transaction.commit().await?;
         number += events.len();
     }
+    Ok(())
+}
+
+/// Makes a log with `count` events.
+pub(crate) async fn fill(url: &str, count: usize) -> Result<Figures> {
+    let client = migrated(url).await?;
+    fill_more(url, count).await?;
     client.batch_execute("vacuum analyze pillarbox.event").await?;
     client.batch_execute("checkpoint").await?;
     Ok(Figures::default().with("events", count as f64))

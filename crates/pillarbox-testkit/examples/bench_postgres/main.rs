@@ -13,6 +13,7 @@ mod latency;
 mod process;
 mod publish;
 mod slow;
+mod start;
 #[path = "../bench/summary.rs"]
 mod summary;
 mod takeover;
@@ -27,6 +28,7 @@ use crate::distribution::Distribution;
 use crate::drain::Hole;
 use crate::process::measure;
 use crate::summary::{Goal, Row, Rows};
+use crate::takeover::Pace;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -68,9 +70,12 @@ fn child(arguments: &[String]) -> Result<()> {
         "latency" => runtime.block_on(latency::pillarbox(url, count))?,
         "listener" => runtime.block_on(latency::listener(url, count))?,
         "idle" => idle::pillarbox(&runtime, url, count as u64)?,
-        "takeover" => runtime.block_on(takeover::kills(url, count))?,
+        "takeover" => runtime.block_on(takeover::kills(url, count, Pace::Steady))?,
         "cuts" => runtime.block_on(cuts::cuts(url, count, Way::CutOff))?,
         "freezes" => runtime.block_on(cuts::cuts(url, count, Way::Frozen))?,
+        "start_many" => runtime.block_on(start::start(url, count, 1))?,
+        "start_lanes" => runtime.block_on(start::start(url, count, 256))?,
+        "takeover_busy" => runtime.block_on(takeover::kills(url, count, Pace::Flood))?,
         cuts::RELAY => return runtime.block_on(cuts::relay(url)),
         takeover::RELAY => return runtime.block_on(takeover::relay(url)),
         publish::READER => return runtime.block_on(publish::read(url)),
@@ -113,7 +118,7 @@ fn parent(arguments: &[String]) -> Result<()> {
 impl Bench {
     fn run(&self) -> Result<Rows> {
         let mut rows = Rows::default();
-        let mut taken_over = Distribution::default();
+        let mut taken_over = [Distribution::default(), Distribution::default()];
         let mut lost = [Distribution::default(), Distribution::default()];
         let log = self.server.create_database()?;
         if self.wants("drain") {
@@ -133,6 +138,9 @@ impl Bench {
             }
             if self.wants("latency") {
                 self.latency(&mut rows)?;
+            }
+            if self.wants("start") {
+                self.start(&mut rows)?;
             }
             if self.wants("idle") {
                 self.idle(&mut rows)?;
@@ -251,9 +259,26 @@ impl Bench {
         Ok(())
     }
 
-    fn takeover(&self, taken_over: &mut Distribution) -> Result<()> {
-        let database = self.server.create_database()?;
-        taken_over.extend(&self.measure("takeover", database.url(), self.scale.kills)?, self.scale.kills);
+    fn start(&self, rows: &mut Rows) -> Result<()> {
+        for (name, count, first, again, stop) in [
+            ("start_many", 1_000, "start, 1,000 subs", "start again, 1,000 subs", "stop, 1,000 subs"),
+            ("start_lanes", 20, "start, 20 x 256 lanes", "start again, 20 x 256 lanes", "stop, 20 x 256 lanes"),
+        ] {
+            let database = self.server.create_database()?;
+            let found = self.measure(name, database.url(), count)?;
+            let mut add = |name, at| rows.add(Row { name, unit: "ms", goal: Goal::Below(3_000.0) }, found[at], None);
+            add(first, "first");
+            add(again, "again");
+            add(stop, "stop");
+        }
+        Ok(())
+    }
+
+    fn takeover(&self, taken_over: &mut [Distribution; 2]) -> Result<()> {
+        for (name, taken_over) in ["takeover", "takeover_busy"].into_iter().zip(taken_over) {
+            let database = self.server.create_database()?;
+            taken_over.extend(&self.measure(name, database.url(), self.scale.kills)?, self.scale.kills);
+        }
         Ok(())
     }
 
@@ -282,9 +307,19 @@ fn report_cuts([cut_off, frozen]: &[Distribution; 2], rows: &mut Rows) {
 }
 
 /// The kills of all rounds together.
-fn report_takeover(taken_over: &Distribution, rows: &mut Rows) {
-    eprintln!("take-over: {} kills in all", taken_over.len());
-    let mut add = |name, goal, share| rows.add(Row { name, unit: "ms", goal }, taken_over.quantile(share), None);
+fn report_takeover([calm, busy]: &[Distribution; 2], rows: &mut Rows) {
+    eprintln!("take-over: {} kills in all, {} beside a flood", calm.len(), busy.len());
+    rows.add(
+        Row { name: "take-over beside a flood, p50", unit: "ms", goal: Goal::Below(100.0) },
+        busy.quantile(0.5),
+        None,
+    );
+    rows.add(
+        Row { name: "take-over beside a flood, max", unit: "ms", goal: Goal::Below(1000.0) },
+        busy.quantile(1.0),
+        None,
+    );
+    let mut add = |name, goal, share| rows.add(Row { name, unit: "ms", goal }, calm.quantile(share), None);
     add("take-over after SIGKILL, p50", Goal::Below(100.0), 0.5);
     add("take-over after SIGKILL, p99", Goal::Below(1000.0), 0.99);
     add("take-over after SIGKILL, max", Goal::Below(1000.0), 1.0);

@@ -47,8 +47,17 @@ pub(crate) struct Arrival {
     at: Instant,
 }
 
+/// How events are published meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// One every [`PAUSE`].
+    Steady,
+    /// As many as the database takes, more than the relays deliver: both always have a backlog.
+    Flood,
+}
+
 /// Kills one of two relays again and again; from the kill until the other has delivered an event of a key that was the killed one's.
-pub(crate) async fn kills(url: &str, count: usize) -> Result<Figures> {
+pub(crate) async fn kills(url: &str, count: usize, pace: Pace) -> Result<Figures> {
     let client = migrated(url).await?;
     let (sender, mut arrivals) = mpsc::unbounded_channel();
     let mut next = 0;
@@ -58,7 +67,10 @@ pub(crate) async fn kills(url: &str, count: usize) -> Result<Figures> {
     };
     let mut relays = vec![start()?, start()?];
     drop(client);
-    let publisher = tokio::spawn(publish(url.to_owned()));
+    let publisher = match pace {
+        Pace::Steady => tokio::spawn(publish(url.to_owned())),
+        Pace::Flood => tokio::spawn(flood(url.to_owned())),
+    };
     let mut figures = Figures::default();
     for number in 0..count {
         let numbers: Vec<usize> = relays.iter().map(|(number, _)| *number).collect();
@@ -100,6 +112,16 @@ pub(crate) async fn publish(url: String) -> Result<()> {
         client.execute(&statement, &[&format!("key-{}", number % KEYS)]).await?;
     }
     Ok(())
+}
+
+/// Publishes for ever, without a pause.
+async fn flood(url: String) -> Result<()> {
+    let client = connect(&url).await?;
+    let sql = "insert into pillarbox.event (topic, key, type) \
+               select 't', 'key-' || g % 64, 'y' from generate_series(1, 2000) as g";
+    loop {
+        client.batch_execute(sql).await?;
+    }
 }
 
 /// Waits until every key is delivered by one of the two, and each of them has its half; who delivers what.

@@ -2,7 +2,8 @@
 //!
 //! A private server that really writes to disk; every measurement in a process and a database of its own. Rounds are interleaved,
 //! the others beside each measurement, and ratios are taken within a round: the machine's mood cancels out. `--only NAME` measures
-//! one of: `queue`, `slow`, `flood`, `recovery`, `memory`.
+//! one of: `queue`, `slow`, `flood`, `aside`, `due`, `recovery`, `memory`.
+mod aside;
 #[path = "../bench_postgres/database.rs"]
 #[allow(dead_code, reason = "shared with another benchmark, which uses all of it")]
 mod database;
@@ -30,6 +31,7 @@ use std::process::ExitCode;
 
 use pillarbox_testkit::postgres::Server;
 
+use crate::aside::Aside;
 use crate::distribution::Distribution;
 use crate::process::{Figures, measure};
 use crate::queue::Pace;
@@ -80,6 +82,12 @@ async fn figures(name: &str, place: &str, count: usize) -> Result<Figures> {
         "graphile_table" => graphile::fill(place, count).await,
         "graphile" => graphile::drain(place, count),
         "flood" => flood::retries(place, count).await,
+        "aside_none" => aside::drain(place, count, Aside::Nothing).await,
+        "aside_dead" => aside::drain(place, count, Aside::Dead(2_000)).await,
+        "aside_dead_many" => aside::drain(place, count, Aside::Dead(500_000)).await,
+        "aside_delayed" => aside::drain(place, count, Aside::Delayed(1_000_000)).await,
+        "due_one" => aside::due(place, count, 1).await,
+        "due_pairs" => aside::due(place, count, (count / 2).max(1)).await,
         "recovery" => recovery::kills(place, count).await,
         "memory" => memory::waiting(place, count).await,
         other => Err(format!("there is no measurement '{other}'").into()),
@@ -136,6 +144,12 @@ impl Bench<'_> {
             }
             if self.wants("flood") {
                 self.flood(&mut report)?;
+            }
+            if self.wants("aside") {
+                self.aside(&mut report)?;
+            }
+            if self.wants("due") {
+                self.due(&mut report)?;
             }
             if self.wants("recovery") {
                 self.recovery(&mut recovered, round)?;
@@ -219,6 +233,53 @@ impl Bench<'_> {
         report.tell("flood, empty table", "KiB", found["empty"], None);
         report.tell("flood, rows at once", "rows", found["rows"], None);
         report.tell("flood", "events/s", found["rate"], None);
+        Ok(())
+    }
+
+    /// A queue beside what lies in its delivery table and is not due.
+    fn aside(&self, report: &mut Report) -> Result<()> {
+        let measured = |name: &str| -> Result<Figures> {
+            let database = self.server.create_database()?;
+            measure(name, Path::new(database.url()), self.scale.events)
+        };
+        let none = measured("aside_none")?;
+        for (name, rate, first, memory) in [
+            ("aside_dead", "2,000 dead keys", "2,000 dead keys, first event", "2,000 dead keys, memory"),
+            ("aside_dead_many", "500,000 dead keys", "500,000 dead keys, first event", "500,000 dead keys, memory"),
+            ("aside_delayed", "1,000,000 delayed", "1,000,000 delayed, first event", "1,000,000 delayed, memory"),
+        ] {
+            let found = measured(name)?;
+            report.add(
+                Row { name: rate, unit: "events/s", goal: Goal::RatioAtLeast(0.5) },
+                found["rate"],
+                Some(none["rate"]),
+            );
+            report.tell(first, "ms", found["first_ms"], Some(none["first_ms"]));
+            report.tell(memory, "MiB", found["peak_mib"], Some(none["peak_mib"]));
+        }
+        Ok(())
+    }
+
+    /// Delayed events that are due at once, four times as many beside a quarter of them; and another queue meanwhile.
+    fn due(&self, report: &mut Report) -> Result<()> {
+        let measured = |name: &str, count: usize| -> Result<Figures> {
+            let database = self.server.create_database()?;
+            measure(name, Path::new(database.url()), count)
+        };
+        let alone = measured("due_one", 0)?;
+        for (name, rate, p50, p99) in [
+            ("due_one", "due at once, one key", "one key due, other queue p50", "one key due, other queue p99"),
+            ("due_pairs", "due at once, 2 events per key", "keys due, other queue p50", "keys due, other queue p99"),
+        ] {
+            let (few, many) = (measured(name, self.scale.events / 4)?, measured(name, self.scale.events)?);
+            report.add(
+                Row { name: rate, unit: "events/s", goal: Goal::RatioAtLeast(0.5) },
+                many["rate"],
+                Some(few["rate"]),
+            );
+            report.tell(p50, "ms", many["p50"], Some(alone["p50"]));
+            report.tell(p99, "ms", many["p99"], Some(alone["p99"]));
+        }
         Ok(())
     }
 

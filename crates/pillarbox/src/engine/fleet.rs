@@ -69,7 +69,10 @@ impl Engine {
                 }
             }
             lost.into_iter().for_each(|lane| sub.drop_lane(lane));
-            self.last_observe.into_iter().for_each(|looked_at| sub.adopt_keys(looked_at));
+            if self.last_observe.is_some_and(|looked_at| sub.adopt_keys(looked_at)) {
+                self.stuck = false;
+                self.rang_at.get_or_insert(now.mono);
+            }
         }
         if self.draining {
             return;
@@ -181,7 +184,7 @@ impl Engine {
             // Nobody has died of what this process was about to do, or has done, when the lane's epoch was raised.
             own.iter().for_each(|row| lane.withdraw(row.position, row.key_hash()));
             sub.lanes[reference.lane as usize] = Some(lane);
-            sub.note_unknown_keys();
+            sub.lane_loaded(reference.lane);
             for row in interrupted {
                 let failure =
                     Failure { kind: "crash", ..Failure::event("the process ended while it worked on this event") };

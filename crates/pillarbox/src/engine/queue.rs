@@ -35,6 +35,8 @@ const TELL_INTERVAL: Duration = Duration::from_secs(1);
 const SLICE_INTERVAL: Duration = Duration::from_millis(100);
 /// The same while a lane waits to be told.
 const SLICE_INTERVAL_UNKNOWN: Duration = Duration::from_millis(5);
+/// Until it is known which keys have rows, every event gets one; a longer backlog waits for that.
+const UNKNOWN_BACKLOG_MAX: Position = 500;
 
 /// What an instance knows of a queue: what it has claimed, and how much is waiting in the database.
 #[derive(Debug)]
@@ -60,6 +62,8 @@ pub(super) struct Queue {
     waiting: usize,
     /// Answers in a row without a claim, since something may have changed.
     empty_answers: u32,
+    /// Something has become ready since the last request was made.
+    missed: bool,
     next_due: Option<Timestamp>,
     /// When each call began that is at the sink, or when it gave the rest of its batch back.
     begun: HashMap<BatchId, Duration>,
@@ -70,6 +74,8 @@ pub(super) struct Queue {
     telling: Option<Telling>,
     /// A lane was loaded without the keys that have rows.
     keys_unknown: bool,
+    /// A backlog waits until they are known.
+    held: bool,
     told: Option<Told>,
     /// How often all keys with rows were looked for.
     looks: u64,
@@ -128,6 +134,7 @@ impl Queue {
             waiting: 0,
             claim_at: Duration::ZERO,
             empty_answers: 0,
+            missed: false,
             next_due: None,
             begun: HashMap::new(),
             slow_until: Duration::ZERO,
@@ -135,6 +142,7 @@ impl Queue {
             told_at: None,
             telling: None,
             keys_unknown: false,
+            held: false,
             told: None,
             looks: 0,
             turns: HashMap::new(),
@@ -144,7 +152,7 @@ impl Queue {
 
     /// Whether nothing more is to be read for now.
     pub(super) fn is_full(&self) -> bool {
-        self.full
+        self.full || self.held
     }
 
     /// Whether keys with rows are to be asked for.
@@ -155,6 +163,11 @@ impl Queue {
             None => TELL_INTERVAL,
         };
         self.told_at.is_none_or(|told| now.mono >= told + wait)
+    }
+
+    /// Whether a lane waits for the next slice of the keys with rows.
+    fn must_be_told(&self, now: Now) -> bool {
+        self.keys_unknown && self.told.is_none() && self.wants_keys(now)
     }
 
     /// Takes in a slice of the keys with rows.
@@ -178,8 +191,17 @@ impl Queue {
         self.empty_answers = 0;
     }
 
+    /// There is something to be claimed that a request under way may have missed.
+    fn made_ready(&mut self, now: Now) {
+        self.missed = true;
+        self.wake(now);
+    }
+
     /// A request was answered, by something to work on or by nothing.
     fn answered(&mut self, now: Now, empty: bool) {
+        if empty && self.missed {
+            return self.wake(now);
+        }
         self.empty_answers = if empty { self.empty_answers.saturating_add(1) } else { 0 };
         let wait = CLAIM_WAIT.0.saturating_mul(1 << self.empty_answers.min(10)).min(CLAIM_WAIT.1);
         // What is known of the database's clock may be behind it.
@@ -210,7 +232,8 @@ impl Queue {
     fn deadline(&self, now: Now) -> Option<Duration> {
         let slow = self.begun.values().map(|begun| *begun + ROW_AFTER).filter(|at| *at > now.mono).min();
         let due = self.next_due.filter(|due| *due > now.wall).map(|due| now.mono + due.since(now.wall));
-        [slow, due, Some(self.claim_at)].into_iter().flatten().filter(|at| *at > now.mono).min()
+        let told = self.told_at.filter(|_| self.keys_unknown).map(|at| at + SLICE_INTERVAL_UNKNOWN);
+        [slow, due, told, Some(self.claim_at)].into_iter().flatten().filter(|at| *at > now.mono).min()
     }
 
     /// A claim is over. If its row is being written the end waits for that.
@@ -414,7 +437,7 @@ impl Engine {
                 let Some(queue) = &mut sub.queue else { return false };
                 if queue.settles {
                     queue.forget(claim);
-                    queue.wake(now);
+                    queue.made_ready(now);
                 } else {
                     queue.end(sub.id, claim, ClaimFate::Done);
                 }
@@ -453,7 +476,7 @@ impl Engine {
         let sub = self.index_of(subscription).map(|index| &mut self.subscribers[index]);
         let Some(queue) = sub.and_then(|sub| sub.queue.as_mut()) else { return };
         claims.iter().for_each(|claim| queue.written(subscription, *claim));
-        queue.wake(now);
+        queue.made_ready(now);
     }
 
     pub(super) fn claimed(&mut self, now: Now, answers: Vec<Claims>) {
@@ -478,6 +501,8 @@ impl Engine {
                 queue.told_at = Some(now.mono);
             }
             keys.iter().for_each(|keys| queue.hear(now, keys));
+            // What was told is taken in with the next look at the fleet.
+            self.observe_now |= queue.keys_unknown && queue.told.is_some();
             claimed.into_iter().for_each(|claimed| self.begin_claim(now, index, claimed));
         }
         self.stuck = false;
@@ -518,7 +543,7 @@ impl Engine {
             if !written && !again && end.fate != ClaimFate::Back {
                 *self.figures.refused.entry(sub.name.clone()).or_default() += 1;
             }
-            sub.queue.iter_mut().for_each(|queue| queue.wake(now));
+            sub.queue.iter_mut().for_each(|queue| queue.made_ready(now));
         }
     }
 
@@ -560,7 +585,8 @@ impl Engine {
         let sub = &self.subscribers[index];
         let queue = sub.queue.as_ref()?;
         let permit = sub.breaker.permit(now);
-        if sub.paused || now.mono < queue.claim_at || permit == Permit::Nothing {
+        let early = now.mono < queue.claim_at;
+        if sub.paused || permit == Permit::Nothing || (early && !queue.must_be_told(now)) {
             return None;
         }
         let each = if now.mono < queue.slow_until { 1 } else { sub.spec.batch_size };
@@ -569,11 +595,15 @@ impl Engine {
         let limit =
             (sub.dispatcher.idle_workers() * each).min(CLAIMS_MAX).saturating_sub(sub.dispatcher.ready_len()).min(fit);
         let limit = if permit == Permit::All { limit } else { limit.min(1) };
+        let limit = if early { 0 } else { limit };
         let tell = queue.wants_keys(now);
         if limit == 0 && !tell {
             return None;
         }
         let (subscription, suspect) = (sub.id, queue.suspect.is_none());
+        if limit > 0 {
+            self.subscribers[index].queue.iter_mut().for_each(|queue| queue.missed = false);
+        }
         let first = ClaimId(self.next_claim);
         self.next_claim += limit as i64;
         let tell = tell.then(|| self.next_slice(index));
@@ -672,17 +702,35 @@ impl Engine {
 
 impl Subscriber {
     /// Notes whether a lane waits to be told which keys have rows.
-    pub(super) fn note_unknown_keys(&mut self) {
+    fn note_unknown_keys(&mut self) {
         let unknown = self.lanes().any(|lane| lane.keys_unknown);
-        self.queue.iter_mut().for_each(|queue| queue.keys_unknown = unknown);
+        self.queue.iter_mut().for_each(|queue| (queue.keys_unknown, queue.held) = (unknown, queue.held && unknown));
+    }
+
+    /// Reads nothing of a backlog until it is known which keys have rows: what is read before gets a row, and whatever comes later goes
+    /// behind it.
+    pub(super) fn hold_backlog(&mut self, horizon: Position) {
+        let long = |lane: &Lane| horizon - lane.top > UNKNOWN_BACKLOG_MAX;
+        let held = self.queue.as_ref().is_some_and(|queue| queue.keys_unknown) && self.active().any(long);
+        self.queue.iter_mut().for_each(|queue| queue.held = held);
+    }
+
+    /// A lane was loaded. A look that began before says nothing of it: if it has to be told which keys have rows, another one begins.
+    pub(super) fn lane_loaded(&mut self, number: u32) {
+        self.note_unknown_keys();
+        let unknown = self.lane(number).is_some_and(|lane| lane.keys_unknown);
+        for queue in self.queue.iter_mut().filter(|_| unknown) {
+            (queue.telling, queue.told, queue.told_at) = (None, None, None);
+        }
     }
 
     /// Takes in which keys have rows, once a look at the fleet that began later has shown that the lanes were this instance's still: a
     /// rewind removes rows, and their events come again to whoever has the lane then.
-    pub(super) fn adopt_keys(&mut self, looked_at: Duration) {
-        let Some(told) = self.queue.as_mut().and_then(|queue| queue.told.take_if(|told| told.at < looked_at)) else {
-            return;
-        };
+    /// Whether a backlog waited for it.
+    pub(super) fn adopt_keys(&mut self, looked_at: Duration) -> bool {
+        let Some(queue) = &mut self.queue else { return false };
+        let held = queue.held;
+        let Some(told) = queue.told.take_if(|told| told.at < looked_at) else { return false };
         let mut of_lanes: Vec<Vec<KeyHash>> = vec![Vec::new(); self.lane_count as usize];
         for key in told.keys {
             of_lanes[lane_of(Some(key), 0, self.lane_count) as usize].push(key);
@@ -691,5 +739,6 @@ impl Subscriber {
             lane.iter_mut().for_each(|lane| lane.end_look(told.look, keys.iter().copied()));
         }
         self.note_unknown_keys();
+        held && self.queue.as_ref().is_some_and(|queue| !queue.held)
     }
 }

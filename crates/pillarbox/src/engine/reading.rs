@@ -22,6 +22,8 @@ impl Engine {
         self.horizon = self.horizon.max(page.horizon);
         self.grace.observe(&page);
         self.moved = false;
+        let horizon = self.horizon;
+        self.subscribers.iter_mut().for_each(|sub| sub.hold_backlog(horizon));
         let (hole_scans, tail_scans) = page.scans.split_at(plan.hole_ends.len().min(page.scans.len()));
         self.set_bounds(&plan, hole_scans);
         self.close_holes(now, hole_scans, page.log_start);
@@ -36,7 +38,6 @@ impl Engine {
                 self.dead.union(&dead);
             }
         }
-        let horizon = self.horizon;
         self.subscribers
             .iter_mut()
             .flat_map(|sub| sub.lanes.iter_mut().flatten())

@@ -569,6 +569,13 @@ async fn a_claim_tells_figures<F: Fixture>(fixture: &F) -> Outcome {
     ensure!(claims.rows == Some(7), "there are 7 rows, told are {:?}", claims.rows);
     let left = member.claims(ClaimRequest { tell: Some("".into()), ..member.request(LIMIT, 3) }).await?;
     ensure!((left.claimed.len(), left.waiting, left.rows) == (3, 0, Some(7)), "the rest is {left:?}");
+    let at = publish(fixture, &[Some("dead"), Some("delayed")]).await?;
+    let mut aside: Vec<Queued> = vec![queued(at[0], Some("dead")), queued(at[1], Some("delayed"))];
+    (aside[0].delivery.state, aside[0].delivery.attempts) = (State::Dead, 8);
+    (aside[1].delivery.state, aside[1].delivery.due_at) = (State::Delayed, NEVER);
+    feeder.queue(aside).await?;
+    let beside = member.claims(ClaimRequest { tell: Some("".into()), ..member.request(0, 9) }).await?;
+    ensure!(beside.rows.is_none_or(|rows| rows == 7), "what is dead or delayed does not wait: {:?}", beside.rows);
     let answers = member.store.claim(&[member.request(0, 9), member.request(0, 9)]).await?;
     ensure!(answers.len() == 2, "two requests have {} answers", answers.len());
     Ok(())
