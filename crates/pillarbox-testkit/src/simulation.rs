@@ -327,7 +327,7 @@ impl World {
         let mut random = Random(seed);
         let lock_proves_life = random.chance(30);
         let lock_visible = lock_proves_life || random.chance(70);
-        let queued_keys_max = if seed % 3 == 0 { 2 } else { pillarbox::QUEUED_KEYS_MAX };
+        let queued_keys_max = if seed.is_multiple_of(3) { 2 } else { pillarbox::QUEUED_KEYS_MAX };
         let options = MemoryOptions {
             lock_proves_life,
             lock_visible,

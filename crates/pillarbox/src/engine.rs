@@ -376,6 +376,8 @@ pub struct Engine {
     /// The poll being looked at has brought a lane further.
     moved: bool,
     observing: bool,
+    /// How many looks at the fleet have begun.
+    observes: u64,
     /// At least one look at the fleet has come back.
     seen_fleet: bool,
     /// A lane that this instance could run has an owner that is gone, and waits for its lease to end.
@@ -497,6 +499,7 @@ impl Engine {
             stuck: false,
             moved: false,
             observing: false,
+            observes: 0,
             seen_fleet: false,
             orphaned: false,
             dead: RangeSet::new(),

@@ -73,6 +73,8 @@ pub(crate) struct Lane {
     careful_left: u32,
     /// Attempts that are written first and not yet sent: the settle that writes them must come back before.
     pub(crate) announced: Vec<Position>,
+    /// The attempts that this owner has announced, by number. A delivery that is still shown to be at one of them was not ended by a crash.
+    own_attempts: HashMap<Position, u32>,
     /// How often the lane was seized, as it is in the database.
     pub(crate) takeovers: u32,
     /// Not all keys are known that a dead event holds back: nothing is sent and nothing is read.
@@ -225,6 +227,7 @@ impl Lane {
             careful: state.takeovers >= careful_after,
             careful_left: if mode == Mode::Queue { CAREFUL_ROWS } else { CAREFUL_EVENTS },
             announced: Vec::new(),
+            own_attempts: HashMap::new(),
             takeovers: state.takeovers,
             overfull: state.dead_heads_left_out && on_dead == OnDead::Block,
             trial: Trial::default(),
@@ -655,9 +658,15 @@ impl Lane {
             row.attempts += 1;
         });
         if let Some(row) = announced {
+            self.own_attempts.insert(position, row.attempts);
             self.change.push((row, None));
             self.announced.push(position);
         }
+    }
+
+    /// See the field.
+    pub(crate) fn own_attempts(&self) -> impl Iterator<Item = (Position, u32)> {
+        self.own_attempts.iter().map(|(position, attempt)| (*position, *attempt))
     }
 
     /// An attempt that was announced and not made does not count.

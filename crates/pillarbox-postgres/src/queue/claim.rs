@@ -56,11 +56,19 @@ pub(crate) struct Claiming {
     /// How many rows are claimed at once at most, whatever is asked for: less after a claim that took too long, as one of large events
     /// may.
     claimed_max: i32,
+    /// How many rows of each kind are read at once for their keys: at most [`KEY_ROWS_READ_MAX`].
+    key_rows_max: i64,
 }
 
 impl Default for Claiming {
     fn default() -> Self {
-        Claiming { decoder: Decoder::default(), places: HashMap::new(), placed_max: PLACED_MAX, claimed_max: i32::MAX }
+        Claiming {
+            decoder: Decoder::default(),
+            places: HashMap::new(),
+            placed_max: PLACED_MAX,
+            claimed_max: i32::MAX,
+            key_rows_max: KEY_ROWS_READ_MAX,
+        }
     }
 }
 
@@ -118,12 +126,13 @@ impl Claiming {
         let answers = try_join3(
             send_claims(session, &statement, me, &asked, (self.placed_max, self.claimed_max)),
             send_figures(session, &figures, me, &asked),
-            try_join_all(requests.iter().map(|request| tell(session, &keys, &dense, request))),
+            try_join_all(requests.iter().map(|request| tell(session, &keys, (&dense, self.key_rows_max), request))),
         )
         .await;
         let (claimed, figures, told) = answers.inspect_err(|error| self.fell_short(error, requests))?;
         self.placed_max = (self.placed_max * 2).min(PLACED_MAX);
         self.claimed_max = self.claimed_max.saturating_mul(2);
+        self.key_rows_max = (self.key_rows_max * 2).min(KEY_ROWS_READ_MAX);
         let mut claims: Vec<Claims> = told;
         let Gathered { demoted, first_ready } = self.gather(requests, &claimed, &mut claims)?;
         let mut alive = true;
@@ -150,6 +159,7 @@ impl Claiming {
             let asked = requests.iter().map(|request| request.limit).max().unwrap_or(0).min(i32::MAX as usize) as i32;
             self.placed_max = (self.placed_max / 4).max(1);
             self.claimed_max = (self.claimed_max.min(asked) / 4).max(1);
+            self.key_rows_max = (self.key_rows_max / 4).max(KEYS_TOLD_MAX as i64);
         }
     }
 
@@ -305,12 +315,12 @@ async fn send_figures(
 async fn tell(
     session: &Session,
     keys: &Statement,
-    dense: &Statement,
+    (dense, rows_max): (&Statement, i64),
     request: &ClaimRequest,
 ) -> Result<Claims, tokio_postgres::Error> {
     let Some(after) = request.tell.as_deref() else { return Ok(Claims::default()) };
     let subscription = &request.subscription.0;
-    let mut rows = session.query(dense, &[subscription, &after, &KEY_ROWS_READ_MAX]).await?;
+    let mut rows = session.query(dense, &[subscription, &after, &rows_max]).await?;
     let all = rows.first().is_none_or(|row| row.get(1));
     if !all && rows.len() < KEYS_TOLD_MAX {
         // Some keys have very many rows: from key to key is shorter.

@@ -52,7 +52,7 @@ impl Engine {
             fleet.lanes.iter().map(|view| (view.lane, (view.owner, view.epoch, view.revision))).collect();
         let mut mine = HashMap::new();
         for sub in &mut self.subscribers {
-            let mut lost = Vec::new();
+            let (mut lost, mut anothers) = (Vec::new(), Vec::new());
             for lane in sub.lanes.iter_mut().flatten() {
                 match views.get(&lane.reference) {
                     Some(&(owner, epoch, revision)) if epoch == lane.epoch && owner == Some(self.me) => {
@@ -65,11 +65,17 @@ impl Engine {
                     Some(&(_, epoch, _)) if epoch <= lane.epoch => {
                         mine.insert(lane.reference, epoch.max(lane.epoch));
                     }
-                    _ => lost.push(lane.reference.lane),
+                    view => {
+                        lost.push(lane.reference.lane);
+                        let is_anothers = view.is_some_and(|(owner, ..)| owner.is_some_and(|owner| owner != self.me));
+                        anothers.extend(is_anothers.then_some(lane.reference.lane));
+                    }
                 }
             }
             lost.into_iter().for_each(|lane| sub.drop_lane(lane));
-            if self.last_observe.is_some_and(|looked_at| sub.adopt_keys(looked_at)) {
+            // Who has had the lane since may have died of the same attempt.
+            sub.own_attempts.retain(|(lane, _), _| !anothers.contains(lane));
+            if sub.adopt_keys(self.observes) {
                 self.stuck = false;
                 self.rang_at.get_or_insert(now.mono);
             }
@@ -275,6 +281,7 @@ impl Engine {
         let leaving = self.draining && self.is_empty();
         if due && !leaving && !self.observing && self.may_call(now, Call::Observe) {
             self.observing = true;
+            self.observes += 1;
             self.observe_now = false;
             self.last_observe = Some(now.mono);
             self.actions.push(Action::Observe(self.report()));

@@ -103,6 +103,8 @@ struct Telling {
     keys: Vec<KeyHash>,
     /// The last key that was told.
     to: Box<str>,
+    /// How many slices the last answer made up for.
+    slices: u32,
 }
 
 /// The keys that have rows, of a look that is over.
@@ -110,7 +112,8 @@ struct Telling {
 struct Told {
     look: u64,
     keys: Vec<KeyHash>,
-    at: Duration,
+    /// How many looks at the fleet had begun.
+    observes: u64,
 }
 
 /// A request under way.
@@ -158,8 +161,9 @@ impl Queue {
     /// Whether keys with rows are to be asked for.
     fn wants_keys(&self, now: Now) -> bool {
         let wait = match &self.telling {
-            Some(_) if self.keys_unknown => SLICE_INTERVAL_UNKNOWN,
-            Some(_) => SLICE_INTERVAL,
+            _ if self.keys_unknown && self.told.is_none() => SLICE_INTERVAL_UNKNOWN,
+            // A store may tell more at once.
+            Some(telling) => SLICE_INTERVAL * telling.slices.max(1),
             None => TELL_INTERVAL,
         };
         self.told_at.is_none_or(|told| now.mono >= told + wait)
@@ -171,12 +175,13 @@ impl Queue {
     }
 
     /// Takes in a slice of the keys with rows.
-    fn hear(&mut self, now: Now, keys: &[Box<str>]) {
+    fn hear(&mut self, keys: &[Box<str>], observes: u64) {
         let Some(mut telling) = self.telling.take() else { return };
         telling.keys.extend(keys.iter().map(|key| KeyHash::of(key)));
+        telling.slices = (keys.len() / KEYS_TOLD_MAX).max(1) as u32;
         match keys.last() {
             Some(last) if keys.len() >= KEYS_TOLD_MAX => self.telling = Some(Telling { to: last.clone(), ..telling }),
-            _ => self.told = Some(Told { look: telling.look, keys: telling.keys, at: now.mono }),
+            _ => self.told = Some(Told { look: telling.look, keys: telling.keys, observes }),
         }
     }
 
@@ -481,6 +486,7 @@ impl Engine {
 
     pub(super) fn claimed(&mut self, now: Now, answers: Vec<Claims>) {
         self.call_succeeded(Call::Claim);
+        let observes = self.observes;
         for (asked, answer) in self.claiming.take().unwrap_or_default().into_iter().zip(answers) {
             let Claims { claimed, waiting, next_due, keys, rows } = answer;
             let index = asked.sub;
@@ -500,7 +506,7 @@ impl Engine {
             if asked.request.tell.is_some() {
                 queue.told_at = Some(now.mono);
             }
-            keys.iter().for_each(|keys| queue.hear(now, keys));
+            keys.iter().for_each(|keys| queue.hear(keys, observes));
             // What was told is taken in with the next look at the fleet.
             self.observe_now |= queue.keys_unknown && queue.told.is_some();
             claimed.into_iter().for_each(|claimed| self.begin_claim(now, index, claimed));
@@ -715,22 +721,23 @@ impl Subscriber {
         self.queue.iter_mut().for_each(|queue| queue.held = held);
     }
 
-    /// A lane was loaded. A look that began before says nothing of it: if it has to be told which keys have rows, another one begins.
+    /// A lane was loaded. If it has to be told which keys have rows, that is asked for at once; a look that is under way says nothing of it, and
+    /// another one follows.
     pub(super) fn lane_loaded(&mut self, number: u32) {
         self.note_unknown_keys();
         let unknown = self.lane(number).is_some_and(|lane| lane.keys_unknown);
         for queue in self.queue.iter_mut().filter(|_| unknown) {
-            (queue.telling, queue.told, queue.told_at) = (None, None, None);
+            queue.told_at = None;
         }
     }
 
     /// Takes in which keys have rows, once a look at the fleet that began later has shown that the lanes were this instance's still: a
     /// rewind removes rows, and their events come again to whoever has the lane then.
     /// Whether a backlog waited for it.
-    pub(super) fn adopt_keys(&mut self, looked_at: Duration) -> bool {
+    pub(super) fn adopt_keys(&mut self, observes: u64) -> bool {
         let Some(queue) = &mut self.queue else { return false };
         let held = queue.held;
-        let Some(told) = queue.told.take_if(|told| told.at < looked_at) else { return false };
+        let Some(told) = queue.told.take_if(|told| told.observes < observes) else { return false };
         let mut of_lanes: Vec<Vec<KeyHash>> = vec![Vec::new(); self.lane_count as usize];
         for key in told.keys {
             of_lanes[lane_of(Some(key), 0, self.lane_count) as usize].push(key);

@@ -433,10 +433,7 @@ impl Subscriber {
     pub(super) fn drop_lane(&mut self, number: u32) {
         let Some(lane) = self.lanes.get_mut(number as usize).and_then(Option::take) else { return };
         self.own_attempts.retain(|(of, _), _| *of != number);
-        for item in self.dispatcher.items().chain(&self.announced).filter(|item| item.lane == number && item.parked) {
-            let row = lane.row(item.key, item.event.position).filter(|row| row.state == crate::State::Processing);
-            self.own_attempts.extend(row.map(|row| ((number, row.position), row.attempts)));
-        }
+        self.own_attempts.extend(lane.own_attempts().map(|(position, attempt)| ((number, position), attempt)));
         self.drop_waiting(number);
         self.queue.iter_mut().for_each(|queue| queue.lane_gone(self.id, number));
         self.due_behind.values_mut().for_each(|rows| rows.retain(|row| row.0 != number));
