@@ -53,4 +53,5 @@ with parts (rank, name, part) as (
     from pg_class as c
     where c.relnamespace = $1::text::regnamespace and c.relkind = 'v'
 )
-select part from parts order by rank, name collate "C"
+-- A name is cut after 63 bytes, and functions of one name differ in what follows.
+select part from parts order by rank, name collate "C", part collate "C"
