@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use pillarbox::{ErrorKind, Position, Result};
+use pillarbox::{ErrorKind, FormerFilters, Position, RangeSet, Result, SubscriptionId};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{GenericClient, Transaction};
 use uuid::Uuid;
@@ -8,6 +8,7 @@ use uuid::Uuid;
 use crate::connection::{PgConfig, Session};
 use crate::error::{Db, DbError};
 use crate::migrate;
+use crate::ownership::put_former_filters;
 
 /// By how many names a server is remembered; the oldest is forgotten.
 const NAMES_MAX: usize = 16;
@@ -228,6 +229,12 @@ pub(crate) async fn move_in(session: &Session) -> Db<()> {
 pub async fn adopt(config: &PgConfig) -> Result<()> {
     Ok(declare(config, async |tx, here, horizon| {
         tx.execute(include_str!("sql/cut_back.sql"), &[&horizon]).await?;
+        for row in tx.query("select id, former_filters from subscription", &[]).await? {
+            let (mut formers, mut known) = (FormerFilters::parse(row.try_get(1)?), RangeSet::new());
+            known.insert_range(1, horizon);
+            formers.rewind(&known);
+            put_former_filters(tx, SubscriptionId(row.try_get(0)?), &formers).await?;
+        }
         // A server with two addresses, reached by two names, is one home.
         let (known, _) = Home::known(tx).await?;
         known.map_or(here.clone(), |known| here.joined_with(&known)).store(tx).await

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::connection::{Purpose, horizon, open, raise_revision, set_meta, write};
 use crate::error::{Db, DbError};
-use crate::ownership::{LockFolder, record_progress};
+use crate::ownership::{LockFolder, former_filters, put_former_filters, record_progress};
 use crate::queue::arrange_all;
 use crate::reader::id_of;
 use crate::recovery::give_back;
@@ -190,6 +190,14 @@ fn cut_back(tx: &rusqlite::Transaction<'_>) -> Db<()> {
     ];
     for sql in statements {
         tx.execute(sql, [horizon])?;
+    }
+    let mut statement = tx.prepare("select id from pillarbox_subscription")?;
+    let ids = statement.query_map([], |row| row.get(0).map(pillarbox::SubscriptionId))?;
+    for id in ids.collect::<std::result::Result<Vec<_>, _>>()? {
+        let (mut formers, mut known) = (former_filters(tx, id)?, RangeSet::new());
+        known.insert_range(1, horizon);
+        formers.rewind(&known);
+        put_former_filters(tx, id, &formers)?;
     }
     let mut statement = tx.prepare("select id from pillarbox_subscription where mode = 'queue'")?;
     let queues = statement.query_map([], |row| row.get(0).map(pillarbox::SubscriptionId))?;

@@ -1,6 +1,6 @@
 //! A log that is copied, restored, reset or moved is refused or goes on correctly; nothing is skipped in silence.
 
-use pillarbox::{ErrorKind, LaneRef, NewEvent, Store, Subscription};
+use pillarbox::{ErrorKind, LaneRef, NewEvent, Operator, Store, Subscription};
 use pillarbox_postgres::{PgConfig, PostgresStore, adopt, fresh, migrate, publish_all};
 use pillarbox_testkit::postgres::Server;
 use uuid::Uuid;
@@ -216,6 +216,28 @@ async fn a_truncated_and_restarted_log_is_noticed_though_new_events_have_grown_o
     adopt(&config(&url)).await.unwrap();
     // Which of the new events lie where settled ones lay cannot be known: they count as settled, and `rewind` brings them back.
     assert_eq!(waiting(&url).await, new[6..]);
+}
+
+#[tokio::test]
+async fn an_adopted_log_judges_new_events_by_the_filter_of_now() {
+    let server = Server::builder().start().unwrap();
+    let url = server.url("postgres");
+    settled_six(&url).await;
+    // Positions that were passed are handed out again.
+    let former =
+        r#"[{"definition": 1, "filter": {"topics": ["other"], "types": []}, "until": 5, "passed": ["1-100"]}]"#;
+    let insists = "set session_replication_role = replica; truncate pillarbox.event restart identity";
+    server
+        .psql("postgres", &format!("update pillarbox.subscription set former_filters = '{former}'; {insists}"))
+        .unwrap();
+    let before = publish(&url, 3).await;
+    adopt(&config(&url)).await.unwrap();
+    let after = publish(&url, 1).await;
+    let store = PostgresStore::open(&url).await.unwrap();
+    for (id, wanted) in [(before[2], false), (after[0], true)] {
+        let record = store.show(id).await.unwrap().expect("it is in the log");
+        assert_eq!(record.subscriptions[0].wanted, wanted, "{id}");
+    }
 }
 
 #[tokio::test]

@@ -45,6 +45,24 @@ async fn a_restore_under_a_running_store_is_noticed_by_its_next_poll() {
 }
 
 #[tokio::test]
+async fn an_adopted_log_judges_new_events_by_the_filter_of_now() {
+    let database = Database::new();
+    let (store, ..) = restored(&database).await;
+    // A relay that ran on has passed positions that are handed out again.
+    let former =
+        r#"[{"definition": 1, "filter": {"topics": ["other"], "types": []}, "until": 5, "passed": ["1-100"]}]"#;
+    let connection = Connection::open(&database.path).unwrap();
+    connection.execute("update pillarbox_subscription set former_filters = ?1", [former]).unwrap();
+    adopt(&database.path).unwrap();
+    database.publish_keys(&["a"]);
+    let events = store.fetch(&[3, 4]).await.unwrap();
+    for (event, wanted) in events.iter().zip([false, true]) {
+        let record = store.show(event.id).await.unwrap().expect("it is in the log");
+        assert_eq!(record.subscriptions[0].wanted, wanted, "position {}", event.position);
+    }
+}
+
+#[tokio::test]
 async fn a_restore_under_a_running_store_is_noticed_by_its_next_settlement() {
     let database = Database::new();
     let (store, lane, epoch) = restored(&database).await;
