@@ -104,11 +104,23 @@ pub enum Broken {
     DefinitionKeepsNumber,
     /// A settlement that announces an attempt is answered as written where the attempt was not counted.
     AnnouncesUncounted,
+    /// A hold that is over moves floors without raising the epochs: owners go on settling from where they were.
+    HoldWithoutFence,
+    /// What a hold that is over drops is not recorded.
+    HoldLeavesNoRecord,
+    /// Lanes are changed in number without raising their epochs: who owned one goes on settling it.
+    RelaneKeepsEpoch,
+    /// Lanes are changed in number, and deliveries stay in the lane that was theirs.
+    RelaneLeavesRows,
+    /// A key is replayed without raising the epoch of its lane: its owner puts deliveries of the key between the replayed ones.
+    RewindKeyWithoutFence,
+    /// The status does not count what is dead.
+    StatusForgetsDead,
 }
 
 impl Broken {
     /// All of them.
-    pub const ALL: [Broken; 51] = [
+    pub const ALL: [Broken; 57] = [
         Broken::WritersBeforeHorizon,
         Broken::RowsBeforeHorizon,
         Broken::WriterGoneBeforeVisible,
@@ -160,5 +172,11 @@ impl Broken {
         Broken::FormerFiltersForgotten,
         Broken::DefinitionKeepsNumber,
         Broken::AnnouncesUncounted,
+        Broken::HoldWithoutFence,
+        Broken::HoldLeavesNoRecord,
+        Broken::RelaneKeepsEpoch,
+        Broken::RelaneLeavesRows,
+        Broken::RewindKeyWithoutFence,
+        Broken::StatusForgetsDead,
     ];
 }

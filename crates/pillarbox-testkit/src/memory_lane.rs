@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pillarbox::{
     AttemptError, Cursor, DEAD_HEADS_MAX, Delivery, ERRORS_KEPT_MAX, Epoch, InstanceId, LaneState, LaneWrite, Mode,
-    OnDead, Position, RangeSet, State, Timestamp,
+    OnDead, Position, REASON_HOLD, RangeSet, State, Timestamp,
 };
 
 use crate::Broken;
@@ -195,6 +195,52 @@ impl Lane {
         let spared = |row: &Row| row.claim.is_some() && broken == Some(Broken::RewindSparesClaims);
         self.deliveries.retain(|position, row| *position <= to || spared(row));
         self.skipped.retain(|position, _| *position <= to);
+    }
+
+    /// A settled event is to be delivered once more, or after all.
+    pub(crate) fn replay(&mut self, delivery: Delivery, now: Timestamp) {
+        let position = delivery.position;
+        self.skipped.remove(&position);
+        if self.before_start.contains(position) {
+            self.before_start.remove(position);
+            let covered = [position..=position].into_iter().collect();
+            self.entries.push(Covered { covered, epoch: self.epoch, after: now, before: now });
+        }
+        match self.deliveries.entry(position) {
+            Entry::Vacant(entry) => _ = entry.insert(Row::new(delivery, now)),
+            // It is outside its key's order until it is due.
+            Entry::Occupied(entry) if entry.get().delivery.state == State::Delayed => {}
+            Entry::Occupied(mut entry) => {
+                entry.get_mut().set(delivery, now);
+                entry.get_mut().free();
+            }
+        }
+    }
+
+    /// Moves the floor to `end`, past what is `awaited` and what may yet appear (`unknown`): that is given up.
+    pub(crate) fn jump(
+        &mut self,
+        end: Position,
+        awaited: &RangeSet,
+        unknown: &RangeSet,
+        now: Timestamp,
+        broken: Option<Broken>,
+    ) {
+        let mut left_out = self.cursor.settled.missing(self.cursor.floor + 1, end);
+        // A cursor that was cut at its limit does not count all that have a delivery.
+        let covered: RangeSet = self.deliveries.range(..=end).map(|(position, _)| *position..=*position).collect();
+        left_out.subtract(&covered);
+        self.entries.push(Covered { covered, epoch: self.epoch, after: self.wrote_at, before: now });
+        for position in left_out.iter().flatten() {
+            if (awaited.contains(position) || unknown.contains(position)) && broken != Some(Broken::HoldLeavesNoRecord)
+            {
+                self.skipped.insert(position, (REASON_HOLD.to_owned(), now));
+            }
+        }
+        self.before_start.union(&left_out);
+        self.cursor.floor = end;
+        self.cursor.settled.remove_range(0, end);
+        self.epoch += Epoch::from(broken != Some(Broken::HoldWithoutFence));
     }
 
     pub(crate) fn next_arrival(&self) -> i64 {

@@ -146,6 +146,8 @@ pub(crate) struct SubscriptionRow {
     /// How many claims were recovered, and when last.
     pub(crate) recovered: BTreeMap<RecoveryCause, (u64, Timestamp)>,
     pub(crate) pause: Option<Pause>,
+    /// How long it may hold retention back.
+    pub(crate) hold: Option<Duration>,
     pub(crate) lanes: Vec<Lane>,
 }
 
@@ -451,9 +453,12 @@ impl MemoryLog {
     }
 
     /// The instance stands still in the middle of a transaction that has locked its lanes, until [`MemoryLog::release`] or until
-    /// somebody ends its sessions.
+    /// somebody ends its sessions. One whose connection is lost holds nothing.
     pub fn hold(&self, instance: InstanceId) {
-        self.inner().holding.insert(instance);
+        let mut inner = self.inner();
+        if !inner.gone.contains(&instance) {
+            inner.holding.insert(instance);
+        }
     }
 
     /// The transaction of [`MemoryLog::hold`] has ended, if it had not before.
@@ -555,6 +560,9 @@ impl Inner {
         }
         hello.subscriptions.iter().try_for_each(Subscription::validate)?;
         hello.subscriptions.iter().try_for_each(|wish| self.check_mode(wish))?;
+        if !hello.rejoin {
+            hello.subscriptions.iter().try_for_each(|wish| self.refuse_locked_fence(wish))?;
+        }
         self.flush();
         let instance = InstanceId(self.instance_next);
         self.instance_next += 1;
@@ -594,6 +602,14 @@ impl Inner {
         Err(Error::new(ErrorKind::Invalid, message))
     }
 
+    /// Another filter is a fence for all lanes, and waits for whoever has locked one.
+    fn refuse_locked_fence(&self, wish: &Subscription) -> Result<()> {
+        let known = self.subscriptions.iter().find(|row| row.name == wish.name);
+        let changed = known.filter(|row| row.definition.filter != wish.filter);
+        let Some(holder) = changed.and_then(|row| self.holder_of(row)) else { return Ok(()) };
+        Err(Error::new(ErrorKind::Busy, format!("instance {} holds the lock of a lane of '{}'", holder.0, wish.name)))
+    }
+
     fn subscribe(&mut self, wish: &Subscription, rejoin: bool) -> SubscriptionView {
         if let Some(row) = self.subscriptions.iter_mut().find(|row| row.name == wish.name) {
             if !rejoin || self.options.broken == Some(Broken::RejoinRedefines) {
@@ -610,6 +626,7 @@ impl Inner {
             mode: wish.mode,
             recovered: BTreeMap::new(),
             pause: None,
+            hold: wish.hold,
             lanes: vec![Lane::starting_at(cursor, self.now); wish.lanes as usize],
         };
         self.subscription_next += 1;
@@ -850,6 +867,16 @@ impl Inner {
         self.instances.remove(&instance);
     }
 
+    /// Who stands still in the middle of a transaction that has locked lanes of a subscription.
+    pub(crate) fn holder_of(&self, row: &SubscriptionRow) -> Option<InstanceId> {
+        row.lanes.iter().filter_map(|lane| lane.owner).find(|owner| self.holding.contains(owner))
+    }
+
+    /// The subscriptions whose lanes somebody has locked who stands still.
+    pub(crate) fn locked(&self) -> BTreeSet<SubscriptionId> {
+        self.subscriptions.iter().filter(|row| self.holder_of(row).is_some()).map(|row| row.id).collect()
+    }
+
     pub(crate) fn lanes(&self) -> impl Iterator<Item = (LaneRef, &Lane)> {
         self.subscriptions.iter().flat_map(|row| {
             let lane_ref = |lane| LaneRef { subscription: row.id, lane };
@@ -873,7 +900,8 @@ impl SubscriptionRow {
     fn redefine(&mut self, wish: &Subscription, now: Timestamp, broken: Option<Broken>) {
         let before = self.definition.clone();
         let definition = Definition::of(wish, before.number);
-        if definition.says_the_same_as(&before) {
+        let other_hold = std::mem::replace(&mut self.hold, wish.hold) != wish.hold;
+        if definition.says_the_same_as(&before) && !other_hold {
             return;
         }
         let other_filter = definition.filter != before.filter;

@@ -1,23 +1,24 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::{
-    Books, Change, Changed, Check, ClaimRecord, Delivery, DeliveryRecord, Error, ErrorKind, Event, EventRecord, Fate,
-    Filter, InstanceId, InstanceStatus, LaneBook, Level, ListQuery, ListRow, LogStatus, NewEvent, OnDead, Operator,
-    Pause, Position, PrunePolicy, Pruned, REASON_DEAD, RangeSet, RecoveredCount, RecoveryCause, Result, Selection,
-    SettledBy, Start, State, Status, SubscriptionReport, SubscriptionStatus, Timestamp, lane_of,
+    Books, Change, Changed, Check, ClaimRecord, Cursor, Delivery, DeliveryRecord, Epoch, Error, ErrorKind, Event,
+    EventRecord, Fate, Filter, InstanceId, InstanceStatus, KeyHash, LANES_MAX, LaneBook, Level, ListQuery, ListRow,
+    LogStatus, NewEvent, OnDead, Operator, Pause, Position, PrunePolicy, Pruned, REASON_DEAD, RangeSet, RecoveredCount,
+    RecoveryCause, Result, Selection, SettledBy, Start, State, Status, SubscriptionReport, SubscriptionStatus,
+    Timestamp, lane_of,
 };
 use uuid::Uuid;
 
-use crate::memory_lane::{Lane, Row};
+use crate::memory_lane::{Covered, Lane, Row};
 use crate::memory_log::{Inner, SubscriptionRow};
 use crate::memory_queue::Held;
 use crate::{Broken, MemoryLog, MemoryStore};
 
 /// Operators. What is named like a function of [`Operator`] keeps its contract.
 impl MemoryLog {
-    /// See [`Operator::change`]. Relane is refused.
+    /// See [`Operator::change`].
     pub fn change(&self, change: &Change, dry_run: bool) -> Result<Changed> {
         let mut inner = self.inner();
         let changed = inner.change(change, dry_run)?;
@@ -147,6 +148,7 @@ impl Operator for MemoryStore {
 
 impl Inner {
     fn change(&mut self, change: &Change, dry_run: bool) -> Result<Changed> {
+        self.refuse_locked(change)?;
         match change {
             Change::Requeue { subscription, which, limit } => self.requeue(subscription, which, *limit, dry_run),
             Change::Recover { subscription, instance, silent_for } => {
@@ -181,8 +183,22 @@ impl Inner {
                 }
                 Ok(changed(1, Vec::new(), format!("subscription '{from}' is now '{to}'")))
             }
-            Change::Relane { .. } => invalid("the log in memory cannot change lanes; use a database".to_owned()),
+            Change::Relane { subscription, lanes } => self.relane(subscription, *lanes, dry_run),
         }
+    }
+
+    /// What changes lanes or their deliveries waits for whoever has locked them, and gives up after a while.
+    fn refuse_locked(&self, change: &Change) -> Result<()> {
+        let (Change::Requeue { subscription, .. }
+        | Change::Skip { subscription, .. }
+        | Change::Rewind { subscription, .. }
+        | Change::Relane { subscription, .. }) = change
+        else {
+            return Ok(());
+        };
+        let row = self.subscriptions.iter().find(|row| row.name == *subscription);
+        let Some(holder) = row.and_then(|row| self.holder_of(row)) else { return Ok(()) };
+        Err(Error::new(ErrorKind::Busy, format!("instance {} holds the lock of a lane", holder.0)))
     }
 
     fn subscription(&mut self, name: &str) -> Result<&mut SubscriptionRow> {
@@ -301,30 +317,67 @@ impl Inner {
 
     /// The settled events of one key become deliveries again, before or between those that it has.
     fn rewind_key(&mut self, name: &str, to: Start, key: &str, dry_run: bool) -> Result<Changed> {
-        let (now, target) = (self.now, self.target(to)?);
+        let (now, broken, target) = (self.now, self.options.broken, self.target(to)?);
         let of_key = |event: &&Arc<Event>| event.key.as_deref() == Some(key);
         let events: Vec<Arc<Event>> =
             self.rows.range(target + 1..).map(|(_, event)| event).filter(of_key).cloned().collect();
         let row = self.subscription(name)?;
         let lanes = row.lanes.len() as u32;
         let filter = row.definition.filter.clone();
-        let lane = &mut row.lanes[lane_of(Some(pillarbox::KeyHash::of(key)), 0, lanes) as usize];
+        let lane = &mut row.lanes[lane_of(Some(KeyHash::of(key)), 0, lanes) as usize];
         let replayed = |event: &&Arc<Event>| filter.wants(event) && lane.settled(event.position);
         let replayed: Vec<Arc<Event>> = events.iter().filter(replayed).cloned().collect();
         if !dry_run {
-            lane.epoch += 1;
+            // What the owner puts behind deliveries that it knows would stand before those that it does not know.
+            lane.epoch += Epoch::from(broken != Some(Broken::RewindKeyWithoutFence));
             lane.revision += 1;
-            for event in &replayed {
+            for (arrival, event) in (lane.next_arrival()..).zip(&replayed) {
                 row.formers.replay(event.key_hash(), event.position, &event.topic, &event.r#type);
-                lane.skipped.remove(&event.position);
-                lane.deliveries.entry(event.position).or_insert(Row::new(pending(event, now), now));
+                lane.replay(Delivery { arrival, ..pending(event, now) }, now);
             }
-            let arrivals = lane.next_arrival()..;
-            let of_key = lane.deliveries.values_mut().filter(|row| row.delivery.key.as_deref() == Some(key));
-            arrivals.zip(of_key).for_each(|(arrival, row)| row.delivery.arrival = arrival);
         }
         let ids: Vec<Uuid> = replayed.iter().map(|event| event.id).collect();
         Ok(changed(ids.len() as u64, ids, format!("key '{key}' replays the events above position {target}")))
+    }
+
+    /// Only when nothing is between the lanes: equal floors, nothing settled above, nobody working.
+    fn relane(&mut self, name: &str, lanes: u32, dry_run: bool) -> Result<Changed> {
+        if lanes == 0 || lanes > LANES_MAX {
+            return invalid(format!("lanes = {lanes} is outside 1 to lanes_max = {LANES_MAX}"));
+        }
+        self.refuse_unquiet(name)?;
+        let (now, broken) = (self.now, self.options.broken);
+        let row = self.subscription(name)?;
+        let before = row.lanes.len();
+        if !dry_run {
+            row.relane(lanes, now, broken);
+        }
+        Ok(changed(u64::from(lanes), Vec::new(), format!("subscription '{name}' has {lanes} lanes (it had {before})")))
+    }
+
+    fn refuse_unquiet(&mut self, name: &str) -> Result<()> {
+        let working: BTreeSet<InstanceId> = self
+            .instances
+            .iter()
+            .filter(|(_, instance)| !instance.killed)
+            .filter(|(_, instance)| instance.report.subscriptions.get(name).is_some_and(|report| report.in_flight > 0))
+            .map(|(id, _)| *id)
+            .collect();
+        let row = self.subscription(name)?;
+        let floor = row.floor();
+        let level = |lane: &Lane| lane.cursor.floor == floor && lane.cursor.settled.is_empty();
+        let why = if row.pause.is_none() {
+            "it is running; pause it first"
+        } else if !row.lanes.iter().all(level) {
+            "its lanes are not at the same place"
+        } else if row.lanes.iter().filter_map(|lane| lane.owner).any(|owner| working.contains(&owner)) {
+            "events are still in flight"
+        } else if row.rows().any(|row| row.claim.is_some()) {
+            "deliveries are being worked on"
+        } else {
+            return Ok(());
+        };
+        invalid(format!("the lanes of '{name}' cannot be changed now: {why}"))
     }
 
     fn target(&self, to: Start) -> Result<Position> {
@@ -455,7 +508,7 @@ impl Inner {
             processing: count(State::Processing),
             retrying: count(State::Retrying),
             blocked: count(State::Blocked),
-            dead: count(State::Dead),
+            dead: if self.options.broken == Some(Broken::StatusForgetsDead) { 0 } else { count(State::Dead) },
             oldest_age_seconds: oldest.map(|oldest| self.now.since(oldest).as_secs_f64()),
             oldest_due: retrying.filter(|record| record.state == State::Retrying).map(|record| record.due_at).min(),
             lag: (self.next - 1 - floor).max(0),
@@ -548,10 +601,14 @@ impl Inner {
 
     fn prune(&mut self, policy: &PrunePolicy) -> Pruned {
         let mut pruned = Pruned::default();
+        // What it commits makes everything durable that it has seen.
+        self.flush();
         if let Some(dead) = policy.dead {
             let old = |row: &Row, now: Timestamp| row.died_at.is_some_and(|died_at| now.since(died_at) > dead);
             let now = self.now;
-            for lane in self.subscriptions.iter_mut().flat_map(|row| &mut row.lanes) {
+            let locked = self.locked();
+            let rows = self.subscriptions.iter_mut().filter(|row| !locked.contains(&row.id));
+            for lane in rows.flat_map(|row| &mut row.lanes) {
                 let gone: Vec<Position> =
                     lane.deliveries.iter().filter(|(_, row)| old(row, now)).map(|(position, _)| *position).collect();
                 pruned.dead += gone.len() as u64;
@@ -566,6 +623,9 @@ impl Inner {
         let unreceived = self.options.broken == Some(Broken::RetentionTakesUnreceived);
         let takes_events = unreceived || policy.takes_events(!self.subscriptions.is_empty());
         if let Some(keep) = policy.keep.filter(|_| takes_events) {
+            if !policy.dry_run {
+                self.expire_holds(keep, policy.slice);
+            }
             self.prune_events(keep, policy, &mut pruned);
         }
         let needed = self.needed();
@@ -574,6 +634,30 @@ impl Inner {
         self.subscriptions.iter_mut().for_each(|row| _ = row.formers.prune(log_start));
         self.promote();
         pruned
+    }
+
+    /// Moves subscriptions on whose hold is over for some of what they have not settled, and records what they lose.
+    fn expire_holds(&mut self, keep: Duration, slice: usize) {
+        let (now, broken, locked) = (self.now, self.options.broken, self.locked());
+        for row in self.subscriptions.iter_mut().filter(|row| !locked.contains(&row.id)) {
+            let Some(hold) = row.hold.map(|hold| hold.max(keep)) else { continue };
+            let next = self.rows.range(row.floor() + 1..).take(slice);
+            let over = next.take_while(|(_, event)| now.since(event.created_at) > hold).last();
+            let Some((&end, _)) = over else { continue };
+            let wanted = |event: &Event| row.formers.wants(&row.definition.filter, event) == Some(true);
+            let awaited: Vec<&Arc<Event>> =
+                self.rows.range(..=end).map(|(_, event)| event).filter(|event| wanted(event)).collect();
+            // What is not visible and not proven dead may come from whoever writes now.
+            let mut unknown: RangeSet = [1..=end].into_iter().collect();
+            unknown.subtract(&self.rows.range(..=end).map(|(position, _)| *position..=*position).collect());
+            unknown.subtract(&self.dead);
+            let count = row.lanes.len() as u32;
+            for (number, lane) in (0..).zip(&mut row.lanes).filter(|(_, lane)| lane.cursor.floor < end) {
+                let own = awaited.iter().filter(|event| lane_of(event.key_hash(), event.position, count) == number);
+                let own: RangeSet = own.map(|event| event.position..=event.position).collect();
+                lane.jump(end, &own, &unknown, now, broken);
+            }
+        }
     }
 
     fn prune_events(&mut self, keep: Duration, policy: &PrunePolicy, pruned: &mut Pruned) {
@@ -614,6 +698,51 @@ impl Inner {
 }
 
 impl SubscriptionRow {
+    /// Gives each delivery its new lane, and keeps the order of arrival within each key.
+    fn relane(&mut self, lanes: u32, now: Timestamp, broken: Option<Broken>) {
+        let floor = self.floor();
+        let top = |figure: fn(&Lane) -> i64| self.lanes.iter().map(figure).max().unwrap_or(0) + 1;
+        let (epoch, revision) = (top(|lane| lane.epoch), top(|lane| lane.revision));
+        let in_all = |set: fn(&Lane) -> RangeSet| {
+            let mut all: RangeSet = [1..=floor].into_iter().collect();
+            self.lanes.iter().for_each(|lane| all.subtract(&set(lane).missing(1, floor)));
+            all
+        };
+        let before_start = in_all(|lane| lane.before_start.clone());
+        let mut covered = in_all(|lane| {
+            let mut accounted = lane.covered();
+            accounted.union(&lane.before_start);
+            accounted
+        });
+        covered.subtract(&before_start);
+        let skipped = self.lanes.iter().flat_map(|lane| lane.skipped.clone()).collect::<BTreeMap<_, _>>();
+        let mut rows: Vec<Row> = self.lanes.iter().flat_map(|lane| lane.deliveries.values().cloned()).collect();
+        rows.sort_by_key(|row| (row.delivery.arrival, row.delivery.position));
+        let lane = Lane {
+            cursor: Cursor { floor, ..Cursor::default() },
+            epoch,
+            revision,
+            before_start,
+            skipped,
+            entries: vec![Covered { covered, epoch, after: now, before: now }],
+            wrote_at: now,
+            ..Lane::default()
+        };
+        let before = std::mem::replace(&mut self.lanes, vec![lane; lanes as usize]);
+        if broken == Some(Broken::RelaneKeepsEpoch) {
+            let kept = self.lanes.iter_mut().zip(&before);
+            kept.for_each(|(lane, before)| (lane.epoch, lane.owner) = (before.epoch, before.owner));
+        }
+        for (arrival, mut row) in (1..).zip(rows) {
+            row.delivery.arrival = arrival;
+            let Delivery { position, key, .. } = &row.delivery;
+            let hash = key.as_deref().map(KeyHash::of);
+            let before = lane_of(hash, *position, before.len() as u32).min(lanes - 1);
+            let lane = if broken == Some(Broken::RelaneLeavesRows) { before } else { lane_of(hash, *position, lanes) };
+            self.lanes[lane as usize].deliveries.insert(*position, row);
+        }
+    }
+
     fn floor(&self) -> Position {
         self.lanes.iter().map(|lane| lane.cursor.floor).min().unwrap_or(0)
     }

@@ -160,6 +160,7 @@ pub fn cases<F: Fixture>() -> Vec<Case<F>> {
     cases.extend(cases::queue::all());
     cases.extend(cases::retention::all());
     cases.extend(cases::definition::all());
+    cases.extend(cases::lanes::all());
     cases
 }
 

@@ -1,11 +1,13 @@
 use std::collections::HashMap;
 
+use pillarbox::world::LaneRow;
 use pillarbox::{Books, FormerFilters, LaneBook, Position, RangeSet, SubscriptionId};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
 use super::World;
 use crate::error::Db;
+use crate::ownership::record_progress;
 
 pub(super) async fn books(tx: &Transaction<'_>) -> Db<Books> {
     let world = World::load(tx).await?;
@@ -67,6 +69,23 @@ pub(super) async fn progress(tx: &Transaction<'_>, id: Option<SubscriptionId>) -
     let of = [(&id as _, Type::INT8)];
     let (covered, before_start) = tokio::try_join!(tx.query_typed(&covered, &of), tx.query_typed(&before_start, &of))?;
     Ok((by_lane(&covered)?, by_lane(&before_start)?))
+}
+
+/// Positions that a lane was never to deliver are delivered after all: from now on its settlements account for them.
+pub(super) async fn replay(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, positions: &RangeSet) -> Db<()> {
+    let (Some(first), Some(last)) = (positions.first(), positions.last()) else { return Ok(()) };
+    let sql = "delete from progress where subscription = $1 and lane = $2 and epoch = 0 and floor_from < $4 and floor_to >= $3 \
+               returning floor_from, floor_to";
+    for row in tx.query(sql, &[&id.0, &(lane.lane as i32), &first, &last]).await? {
+        let (from, to): (Position, Position) = (row.try_get(0)?, row.try_get(1)?);
+        let replayed = positions.within(from + 1, to);
+        for (epoch, ranges) in [(0, replayed.missing(from + 1, to)), (lane.epoch + 1, replayed)] {
+            for range in ranges.iter() {
+                record_progress(tx, id, lane.lane, epoch, (range.start() - 1, *range.end())).await?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Of rows with a subscription, a lane, a lowest and a highest position.

@@ -10,7 +10,7 @@ use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
-use super::{BY_INDEX, World, positions_of, ring, unknown_event};
+use super::{BY_INDEX, World, books, positions_of, ring, unknown_event};
 use crate::connection::Session;
 use crate::error::{Db, DbError};
 use crate::ownership::{put_former_filters, start_floor};
@@ -387,13 +387,18 @@ async fn rewind_key(
         [&row.id.0, &positions, &(lane.lane as i32), &arrival, &key, &is_queue];
     tx.execute(include_str!("../sql/rewind_key.sql"), &values).await?;
     keys.note(row.id.0, is_queue.then(|| key.to_owned()));
-    take_up(tx, row.id, &positions.iter().map(|position| *position..=*position).collect()).await?;
+    let replayed = positions.iter().map(|position| *position..=*position).collect();
+    take_up(tx, row.id, &replayed).await?;
+    books::replay(tx, row.id, lane, &replayed).await?;
     judge_again(tx, row.id, |formers| {
         let hash = Some(KeyHash::of(key));
         events.iter().for_each(|event| formers.replay(hash, event.position, &event.topic, &event.r#type));
     })
     .await?;
     touch_lanes(tx, row.id, [lane.lane]).await?;
+    // A fence: what the owner puts behind deliveries that it knows would stand before those that it does not know.
+    let sql = "update cursor set epoch = epoch + 1 where subscription = $1 and lane = $2";
+    tx.execute(sql, &[&row.id.0, &(lane.lane as i32)]).await?;
     ids.extend(events.into_iter().map(|event| event.id));
     let count = ids.len() as u64;
     let message = format!("'{}' replays {count} events of key '{key}' above position {place}{note}", row.name);

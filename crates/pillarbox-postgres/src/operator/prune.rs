@@ -351,7 +351,15 @@ async fn unknown(
 /// Moves a lane's floor to `end`. The books say what it has settled and what it left out; its owner loads it again.
 async fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, end: Position) -> Db<()> {
     let Cursor { floor, settled, .. } = &lane.cursor;
-    let books = [(lane.epoch, settled.within(floor + 1, end)), (0, settled.missing(floor + 1, end))];
+    let mut covered = settled.within(floor + 1, end);
+    // A cursor that was cut at its limit does not count all that have a delivery.
+    let sql =
+        "select position from delivery where subscription = $1 and lane = $2 and position > $3 and position <= $4";
+    for row in tx.query(sql, &[&id.0, &(lane.lane as i32), floor, &end]).await? {
+        covered.insert(row.try_get(0)?);
+    }
+    let left_out = covered.missing(floor + 1, end);
+    let books = [(lane.epoch, covered), (0, left_out)];
     for (epoch, ranges) in &books {
         for range in ranges.iter() {
             record_progress(tx, id, lane.lane, *epoch, (range.start() - 1, *range.end())).await?;

@@ -1,10 +1,10 @@
 use pillarbox::world::{LaneRow, SubscriptionRow};
 use pillarbox::{Books, LaneBook, Position, RangeSet, SubscriptionId};
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, Transaction, params};
 
 use crate::connection::meta_number;
 use crate::error::Db;
-use crate::ownership::former_filters;
+use crate::ownership::{former_filters, record_progress};
 use crate::store::Desk;
 
 pub(super) fn books(tx: &Connection, desk: &Desk) -> Db<Books> {
@@ -63,6 +63,27 @@ pub(super) fn before_start(tx: &Connection, id: SubscriptionId, lane: u32) -> Db
     let sql = "select floor_from + 1, floor_to from pillarbox_progress \
                where subscription = ?1 and lane = ?2 and epoch = 0";
     ranges(tx, sql, params![id.0, lane])
+}
+
+/// Positions that a lane was never to deliver are delivered after all: from now on its settlements account for them.
+pub(super) fn replay(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, positions: &RangeSet) -> Db<()> {
+    let (Some(first), Some(last)) = (positions.first(), positions.last()) else { return Ok(()) };
+    let sql = "select id, floor_from, floor_to from pillarbox_progress \
+               where subscription = ?1 and lane = ?2 and epoch = 0 and floor_from < ?4 and floor_to >= ?3";
+    let mut statement = tx.prepare_cached(sql)?;
+    let rows = statement.query_map(params![id.0, lane.lane, first, last], |row| {
+        Ok((row.get::<_, i64>(0)?, row.get::<_, Position>(1)?, row.get::<_, Position>(2)?))
+    })?;
+    for (number, from, to) in rows.collect::<Result<Vec<_>, _>>()? {
+        let replayed = positions.within(from + 1, to);
+        tx.execute("delete from pillarbox_progress where id = ?1", [number])?;
+        for (epoch, ranges) in [(0, replayed.missing(from + 1, to)), (lane.epoch + 1, replayed)] {
+            for range in ranges.iter() {
+                record_progress(tx, id, lane.lane, epoch, (range.start() - 1, *range.end()))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The ranges that a statement of two columns gives.

@@ -301,12 +301,17 @@ fn rewind_key(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start, key: &str)
     if row.mode == Mode::Queue {
         arrange(tx, row.id, target, Some(key))?;
     }
-    take_up(tx, row.id, &events.iter().map(|event| event.position..=event.position).collect())?;
+    let positions = events.iter().map(|event| event.position..=event.position).collect();
+    take_up(tx, row.id, &positions)?;
+    books::replay(tx, row.id, lane, &positions)?;
     judge_again(tx, row.id, |formers| {
         let hash = Some(KeyHash::of(key));
         events.iter().for_each(|event| formers.replay(hash, event.position, &event.topic, &event.r#type));
     })?;
     touch_lanes(tx, row.id, [lane.lane].into_iter())?;
+    // A fence: what the owner puts behind deliveries that it knows would stand before those that it does not know.
+    let sql = "update pillarbox_cursor set epoch = epoch + 1 where subscription = ?1 and lane = ?2";
+    tx.execute(sql, params![row.id.0, lane.lane])?;
     ids.extend(events.into_iter().map(|event| event.id));
     let count = ids.len() as u64;
     let message = format!("'{}' replays {count} events of key '{key}' above position {target}{note}", row.name);

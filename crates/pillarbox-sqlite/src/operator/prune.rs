@@ -188,7 +188,13 @@ fn awaited(tx: &Transaction<'_>, subscription: &SubscriptionRow, end: Position) 
 /// Moves a lane's floor to `end`. The books say what it has settled and what it left out; its owner loads it again.
 fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, end: Position) -> Db<()> {
     let Cursor { floor, settled, .. } = &lane.cursor;
-    let books = [(lane.epoch, settled.within(floor + 1, end)), (0, settled.missing(floor + 1, end))];
+    // A cursor that was cut at its limit does not count all that have a delivery.
+    let sql = "select position, position from pillarbox_delivery \
+               where subscription = ?1 and lane = ?2 and position > ?3 and position <= ?4";
+    let mut covered = super::books::ranges(tx, sql, params![id.0, lane.lane, floor, end])?;
+    covered.union(&settled.within(floor + 1, end));
+    let left_out = covered.missing(floor + 1, end);
+    let books = [(lane.epoch, covered), (0, left_out)];
     for (epoch, ranges) in &books {
         for range in ranges.iter() {
             record_progress(tx, id, lane.lane, *epoch, (range.start() - 1, *range.end()))?;

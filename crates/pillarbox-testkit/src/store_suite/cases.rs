@@ -31,6 +31,7 @@ macro_rules! cases {
 }
 
 pub(super) mod definition;
+pub(super) mod lanes;
 pub(super) mod queue;
 pub(super) mod retention;
 

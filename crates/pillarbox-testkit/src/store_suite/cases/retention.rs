@@ -1,11 +1,11 @@
 use std::time::Duration;
 
 use pillarbox::{
-    CONTENT_TYPE_BYTES_MAX, Change, Epoch, ErrorKind, HEADERS_BYTES_MAX, LaneRef, LaneWrite, NAME_BYTES_MAX, NewEvent,
-    Operator, PrunePolicy, Report, Store, Subscription, Take, TakeCause,
+    CONTENT_TYPE_BYTES_MAX, Cause, Change, Epoch, ErrorKind, HEADERS_BYTES_MAX, LaneRef, LaneWrite, NAME_BYTES_MAX,
+    NewEvent, Operator, PrunePolicy, Report, Store, Subscription, Take, TakeCause, why,
 };
 
-use super::{HOLD, Member, NOTHING, delivery, events, join, join_with, owner, write};
+use super::{HOLD, Member, NOTHING, delivery, events, join, join_with, owner, set, write};
 use crate::store_suite::{Case, Fixture, Outcome, Tried};
 
 cases! {
@@ -14,6 +14,7 @@ cases! {
         what_nobody_has_received_stays_unless_told,
         a_dry_run_counts_and_removes_nothing,
         what_a_subscription_has_not_passed_stays,
+        a_hold_that_is_over_is_a_fence_and_is_recorded,
         a_skip_outlives_a_settlement_that_is_repeated;
     HOLD:
         a_silent_owner_that_holds_its_lock_is_not_waited_for;
@@ -101,6 +102,28 @@ async fn what_a_subscription_has_not_passed_stays<F: Fixture>(fixture: &F) -> Ou
         let pruned = operator.prune(&PrunePolicy { unreceived: true, ..policy }).await?;
         ensure!(pruned.events <= 1, "{pruned:?} with an owner at the first of three");
         ensure!(member.store.fetch(&at[1..]).await?.len() == 2, "what was not passed is gone");
+    }
+    Ok(())
+}
+
+async fn a_hold_that_is_over_is_a_fence_and_is_recorded<F: Fixture>(fixture: &F) -> Outcome {
+    let wish = Subscription { lanes: 1, hold: Some(Duration::from_millis(1)), ..Subscription::new("s") };
+    let member = join_with(fixture, wish).await?;
+    let lane = member.first_lane();
+    let epoch = member.take(lane, TakeCause::Free).await?;
+    let at = fixture.publish(events("a", 3)).await?;
+    let ids: Vec<_> = member.store.fetch(&at).await?.iter().map(|event| event.id).collect();
+    ensure!(member.settle(write(lane, epoch, at[0])).await?, "could not settle");
+    fixture.pass(MOMENT).await;
+    let operator = fixture.operator().await?;
+    operator.prune(&at_once()).await?;
+    ensure!(!member.settle(write(lane, epoch, at[0])).await?, "the owner settled over what was dropped");
+    let books = operator.books().await?.lanes.remove(0);
+    ensure!(books.floor >= at[2] && books.skipped == set(&at[1..]), "the books say {books:?}");
+    // Where retention has removed the event too, there is nothing to tell.
+    if let Some(record) = operator.show(ids[1]).await? {
+        let cause = why(&record, &record.subscriptions[0], &operator.status().await?).cause;
+        ensure!(cause == Cause::Pruned, "what was dropped is called {cause:?}");
     }
     Ok(())
 }
