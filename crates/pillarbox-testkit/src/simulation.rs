@@ -4,8 +4,10 @@ mod fault;
 mod node;
 mod poison;
 mod pressure;
+mod relane;
 mod retention;
 mod sink;
+mod words;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -13,8 +15,8 @@ use std::time::Duration;
 
 use pillarbox::engine::{Engine, Input, Mutant};
 use pillarbox::{
-    Attempt, BatchId, Change, ClaimId, Event, Filter, InstanceId, LaneRef, Mode, NewEvent, OnDead, Position,
-    RetryPolicy, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, Timestamp,
+    Attempt, BatchId, ClaimId, Event, Filter, InstanceId, LaneRef, Mode, NewEvent, OnDead, Position, RetryPolicy,
+    SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, Timestamp,
 };
 use uuid::Uuid;
 
@@ -22,13 +24,15 @@ use self::definition::{InForce, Judgement};
 use self::node::News;
 pub use self::poison::simulate_poison;
 use self::pressure::Pressure;
+use self::retention::Jump;
 use crate::{Broken, MemoryLog, MemoryOptions, PollSteps, Tx};
 
 /// The whole engine on a virtual clock, over the in-memory store, with everything that can go wrong drawn from a seed: late
 /// commits, aborts, crashes at every step, calls that fail before or after they happened or hang, instances that are frozen or cut off
 /// for longer than their lease, some of them inside a transaction, and come back, retention, lost connections, power losses of the database, failing and dead sinks, sinks that refuse
 /// everything or want nothing more, clock jumps, relays that are started with other configurations than those that run,
-/// and operators that interfere. What `why` and `audit` say must be what has happened. Two subscriptions are streams, the third is a queue
+/// holds that are over, and operators that interfere, also with the number of lanes. What `why`, `audit` and `status` say must be what has
+/// happened. Two subscriptions are streams, the third is a queue
 /// with slow handlers; in every other run these settle by themselves, in one transaction with what they do. Every fourth run is under
 /// pressure: hundreds of keys, bursts, slow sinks and limits that are reached.
 ///
@@ -104,6 +108,22 @@ pub struct Run {
     pub redefined: usize,
     /// Keys that an operator replayed.
     pub keys_rewound: usize,
+    /// Events that a subscription lost because its hold was over.
+    pub held: usize,
+    /// Dead deliveries that retention removed.
+    pub dead_gone: usize,
+    /// Changes of the number of lanes.
+    pub relaned: usize,
+    /// Pauses by an operator.
+    pub pauses: usize,
+    /// Definitions that changed in something else than the filter.
+    pub adjusted: usize,
+    /// Looks at a subscription that a limit had stopped.
+    pub stopped: usize,
+    /// Changes, and starts of relays, that were refused since somebody held a lock.
+    pub locked_out: usize,
+    /// Checks of what people are told.
+    pub checked: usize,
 }
 
 /// The names of the subscriptions.
@@ -161,8 +181,12 @@ enum Step {
     Fault,
     Operate,
     Prune,
+    /// An operator tries to change the number of lanes of a subscription, so often at most.
+    Relane(usize, u32),
     Restart(usize),
     Thaw(Ticket),
+    /// A node that was cut off can reach the database again.
+    Reconnect(InstanceId),
     Heal,
     Check,
 }
@@ -276,6 +300,16 @@ struct World {
     blocked: HashSet<(usize, Uuid)>,
     /// What retention has removed.
     pruned: HashSet<Uuid>,
+    /// What a subscription has lost to retention: its hold was over, or it was dead for too long.
+    dropped: HashSet<(usize, Uuid)>,
+    /// What it has ever lost so: later events of its key may have been sent before a rewind brought it back.
+    ever_dropped: HashSet<(usize, Uuid)>,
+    /// What lanes have passed because a hold was over.
+    jumps: Vec<Jump>,
+    /// Whether a subscription is paused.
+    paused: [bool; SUBSCRIPTIONS.len()],
+    /// Nobody publishes until then.
+    quiet_until: u64,
     sink_down: [bool; SUBSCRIPTIONS.len()],
     /// Until then the receiver refuses every event.
     refuses_until: [u64; SUBSCRIPTIONS.len()],
@@ -372,6 +406,11 @@ impl World {
             requeued: HashSet::new(),
             blocked: HashSet::new(),
             pruned: HashSet::new(),
+            dropped: HashSet::new(),
+            ever_dropped: HashSet::new(),
+            jumps: Vec::new(),
+            paused: [false; SUBSCRIPTIONS.len()],
+            quiet_until: 0,
             sink_down: [false; SUBSCRIPTIONS.len()],
             refuses_until: [0; SUBSCRIPTIONS.len()],
             floors: HashMap::new(),
@@ -453,6 +492,8 @@ impl World {
             Step::Fault => self.fault(),
             Step::Operate => self.operate(),
             Step::Prune => self.prune(),
+            Step::Relane(sub, tries) => self.relane(sub, tries),
+            Step::Reconnect(instance) => self.log.release(instance),
             Step::Thaw(ticket) => self.thaw(ticket),
             Step::Heal => self.heal(),
             Step::Check => self.look_after(),
@@ -462,6 +503,9 @@ impl World {
     // --- publishers ---
 
     fn begin(&mut self) {
+        if self.now < self.quiet_until {
+            return self.at(self.quiet_until, Step::Begin);
+        }
         let tx = self.log.begin();
         self.open.insert(tx);
         self.after(0, 5_000, Step::Insert(tx));
@@ -507,6 +551,7 @@ impl World {
         let order = self.visible.len() as u64 + self.sequence;
         for event in self.log.visible() {
             if !before.contains(&event.id) {
+                self.note_late(&event);
                 self.by_key.entry(event.key.clone().unwrap_or_default()).or_default().push(event.id);
                 self.visible.insert(event.id, (order, event));
             }
@@ -538,6 +583,9 @@ impl World {
         for node in 0..NODES {
             let ticket = Ticket { node, life: self.nodes[node].life };
             self.nodes[node].cut_until = 0;
+            if let Some(instance) = self.nodes[node].instance {
+                self.log.release(instance);
+            }
             self.thaw(ticket);
         }
         self.lift_limits();
@@ -548,8 +596,8 @@ impl World {
     /// before it was mended.
     fn look_after(&mut self) {
         (0..NODES).for_each(|node| self.at(self.now, Step::Restart(node)));
-        for name in SUBSCRIPTIONS {
-            let _ = self.log.change(&Change::Resume(name.into()), false);
+        for sub in 0..SUBSCRIPTIONS.len() {
+            self.resume(sub);
         }
         self.after(500_000, 500_000, Step::Check);
     }
@@ -603,6 +651,7 @@ impl World {
             }
         }
         self.check_words();
+        self.check_rest();
         let dead = self.log.books().dead;
         let mut wrong: Vec<Position> =
             self.visible.values().map(|entry| entry.1.position).filter(|position| dead.contains(*position)).collect();

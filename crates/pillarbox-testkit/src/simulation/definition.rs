@@ -1,8 +1,9 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use pillarbox::{
-    Attempt, Auditor, Cause, Change, Event, Filter, LaneRef, OnDead, Position, RangeSet, Settlement, SinkFeatures,
-    Start, Subscription, lane_of, why,
+    Attempt, Change, Definition, Event, Filter, LaneRef, OnDead, Position, RangeSet, Settlement, SinkFeatures, Start,
+    Subscription, lane_of,
 };
 use uuid::Uuid;
 
@@ -19,6 +20,9 @@ const FILTERS: [&[&[&str]]; SUBSCRIPTIONS.len()] = [
 #[derive(Debug, Default)]
 pub(super) struct InForce {
     pub(super) filter: Filter,
+    pub(super) hold: Option<Duration>,
+    /// What it says, and how often that has changed; None before the first.
+    pub(super) definition: Option<Definition>,
     /// What was visible when it changed last.
     changed: u64,
 }
@@ -26,9 +30,9 @@ pub(super) struct InForce {
 /// What the filter in force said of an event when it was settled.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Judgement {
-    wanted: bool,
+    pub(super) wanted: bool,
     /// It was settled when that filter ended, and so the judgement stays, whatever becomes of the cursor.
-    sealed: bool,
+    pub(super) sealed: bool,
 }
 
 /// Configurations that change while relays run, and what is said of events afterwards.
@@ -51,7 +55,9 @@ impl World {
     /// Somebody writes another configuration.
     fn deploy(&mut self) {
         let sub = self.random.below(SUBSCRIPTIONS.len() as u64) as usize;
-        let draw = self.random.below(10);
+        let draw = self.random.below(12);
+        let hold = [None, Some(300), Some(1_500)][self.random.below(3) as usize].map(Duration::from_millis);
+        let timeout = Duration::from_millis(self.random.between(2_000, 4_000));
         let choice = self.random.below(FILTERS[sub].len() as u64) as usize;
         let attempts = self.random.below(4) as u32;
         let spec = &mut self.specs[sub].0;
@@ -60,6 +66,8 @@ impl World {
             7 if sub == SOME => {
                 spec.on_dead = if spec.on_dead == OnDead::Skip { OnDead::Block } else { OnDead::Skip };
             }
+            8 => spec.hold = hold,
+            9 if sub == JOBS => spec.processing_timeout = timeout,
             // Never fewer than what the model takes for dead.
             _ => spec.retry.max_attempts = if sub == JOBS { 6 } else { 3 } + attempts,
         }
@@ -70,8 +78,12 @@ impl World {
         let changed = self.visible.len() as u64 + self.sequence;
         let mut changes = false;
         for (sub, (spec, _)) in specs.iter().enumerate() {
+            let says = self.number(sub, spec);
+            self.run.adjusted += usize::from(says.number > 1 && self.in_force[sub].filter == spec.filter);
+            self.in_force[sub].hold = spec.hold;
+            self.in_force[sub].definition = Some(says);
             if self.in_force[sub].filter != spec.filter {
-                self.in_force[sub] = InForce { filter: spec.filter.clone(), changed };
+                (self.in_force[sub].filter, self.in_force[sub].changed) = (spec.filter.clone(), changed);
                 let settled = self.judged.iter_mut().filter(|((of, _), _)| *of == sub);
                 settled.for_each(|(_, judgement)| judgement.sealed = true);
                 self.run.redefined += 1;
@@ -81,6 +93,13 @@ impl World {
         if changes && self.random.chance(10) {
             self.check_words();
         }
+    }
+
+    /// What the newest started relay says, under a number that every change raises.
+    fn number(&self, sub: usize, spec: &Subscription) -> Definition {
+        let Some(before) = &self.in_force[sub].definition else { return Definition::of(spec, 1) };
+        let same = Definition::of(spec, 0).says_the_same_as(before) && self.in_force[sub].hold == spec.hold;
+        Definition::of(spec, before.number + i64::from(!same))
     }
 
     /// Whether an event is wanted by the filter that judges it: the one in force when it was settled, or that of now until then.
@@ -132,7 +151,7 @@ impl World {
     }
 
     fn events_of(&self, sub: usize, lane: u32, positions: &RangeSet) -> Vec<Arc<Event>> {
-        let lanes = self.specs[sub].0.lanes;
+        let lanes = self.lane_count(sub);
         let inner = self.log.inner();
         let of_lane = |event: &&Arc<Event>| lane_of(event.key_hash(), event.position, lanes) == lane;
         let rows = positions.iter().flat_map(|range| inner.rows.range(range).map(|(_, event)| event));
@@ -145,10 +164,14 @@ impl World {
         let replayed = |event: &Event| event.position > to && !self.pruned.contains(&event.id);
         let above: Vec<Uuid> =
             self.visible.values().filter(|(_, event)| replayed(event)).map(|(_, event)| event.id).collect();
-        above.into_iter().for_each(|id| _ = self.judged.remove(&(sub, id)));
+        for id in above {
+            self.judged.remove(&(sub, id));
+            self.dropped.remove(&(sub, id));
+        }
+        self.forget_jumps(sub, to);
     }
 
-    /// An operator replays a key of a stream.
+    /// An operator replays a key.
     pub(super) fn rewind_a_key(&mut self, sub: usize) {
         let key = format!("k{}", self.random.below(self.pressure.keys));
         let to = self.random.below(self.log.horizon().max(1) as u64) as Position;
@@ -158,68 +181,14 @@ impl World {
         // A change may be refused before the first instance has made the subscriptions.
         if let Ok(changed) = self.log.change(&change, false) {
             self.run.keys_rewound += usize::from(changed.count > 0);
+            self.replayed |= sub == JOBS;
             for id in changed.events {
+                self.dropped.remove(&(sub, id));
                 // It is delivered again, or after all; where it was dead, later ones of its key may have been sent.
                 self.judged.insert((sub, id), Judgement { wanted: true, sealed: true });
                 self.requeued.insert((sub, id));
             }
         }
         self.ring();
-    }
-
-    /// What `why` and `audit` say must be what has happened: never "delivered" for what no sink got, never "not wanted" for what
-    /// was wanted, and nothing missing that is not.
-    pub(super) fn check_words(&mut self) {
-        let status = self.log.status();
-        let mut wrong = Vec::new();
-        for event in self.log.visible() {
-            let Some(record) = self.log.show_event(event.id) else { continue };
-            for (sub, name) in SUBSCRIPTIONS.iter().enumerate() {
-                let Some(fate) = record.subscriptions.iter().find(|fate| fate.subscription == *name) else { continue };
-                let (cause, wanted) = (why(&record, fate, &status).cause, self.wants(sub, &event));
-                let lies = match cause {
-                    Cause::Delivered => !wanted || !self.arrived[sub].contains(&event.id),
-                    Cause::NotMatched => wanted,
-                    _ => fate.settled && !wanted && fate.delivery.is_none() && fate.skipped.is_none(),
-                };
-                if lies {
-                    let arrived = self.arrived[sub].contains(&event.id);
-                    let position = event.position;
-                    wrong.push(format!(
-                        "subscription {sub}: {position} is called {}, wanted: {wanted}, arrived: {arrived}",
-                        cause.name()
-                    ));
-                }
-            }
-        }
-        for sub in 0..SUBSCRIPTIONS.len() {
-            wrong.extend(self.audit(sub));
-        }
-        wrong.into_iter().take(3).for_each(|text| self.violation(text));
-    }
-
-    /// What an audit against the receiver finds that is not so.
-    fn audit(&self, sub: usize) -> Option<String> {
-        let name = SUBSCRIPTIONS[sub];
-        let auditor = Auditor::new(self.log.books()).only(name).and_then(|auditor| auditor.expect_receipts(name));
-        let mut auditor = auditor.ok()?;
-        let events = self.log.visible();
-        events.iter().for_each(|event| auditor.event(event));
-        self.arrived[sub].iter().for_each(|id| auditor.line(&id.to_string()));
-        let audit = auditor.finish().subscriptions.remove(0);
-        let unwanted = |event: &&Arc<Event>| {
-            self.judged.get(&(sub, event.id)).is_some_and(|judgement| !judgement.wanted)
-                && self.in_force[sub].filter.wants(event)
-        };
-        let unwanted = events.iter().filter(unwanted).count() as u64;
-        let sound = audit.missing == 0 && audit.passed_unwanted == unwanted;
-        (!sound).then(|| {
-            let missing: Vec<_> =
-                audit.missing_events.iter().map(|missing| (missing.position, missing.reason)).collect();
-            let passed = audit.passed_unwanted;
-            format!(
-                "subscription {sub}: the audit misses {missing:?}, and {passed} instead of {unwanted} were not wanted"
-            )
-        })
     }
 }

@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 
 use pillarbox::engine::Input;
-use pillarbox::{Change, Position, Selection, Start, State};
+use pillarbox::{Change, Changed, ErrorKind, Position, Selection, Start, State};
 use uuid::Uuid;
 
 use super::{FAULTS_UNTIL, JOBS, NODES, SUBSCRIPTIONS, Step, Ticket, World};
@@ -67,8 +67,13 @@ impl World {
     /// A node cannot reach the database for a while, and everything else goes on.
     fn cut(&mut self, node: usize) {
         self.run.faults += 1;
-        self.nodes[node].cut_until = self.now + self.random.between(10_000, 2_000_000);
-        self.note(&format!("cut {node} until {}", self.nodes[node].cut_until));
+        let until = self.now + self.random.between(10_000, 2_000_000);
+        self.nodes[node].cut_until = until;
+        self.note(&format!("cut {node} until {until}"));
+        if let Some(instance) = self.nodes[node].instance.filter(|_| self.nodes[node].engine.is_some()) {
+            self.hold(instance);
+            self.at(until, Step::Reconnect(instance));
+        }
     }
 
     /// A clean stop: what is at the sink is finished, the lanes are given back.
@@ -127,24 +132,37 @@ impl World {
         }
         self.after(100_000, 1_500_000, Step::Operate);
         let sub = self.random.below(SUBSCRIPTIONS.len() as u64) as usize;
-        if sub != JOBS && self.random.chance(15) {
-            return self.rewind_a_key(sub);
+        match self.random.below(100) {
+            0..15 => return self.rewind_a_key(sub),
+            15..25 => return self.begin_relane(sub),
+            _ => {}
         }
+        let Some(change) = self.choose_change(sub) else { return };
+        self.note(&format!("{change:?}"));
+        match self.log.change(&change, false) {
+            Ok(changed) => self.note_changed(sub, &change, &changed),
+            // A change is refused before the first instance has made the subscriptions, and where somebody holds a lock.
+            Err(error) => self.run.locked_out += usize::from(error.kind() == ErrorKind::Busy),
+        }
+        if self.random.chance(10) {
+            self.check_words();
+        }
+        self.ring();
+    }
+
+    fn choose_change(&mut self, sub: usize) -> Option<Change> {
         let subscription = SUBSCRIPTIONS[sub].to_owned();
-        let change = match self.random.below(if sub == JOBS { 9 } else { 6 }) {
+        Some(match self.random.below(if sub == JOBS { 9 } else { 6 }) {
             0 => Change::pause(subscription),
             1 => Change::Resume(subscription),
             2 | 3 => Change::Requeue { subscription, which: Selection::All, limit: self.random.between(1, 5) as usize },
             4 => {
-                self.rewound = true;
-                self.replayed |= sub == JOBS;
                 let to = self.random.below(self.log.horizon().max(1) as u64) as Position;
-                self.judge_again(sub, to);
                 Change::Rewind { subscription, to: Start::Position(to), key: None }
             }
             6 => self.recover_by_operator(),
             7 | 8 => {
-                let Some(event) = self.a_claimed_event() else { return };
+                let event = self.a_claimed_event()?;
                 Change::Requeue { subscription, which: Selection::Event(event), limit: 1 }
             }
             _ => {
@@ -152,20 +170,36 @@ impl World {
                     let row = self.log.fate(event.id, &subscription).and_then(|fate| fate.delivery);
                     row.is_some_and(|row| row.state == State::Dead)
                 });
-                let Some(event) = dead else { return };
-                self.skipped.insert((sub, event.id));
-                Change::Skip { subscription, event: event.id, reason: "simulated".into() }
+                Change::Skip { subscription, event: dead?.id, reason: "simulated".into() }
             }
-        };
-        self.note(&format!("{change:?}"));
-        // A change may be refused before the first instance has made the subscriptions.
-        let changed = self.log.change(&change, false);
-        if matches!(change, Change::Requeue { .. }) {
-            self.requeued.extend(changed.iter().flat_map(|changed| &changed.events).map(|id| (sub, *id)));
+        })
+    }
+
+    /// What an operator did counts from now on.
+    fn note_changed(&mut self, sub: usize, change: &Change, changed: &Changed) {
+        match change {
+            Change::Pause { .. } => {
+                self.paused[sub] = true;
+                self.run.pauses += 1;
+            }
+            Change::Resume(_) => self.paused[sub] = false,
+            Change::Requeue { .. } => self.requeued.extend(changed.events.iter().map(|id| (sub, *id))),
+            Change::Skip { event, .. } => _ = self.skipped.insert((sub, *event)),
+            Change::Rewind { to: Start::Position(to), .. } => {
+                self.rewound = true;
+                self.replayed |= sub == JOBS;
+                self.judge_again(sub, *to);
+                self.check_floors();
+            }
+            _ => {}
         }
-        if matches!(change, Change::Rewind { .. }) {
-            self.check_floors();
+    }
+
+    /// Somebody resumes a subscription, whether it is paused or not.
+    pub(super) fn resume(&mut self, sub: usize) {
+        // There is none before the first instance has made it.
+        if self.log.change(&Change::Resume(SUBSCRIPTIONS[sub].into()), false).is_ok() {
+            self.paused[sub] = false;
         }
-        self.ring();
     }
 }

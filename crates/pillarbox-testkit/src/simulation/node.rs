@@ -29,7 +29,14 @@ impl World {
         }
         let hello =
             Hello { subscriptions: specs.iter().map(|spec| spec.0.clone()).collect(), rejoin, ..Hello::default() };
-        let joined = self.log.join(hello).expect("the log takes every instance");
+        let joined = match self.log.join(hello) {
+            Ok(joined) => joined,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Busy, "the log takes every instance, if need be later: {error}");
+                self.run.locked_out += 1;
+                return self.after(50_000, 300_000, Step::Restart(node));
+            }
+        };
         self.ids = joined.subscriptions.iter().map(|view| view.id).collect();
         if !rejoin {
             self.define(&specs);
@@ -167,6 +174,7 @@ impl World {
                 let refuses_all = |breaker: &BreakerReport| breaker.error.contains("different keys");
                 let mut breakers = report.subscriptions.values().filter_map(|one| one.breaker.as_ref());
                 self.run.unwell += usize::from(breakers.any(refuses_all));
+                self.run.stopped += report.subscriptions.values().filter(|one| one.stopped.is_some()).count();
                 Request::Observe(report)
             }
             Action::Take(lanes) => Request::Take(lanes),
@@ -198,8 +206,10 @@ impl World {
             return;
         }
         let (subscription, by) = (SUBSCRIPTIONS[sub].to_owned(), PausedBy::Receiver);
-        let paused = self.log.change(&Change::Pause { subscription, by, reason: Some(reason) }, false);
-        self.run.paused += paused.map_or(0, |changed| changed.count as usize);
+        if let Ok(changed) = self.log.change(&Change::Pause { subscription, by, reason: Some(reason) }, false) {
+            self.run.paused += changed.count as usize;
+            self.paused[sub] = true;
+        }
         self.ring();
     }
 

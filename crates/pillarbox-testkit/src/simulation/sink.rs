@@ -87,8 +87,8 @@ impl World {
 
     fn held(&self, sub: usize, attempt: &Attempt) -> Held {
         let event = &attempt.event;
-        let lane = lane_of(event.key_hash(), event.position, self.specs[sub].0.lanes);
-        let lane = LaneRef { subscription: self.ids[sub], lane };
+        let of_key = || lane_of(event.key_hash(), event.position, self.lane_count(sub));
+        let lane = LaneRef { subscription: self.ids[sub], lane: attempt.lane.unwrap_or_else(of_key) };
         Held {
             position: event.position,
             key: event.key.clone(),
@@ -212,7 +212,8 @@ impl World {
         if sub == SOME && self.refused.get(&id).is_some_and(|refusals| *refusals >= 3) {
             return true;
         }
-        if self.skipped.contains(&(sub, id)) || (sub == SOME && self.requeued.contains(&(sub, id))) {
+        let given_up = self.skipped.contains(&(sub, id)) || self.ever_dropped.contains(&(sub, id));
+        if given_up || (sub == SOME && self.requeued.contains(&(sub, id))) {
             return true;
         }
         if !self.visible.contains_key(&id) {

@@ -49,9 +49,17 @@ fn the_simulation_does_what_it_says() {
     assert!(sum(|run| run.pruned) > 1_000, "retention removes events");
     assert!(sum(|run| run.holding) > 20, "some stand still inside a transaction");
     let unwell = sum(|run| run.unwell);
-    assert!(unwell > 10, "or refuse several keys in a row: {unwell}");
+    assert!(unwell > 3, "or refuse several keys in a row: {unwell}");
     assert!(sum(|run| run.redefined) > 120, "relays are started with other filters");
     assert!(sum(|run| run.keys_rewound) > 10, "keys are replayed");
+    assert!(sum(|run| run.adjusted) > 50, "and with other policies");
+    assert!(sum(|run| run.held) > 20, "holds are over");
+    assert!(sum(|run| run.dead_gone) > 20, "dead deliveries are removed");
+    assert!(sum(|run| run.relaned) > 10, "lanes are changed in number");
+    assert!(sum(|run| run.pauses) > 20, "operators pause");
+    assert!(sum(|run| run.stopped) > 10, "limits stop subscriptions");
+    assert!(sum(|run| run.locked_out) > 5, "locks of those who stand still are in the way");
+    assert!(sum(|run| run.checked) > 100, "what people are told is checked on the way too");
     assert!(runs.iter().step_by(10).all(|run| run.duplicates == 0), "nothing comes twice in calm runs");
 }
 
@@ -179,6 +187,41 @@ fn finds_a_filter_that_changes_without_a_fence() {
 #[test]
 fn finds_what_was_passed_judged_by_the_filter_of_now() {
     check_broken(Broken::FormerFiltersForgotten);
+}
+
+#[test]
+fn finds_a_hold_without_a_fence() {
+    check_broken(Broken::HoldWithoutFence);
+}
+
+#[test]
+fn finds_a_hold_without_a_record() {
+    check_broken(Broken::HoldLeavesNoRecord);
+}
+
+#[test]
+fn finds_lanes_that_are_changed_without_a_fence() {
+    check_broken(Broken::RelaneKeepsEpoch);
+}
+
+#[test]
+fn finds_lanes_that_are_changed_without_their_deliveries() {
+    check_broken(Broken::RelaneLeavesRows);
+}
+
+#[test]
+fn finds_a_key_that_is_replayed_without_a_fence() {
+    check_broken(Broken::RewindKeyWithoutFence);
+}
+
+#[test]
+fn finds_a_definition_whose_number_stays() {
+    check_broken(Broken::DefinitionKeepsNumber);
+}
+
+#[test]
+fn finds_a_status_that_does_not_count_the_dead() {
+    check_broken(Broken::StatusForgetsDead);
 }
 
 #[test]
