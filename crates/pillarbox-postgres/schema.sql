@@ -727,6 +727,11 @@ declare
     floor bigint;
     missing bigint;
 begin
+    -- Inside this function the current user is the owner, the session's is who called it.
+    if removes <> 'received' and not pg_has_role(session_user, current_user, 'member') then
+        raise exception 'must be owner of schema pillarbox (%, or a member of it) to remove events that nobody has received', current_user
+            using errcode = 'insufficient_privilege';
+    end if;
     -- Whoever rewinds or subscribes waits, or has lowered the floor that is read below.
     select m.retention_keep_ms into keep_ms from pillarbox.meta as m for update;
     -- One that is still to be published into is not to be used elsewhere.

@@ -197,6 +197,67 @@ async fn a_relay_works_without_owning_anything_and_cannot_write_the_log() {
     store.set_limits(pillarbox_postgres::Limits { dedup_window: window, ..Default::default() }).await.unwrap();
 }
 
+/// The codes with which `empty_leaf` refuses a role that asks for what is received, what is not, and everything.
+async fn refusals(client: &Client) -> [String; 3] {
+    let mut codes = [const { String::new() }; 3];
+    for (removes, code) in ["received", "unreceived", "everything"].iter().zip(&mut codes) {
+        let sql = format!("set pillarbox.removes = '{removes}'; select pillarbox.empty_leaf('event_1')");
+        let error = client.batch_execute(&sql).await.expect_err(removes);
+        *code = error.code().unwrap().code().to_owned();
+    }
+    codes
+}
+
+#[tokio::test]
+async fn a_relay_removes_nothing_that_was_not_received_whatever_it_sets() {
+    let roles = Roles::new().await;
+    let (owner, app, relay) = (roles.client("owner").await, roles.client("app").await, roles.client("relay").await);
+    let refused = ["55000", "42501", "42501"];
+    app.batch_execute(&format!("{0}; {0}", WAYS[0])).await.unwrap();
+    assert_eq!(refusals(&relay).await, refused, "a log without subscriptions");
+    let store = PostgresStore::open(&roles.url("relay")).await.unwrap();
+    let (lane, epoch) = fixture::own(&store, "s").await;
+    assert!(fixture::settle(&store, fixture::write(lane, epoch, 1)).await);
+    assert_eq!(refusals(&relay).await, refused, "events that were not delivered");
+    assert!(fixture::settle(&store, fixture::write(lane, epoch, 2)).await);
+    owner.batch_execute("update pillarbox.meta set retention_keep_ms = 3600000").await.unwrap();
+    assert_eq!(refusals(&relay).await, refused, "young events");
+    owner.batch_execute("update pillarbox.meta set retention_keep_ms = 0").await.unwrap();
+    app.batch_execute(WAYS[4]).await.unwrap();
+    assert!(fixture::settle(&store, fixture::write(lane, epoch, 3)).await);
+    assert_eq!(refusals(&relay).await, refused, "events of a journal");
+    assert_eq!(fixture::events(&store).await.len(), 3, "nothing has gone");
+    // The owner may, and whoever is a member of it.
+    roles.server.psql("postgres", "grant owner to stranger").unwrap();
+    let stranger = roles.client("stranger").await;
+    stranger.batch_execute("set role owner; set pillarbox.removes = 'everything'").await.unwrap();
+    stranger.batch_execute("select pillarbox.empty_leaf('event_1')").await.unwrap();
+    assert_eq!(fixture::events(&store).await.len(), 0);
+}
+
+#[tokio::test]
+async fn a_log_without_subscriptions_is_pruned_by_its_owner_alone() {
+    let roles = Roles::new().await;
+    roles.client("owner").await.batch_execute("update pillarbox.meta set leaf_size = 2").await.unwrap();
+    let store = PostgresStore::open(&roles.url("relay")).await.unwrap();
+    store.lay_leaves(None).await.unwrap();
+    roles.client("app").await.batch_execute(&format!("{0}; {0}; {0}", WAYS[0])).await.unwrap();
+    let keep = Some(std::time::Duration::ZERO);
+    let policy = pillarbox::PrunePolicy { keep, unreceived: true, ..Default::default() };
+    let error = pillarbox::Operator::prune(&store, &policy).await.unwrap_err().to_string();
+    assert!(error.contains("must be owner of schema pillarbox (owner, or a member of it)"), "{error}");
+    assert!(error.contains("run it as the role that owns the schema") && !error.contains("--print-roles"), "{error}");
+    assert_eq!(fixture::events(&store).await.len(), 3);
+    let noted = "select count(*) from pillarbox.meta where leaves_due is not null";
+    let noted: i64 = roles.client("owner").await.query_one(noted, &[]).await.unwrap().get(0);
+    assert_eq!(noted, 0, "that is no failure of retention");
+    // What relays do by themselves is not refused, it leaves such a log alone.
+    let by_itself = pillarbox::PrunePolicy { unreceived: false, ..policy };
+    assert_eq!(crate::retention::prune_all(&store, &by_itself).await.events, 0);
+    let store = PostgresStore::open(&roles.url("owner")).await.unwrap();
+    assert_eq!(crate::retention::prune_all(&store, &policy).await.events, 2);
+}
+
 #[tokio::test]
 async fn a_relay_goes_on_with_leaves_that_were_made_after_its_grants() {
     let roles = Roles::new().await;
