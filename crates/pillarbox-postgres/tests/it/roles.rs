@@ -148,6 +148,55 @@ async fn grants_are_complete_where_nobody_may_call_a_function_by_default() {
     }
 }
 
+/// Whoever looks at a row writes down who it is and whether its statements are compiled.
+const WATCH: &str = "
+    alter role relay set jit = on; alter role relay set jit_above_cost = 0;
+    create table public.seen (name text, jit text, primary key (name, jit));
+    create function public.watch() returns boolean language plpgsql volatile security definer as $$
+    begin
+        if current_setting('transaction_read_only') = 'off' then
+            insert into public.seen values (current_setting('application_name'), current_setting('jit')) on conflict do nothing;
+        end if;
+        return true;
+    end $$;
+    alter table pillarbox.meta enable row level security;
+    create policy watch on pillarbox.meta using (public.watch()) with check (true);
+    alter table pillarbox.delivery enable row level security;
+    create policy watch on pillarbox.delivery using (public.watch()) with check (true);
+    alter table pillarbox.cursor enable row level security;
+    create policy watch on pillarbox.cursor using (public.watch()) with check (true);
+    alter table pillarbox.instance enable row level security;
+    create policy watch on pillarbox.instance using (public.watch()) with check (true)";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_session_of_ours_compiles_its_statements() {
+    let roles = Roles::new().await;
+    roles.server.psql(&roles.name, WATCH).unwrap();
+    let url = roles.url("relay");
+    let handler = |_| std::future::ready(Ok::<(), pillarbox::Failure>(()));
+    let transact = pillarbox_postgres::Transactional::new(&url, |_, _| Box::pin(async { Ok(()) })).unwrap();
+    let queue = |name| Subscription { mode: Mode::Queue, ..fixture::one_lane(name) };
+    let store = PostgresStore::open(&url).await.unwrap();
+    let relay = pillarbox::Relay::builder(store).handle(fixture::one_lane("s"), handler);
+    let relay = relay.transact(queue("t"), transact).start().await.unwrap();
+    roles.client("app").await.batch_execute(WAYS[0]).await.unwrap();
+    relay.until_idle().await.unwrap();
+    let operator = PostgresStore::open(&url).await.unwrap();
+    let resume = pillarbox::Change::Resume("s".into());
+    pillarbox::Operator::change(&operator, &resume, false).await.unwrap();
+    relay.drain().await.unwrap();
+    let client = connect(&roles.server.url_as("postgres", &roles.name)).await;
+    let seen = client.query("select name, jit from public.seen order by name, jit", &[]).await.unwrap();
+    let seen: Vec<(String, String)> = seen.iter().map(|row| (row.get(0), row.get(1))).collect();
+    for who in ["control", "reader", "writer", "claimer", "transaction", "operator"] {
+        assert!(seen.iter().any(|(name, _)| name.ends_with(who)), "{who} was not seen: {seen:?}");
+    }
+    let ours = seen.iter().filter(|(name, _)| name.starts_with("pillarbox"));
+    assert_eq!(ours.filter(|(_, jit)| jit != "off").collect::<Vec<_>>(), Vec::<&(String, String)>::new());
+    let at_first: String = roles.client("relay").await.query_one("show jit", &[]).await.unwrap().get(0);
+    assert_eq!(at_first, "on", "what the role would have");
+}
+
 #[tokio::test]
 async fn a_relay_works_on_a_queue() {
     let roles = Roles::new().await;
