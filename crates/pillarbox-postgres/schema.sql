@@ -267,6 +267,8 @@ CREATE INDEX delivery_delayed ON pillarbox.delivery USING btree (subscription, d
 
 CREATE INDEX delivery_delayed_key ON pillarbox.delivery USING btree (subscription, key) WHERE (state = 'delayed'::text)
 
+CREATE INDEX delivery_delayed_lane ON pillarbox.delivery USING btree (subscription, lane, due_at, "position") WHERE (state = 'delayed'::text)
+
 CREATE INDEX delivery_died_at ON pillarbox.delivery USING btree (died_at) WHERE (died_at IS NOT NULL)
 
 CREATE INDEX delivery_lane ON pillarbox.delivery USING btree (subscription, lane, arrival) WHERE (NOT queued)
@@ -727,6 +729,11 @@ declare
     floor bigint;
     missing bigint;
 begin
+    -- Inside this function the current user is the owner, the session's is who called it.
+    if removes <> 'received' and not pg_has_role(session_user, current_user, 'member') then
+        raise exception 'must be owner of schema pillarbox (%, or a member of it) to remove events that nobody has received', current_user
+            using errcode = 'insufficient_privilege';
+    end if;
     -- Whoever rewinds or subscribes waits, or has lowered the floor that is read below.
     select m.retention_keep_ms into keep_ms from pillarbox.meta as m for update;
     -- One that is still to be published into is not to be used elsewhere.
@@ -899,6 +906,7 @@ declare
     due bigint[];
     due_lanes integer[];
     free_lanes integer[];
+    other_lane integer;
     of_all bigint[];
     placed_keys text[];
 begin
@@ -921,22 +929,58 @@ begin
         where c.subscription = of_subscription and c.lane = any (due_lanes)
         for no key update skip locked
     );
-    if free_lanes = '{}' then
-        free_lanes := array(
-            select c.lane
-            from pillarbox.cursor as c
-            where c.subscription = of_subscription and c.lane <> all (due_lanes)
-            for no key update skip locked
+    if free_lanes <> '{}' then
+        -- No more rows than these are looked at, whatever lies behind those of lanes that are not free.
+        due := array(
+            select f.position
+            from (
+                select d.position, d.lane
+                from pillarbox.delivery as d
+                where d.subscription = of_subscription and d.state = 'delayed' and d.due_at <= until and d.queued
+                order by d.due_at, d.position
+                limit rows_max
+            ) as f
+            where f.lane = any (free_lanes)
+        );
+    else
+        -- Another lane, with a look at the index for each. Bounds and order are written so that no other index serves them.
+        select c.lane into other_lane
+        from pillarbox.cursor as c
+        where c.subscription = of_subscription and c.lane <> all (due_lanes)
+            and (
+                select d.position
+                from pillarbox.delivery as d
+                where d.subscription = of_subscription and d.state = 'delayed' and d.queued
+                    and d.lane >= c.lane and (d.lane, d.due_at) <= (c.lane, until)
+                order by d.lane, d.due_at, d.position
+                limit 1
+            ) is not null
+        limit 1
+        for no key update of c skip locked;
+        if not found then
+            return '{}';
+        end if;
+        due := array(
+            select d.position
+            from pillarbox.delivery as d
+            where d.subscription = of_subscription and d.state = 'delayed' and d.queued
+                and d.lane >= other_lane and (d.lane, d.due_at) <= (other_lane, until)
+            order by d.lane, d.due_at, d.position
+            limit rows_max
         );
     end if;
+    of_all := array_fill(of_subscription, array[cardinality(due)]);
     due := array(
-        select d.position
-        from pillarbox.delivery as d
-        where d.subscription = of_subscription and d.state = 'delayed' and d.due_at <= until and d.queued
-            and d.lane = any (free_lanes)
-        order by d.due_at, d.position
-        limit rows_max
-        for update skip locked
+        select w.position
+        from unnest(of_all, due) as w (subscription, position)
+        cross join lateral (
+            select r.state
+            from pillarbox.delivery as r
+            where r.subscription = w.subscription and r.position = w.position
+            offset 0
+            for update skip locked
+        ) as locked
+        where locked.state = 'delayed'
     );
     if due = '{}' then
         return '{}';

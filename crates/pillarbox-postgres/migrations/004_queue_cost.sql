@@ -11,6 +11,8 @@ create index delivery_dead_key on @schema@.delivery (subscription, key, arrival)
 create index delivery_delayed_key on @schema@.delivery (subscription, key) where state = 'delayed';
 -- Serves claims: what is due next of what was delayed, in the order in which it takes its place.
 create index delivery_delayed on @schema@.delivery (subscription, due_at, position) where state = 'delayed';
+-- Serves claims: the same of one lane, while somebody adds to those whose rows have been due for longer.
+create index delivery_delayed_lane on @schema@.delivery (subscription, lane, due_at, position) where state = 'delayed';
 -- Serves `list` and `requeue` of what is dead or delayed, in log order.
 create index delivery_aside on @schema@.delivery (subscription, state, position) where state in ('dead', 'delayed');
 -- Serves recovery and the end of an instance: who works on what.
@@ -245,6 +247,7 @@ declare
     due bigint[];
     due_lanes integer[];
     free_lanes integer[];
+    other_lane integer;
     of_all bigint[];
     placed_keys text[];
 begin
@@ -267,22 +270,58 @@ begin
         where c.subscription = of_subscription and c.lane = any (due_lanes)
         for no key update skip locked
     );
-    if free_lanes = '{}' then
-        free_lanes := array(
-            select c.lane
-            from @schema@.cursor as c
-            where c.subscription = of_subscription and c.lane <> all (due_lanes)
-            for no key update skip locked
+    if free_lanes <> '{}' then
+        -- No more rows than these are looked at, whatever lies behind those of lanes that are not free.
+        due := array(
+            select f.position
+            from (
+                select d.position, d.lane
+                from @schema@.delivery as d
+                where d.subscription = of_subscription and d.state = 'delayed' and d.due_at <= until and d.queued
+                order by d.due_at, d.position
+                limit rows_max
+            ) as f
+            where f.lane = any (free_lanes)
+        );
+    else
+        -- Another lane, with a look at the index for each. Bounds and order are written so that no other index serves them.
+        select c.lane into other_lane
+        from @schema@.cursor as c
+        where c.subscription = of_subscription and c.lane <> all (due_lanes)
+            and (
+                select d.position
+                from @schema@.delivery as d
+                where d.subscription = of_subscription and d.state = 'delayed' and d.queued
+                    and d.lane >= c.lane and (d.lane, d.due_at) <= (c.lane, until)
+                order by d.lane, d.due_at, d.position
+                limit 1
+            ) is not null
+        limit 1
+        for no key update of c skip locked;
+        if not found then
+            return '{}';
+        end if;
+        due := array(
+            select d.position
+            from @schema@.delivery as d
+            where d.subscription = of_subscription and d.state = 'delayed' and d.queued
+                and d.lane >= other_lane and (d.lane, d.due_at) <= (other_lane, until)
+            order by d.lane, d.due_at, d.position
+            limit rows_max
         );
     end if;
+    of_all := array_fill(of_subscription, array[cardinality(due)]);
     due := array(
-        select d.position
-        from @schema@.delivery as d
-        where d.subscription = of_subscription and d.state = 'delayed' and d.due_at <= until and d.queued
-            and d.lane = any (free_lanes)
-        order by d.due_at, d.position
-        limit rows_max
-        for update skip locked
+        select w.position
+        from unnest(of_all, due) as w (subscription, position)
+        cross join lateral (
+            select r.state
+            from @schema@.delivery as r
+            where r.subscription = w.subscription and r.position = w.position
+            offset 0
+            for update skip locked
+        ) as locked
+        where locked.state = 'delayed'
     );
     if due = '{}' then
         return '{}';

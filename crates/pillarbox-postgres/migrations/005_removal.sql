@@ -5,7 +5,7 @@
 -- object_not_in_prerequisite_state: what a lane has not passed, what a delivery needs and has no copy of, a journal's events, and what
 -- is younger than the log's retention_keep_ms. The setting pillarbox.removes, for the transaction, widens that: 'unreceived' lets
 -- a log without subscriptions be emptied, whose events nobody has received; 'everything', for `reset`, also takes journals and
--- young events.
+-- young events. Anybody can write a setting, so that only the owner of the log and the members of that role may use these two.
 create or replace function @schema@.empty_leaf(name text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -18,6 +18,11 @@ declare
     floor bigint;
     missing bigint;
 begin
+    -- Inside this function the current user is the owner, the session's is who called it.
+    if removes <> 'received' and not pg_has_role(session_user, current_user, 'member') then
+        raise exception 'must be owner of schema @schema@ (%, or a member of it) to remove events that nobody has received', current_user
+            using errcode = 'insufficient_privilege';
+    end if;
     -- Whoever rewinds or subscribes waits, or has lowered the floor that is read below.
     select m.retention_keep_ms into keep_ms from @schema@.meta as m for update;
     -- One that is still to be published into is not to be used elsewhere.

@@ -27,11 +27,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What every session is pinned to, whatever the database, the role or the environment say. No statement of ours waits for long on a
-/// lock unless it says so itself. What a frozen relay has locked is freed by whoever takes its lanes over; of a frozen command, which
-/// nobody takes over, the server ends a transaction that stands still. Compiling a statement of ours takes
-/// longer than it takes.
+/// lock unless it says so itself. What the owner of a lane has locked when it freezes is freed by whoever takes the lane over. Others lock
+/// lanes too: relays that join, retention, commands. Nobody takes those over, so the server ends a transaction of theirs that stands
+/// still for a second; what is between two statements of ours is never more than a look at what the first one said. Compiling a
+/// statement of ours takes longer than it takes.
 const SETTINGS: &str = "-c synchronous_commit=on -c statement_timeout=0 -c lock_timeout=10s \
-    -c idle_in_transaction_session_timeout=10s -c idle_session_timeout=0 -c default_transaction_isolation=read\\ committed \
+    -c idle_in_transaction_session_timeout=1s -c idle_session_timeout=0 -c default_transaction_isolation=read\\ committed \
     -c default_transaction_read_only=off -c client_encoding=UTF8 -c TimeZone=UTC -c client_min_messages=warning \
     -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000 -c jit=off";
 

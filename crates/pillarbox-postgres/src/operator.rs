@@ -90,10 +90,13 @@ pub(crate) const BY_INDEX: &str = "set local enable_seqscan = off; set local ena
 /// For a few rows of many, in the order of an index.
 pub(crate) const IN_ORDER: &str = "set local enable_sort = off";
 
+/// Nobody waits for who only reads, and between two statements there may be a million rows to look at.
+const READS: &str = "set local idle_in_transaction_session_timeout = '10s'";
+
 /// One snapshot for all that a command reads, with settings of its own.
 async fn snapshot<'a>(session: &'a mut Session, settings: &str) -> Db<Transaction<'a>> {
     let tx = session.begin().await?;
-    let sql = format!("set transaction isolation level repeatable read, read only; {settings}");
+    let sql = format!("set transaction isolation level repeatable read, read only; {READS}; {settings}");
     tx.batch_execute(&sql).await?;
     Ok(tx)
 }

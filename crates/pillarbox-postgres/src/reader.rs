@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,6 +22,9 @@ pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// A writer counts as idle only after it has been so for this long.
 const IDLE_MARGIN: Duration = Duration::from_secs(60);
+
+/// Why an event cannot be delivered as it is.
+const NO_TEXT: &str = "is no text in UTF-8, which nobody checks in a database with the encoding SQL_ASCII";
 
 /// However large the rows lately were, a scan asks for so many at least.
 const ROWS_MIN: usize = 1;
@@ -410,12 +414,11 @@ impl Decoder {
     fn take(&mut self, row: &Row, wanted: &mut Wanted<'_>, into: &mut Gathered) -> Db<usize> {
         let position = row.try_get(0)?;
         into.saw(position);
-        let topic = self.topics.share(&row.try_get::<_, Text<'_>>(1)?.0);
-        let r#type = self.types.share(&row.try_get::<_, Text<'_>>(2)?.0);
-        if !wanted.has(&topic, &r#type) {
+        let names = self.names(row)?;
+        if !wanted.has(&names.topic, &names.r#type) {
             return Ok(0);
         }
-        let event = self.rest(row, position, topic, r#type)?;
+        let event = self.rest(row, position, names)?;
         let size = event.size();
         into.events.push(Arc::new(event));
         Ok(size)
@@ -423,35 +426,69 @@ impl Decoder {
 
     /// The event of a row with the columns of `sql/scan.sql`.
     pub(crate) fn event(&mut self, row: &Row) -> Db<Event> {
-        let topic = self.topics.share(&row.try_get::<_, Text<'_>>(1)?.0);
-        let r#type = self.types.share(&row.try_get::<_, Text<'_>>(2)?.0);
-        self.rest(row, row.try_get(0)?, topic, r#type)
+        let names = self.names(row)?;
+        self.rest(row, row.try_get(0)?, names)
     }
 
-    fn rest(&mut self, row: &Row, position: Position, topic: Arc<str>, r#type: Arc<str>) -> Db<Event> {
+    fn names(&mut self, row: &Row) -> Db<EventNames> {
+        let mut no_text = None;
+        let topic = self.topics.share(&marked(row.try_get(1)?, "topic", &mut no_text));
+        let r#type = self.types.share(&marked(row.try_get(2)?, "type", &mut no_text));
+        Ok(EventNames { topic, r#type, no_text })
+    }
+
+    fn rest(&mut self, row: &Row, position: Position, names: EventNames) -> Db<Event> {
+        let EventNames { topic, r#type, mut no_text } = names;
         let payload = match row.try_get::<_, Option<RawJson<'_>>>(5)? {
             Some(RawJson(json)) => match std::str::from_utf8(json) {
                 Ok(json) => Payload::Json(json.into()),
-                // What is not UTF-8 cannot be JSON; its exact bytes arrive.
-                Err(_) => Payload::Bytes(json.into()),
+                // What is not UTF-8 cannot be JSON.
+                Err(_) => {
+                    no_text = no_text.or(Some("payload"));
+                    Payload::Bytes(json.into())
+                }
             },
             None => row.try_get::<_, Option<&[u8]>>(6)?.map_or(Payload::None, |bytes| Payload::Bytes(bytes.into())),
         };
-        let headers: RawJson<'_> = row.try_get(8)?;
+        let headers = Text(String::from_utf8_lossy(row.try_get::<_, RawJson<'_>>(8)?.0));
+        let headers = Headers::from_json(&marked(headers, "headers", &mut no_text));
+        let content_type = row.try_get::<_, Option<Text<'_>>>(7)?;
+        let content_type = content_type.map(|name| marked(name, "content type", &mut no_text));
+        let key = row.try_get::<_, Option<Text<'_>>>(4)?;
+        if matches!(&key, Some(Text(Cow::Owned(_)))) {
+            no_text = Some("key");
+        }
         Ok(Event {
             position,
             id: row.try_get::<_, Uuid>(3)?,
             topic,
-            key: row.try_get::<_, Option<Text<'_>>>(4)?.map(|key| key.0.into()),
+            // Of no order: what looks the same when it is marked need not be the same.
+            key: key.and_then(Text::whole).map(Into::into),
             r#type,
             payload,
-            content_type: row.try_get::<_, Option<Text<'_>>>(7)?.map(|name| self.content_types.share(&name.0)),
-            headers: Headers::from_json(&String::from_utf8_lossy(headers.0)),
+            content_type: content_type.map(|name| self.content_types.share(&name)),
+            headers,
             stream_version: row.try_get(9)?,
             deliver_at: row.try_get::<_, Option<DueTime>>(10)?.map(|time| time.0),
             created_at: row.try_get::<_, Time>(11)?.0,
+            malformed: no_text.map(|what| format!("its {what} {NO_TEXT}").into()),
         })
     }
+}
+
+/// The names of an event, and what of it is no text.
+struct EventNames {
+    topic: Arc<str>,
+    r#type: Arc<str>,
+    no_text: Option<&'static str>,
+}
+
+/// The text, and that it is none if something in it is no character.
+fn marked<'a>(text: Text<'a>, what: &'static str, no_text: &mut Option<&'static str>) -> Cow<'a, str> {
+    if matches!(text.0, Cow::Owned(_)) {
+        *no_text = no_text.or(Some(what));
+    }
+    text.0
 }
 
 #[cfg(test)]

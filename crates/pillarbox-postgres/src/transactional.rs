@@ -18,6 +18,9 @@ const SERVER_GRACE: Duration = Duration::from_secs(1);
 /// How long the end of a transaction may take before its connection is given up.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Compiling a statement of ours takes longer than it takes.
+const NO_COMPILING: &str = "set jit = off";
+
 /// Ends a statement whose client has gone; not every server's system can tell.
 const CHECK_CLIENT: &str = "set client_connection_check_interval = '2s'";
 
@@ -33,7 +36,7 @@ type Function =
 /// too. What it does elsewhere (a mail, a call of another service) is not part of the transaction and may happen again.
 ///
 /// Connections are made when they are needed, as many as functions run at once (the subscription's `workers`), with the application's own
-/// settings: the URL's role needs its grants on the application's tables and those of a relay.
+/// settings but `jit = off`: the URL's role needs its grants on the application's tables and those of a relay.
 ///
 /// ```
 /// use pillarbox::{Event, Failure, Mode, NewEvent, Operator, Relay, Store, Subscription};
@@ -267,7 +270,7 @@ struct Connection {
 
 impl Connection {
     async fn open(config: &Arc<PgConfig>) -> Db<Self> {
-        let client = config.connect("pillarbox transaction").await?;
+        let client = connect(config).await?;
         if let Err(error) = client.batch_execute(CHECK_CLIENT).await {
             tracing::debug!(%error, "the server cannot tell when a client has gone");
         }
@@ -300,10 +303,16 @@ impl Drop for Connection {
     }
 }
 
+async fn connect(config: &PgConfig) -> Db<Client> {
+    let client = config.connect("pillarbox transaction").await?;
+    client.batch_execute(NO_COMPILING).await?;
+    Ok(client)
+}
+
 /// Ends the statement of a session by another one, which need not know how the first is encrypted.
 async fn cancel(config: Arc<PgConfig>, backend: i32) {
     let cancel = async {
-        let client = config.connect("pillarbox transaction").await?;
+        let client = connect(&config).await?;
         client.execute("select pg_cancel_backend($1)", &[&backend]).await.map_err(DbError::from)?;
         Ok::<(), pillarbox::Error>(())
     };

@@ -60,6 +60,16 @@ impl ToSql for Time {
 #[derive(Debug)]
 pub(crate) struct Text<'a>(pub(crate) Cow<'a, str>);
 
+impl<'a> Text<'a> {
+    /// The text, if all of it is characters. Two that are not may look the same when they are marked.
+    pub(crate) fn whole(self) -> Option<&'a str> {
+        match self.0 {
+            Cow::Borrowed(text) => Some(text),
+            Cow::Owned(_) => None,
+        }
+    }
+}
+
 impl<'a> FromSql<'a> for Text<'a> {
     fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Boxed> {
         Ok(Text(String::from_utf8_lossy(raw)))

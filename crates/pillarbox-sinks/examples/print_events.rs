@@ -50,6 +50,7 @@ fn attempt(position: i64) -> Attempt {
         stream_version: None,
         deliver_at: None,
         created_at: Timestamp(0),
+        malformed: None,
     };
     Attempt { event: Arc::new(event), number: 1, lane: Some(0), epoch: 1, claim: None }
 }

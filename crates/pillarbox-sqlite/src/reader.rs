@@ -213,6 +213,7 @@ impl Decoder {
             stream_version: row.get(8)?,
             deliver_at: row.get::<_, Option<i64>>(9)?.map(Timestamp),
             created_at: Timestamp(row.get(10)?),
+            malformed: None,
         })
     }
 }

@@ -499,6 +499,7 @@ impl Inner {
             stream_version: None,
             deliver_at: new.deliver_at,
             created_at: self.now,
+            malformed: None,
         }
     }
 

@@ -125,6 +125,7 @@ pub fn sink_event(position: i64, key: Option<&str>, payload: Payload) -> Event {
         stream_version: None,
         deliver_at: None,
         created_at: Timestamp(1_000),
+        malformed: None,
     }
 }
 

@@ -380,6 +380,7 @@ mod tests {
             stream_version: None,
             deliver_at: None,
             created_at: Timestamp(0),
+            malformed: None,
         }
     }
 

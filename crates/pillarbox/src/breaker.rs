@@ -408,6 +408,7 @@ mod tests {
             stream_version: None,
             deliver_at: None,
             created_at: Timestamp(0),
+            malformed: None,
         };
         Item { event: Arc::new(event), key: None, lane: 0, epoch: 1, attempts: 0, parked: false, claim: None }
     }

@@ -287,6 +287,7 @@ mod tests {
             stream_version: None,
             deliver_at: None,
             created_at: Timestamp(1_000),
+            malformed: None,
         }
     }
 

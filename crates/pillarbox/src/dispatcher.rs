@@ -220,7 +220,7 @@ impl Dispatcher {
         items.into_iter().rev().for_each(|item| self.ready.push_front(item));
     }
 
-    /// Cuts the next batch. An event that `alone` names travels alone.
+    /// Cuts the next batch. An event that `alone` names travels alone, and so does one that cannot be sent.
     pub(crate) fn cut(&mut self, alone: impl Fn(Position) -> bool) -> Option<BatchId> {
         let idle = self.workers.saturating_sub(self.batches.len());
         if idle == 0 || self.ready.is_empty() {
@@ -232,7 +232,7 @@ impl Dispatcher {
         let mut items = Vec::with_capacity(size.min(self.ready.len()));
         while items.len() < size {
             let Some(item) = self.ready.pop_front() else { break };
-            let lonely = alone(item.event.position);
+            let lonely = item.event.malformed.is_some() || alone(item.event.position);
             if lonely && !items.is_empty() {
                 self.ready.push_front(item);
                 break;
@@ -481,6 +481,7 @@ mod tests {
             stream_version: None,
             deliver_at: None,
             created_at: Timestamp(0),
+            malformed: None,
         };
         Item {
             key: event.key_hash(),

@@ -54,6 +54,8 @@ pub struct Event {
     pub deliver_at: Option<Timestamp>,
     /// When the row was inserted (not when it was committed).
     pub created_at: Timestamp,
+    /// What of the row could not be read as it is, for people: such an event is never sent, and dead at once. None: nothing.
+    pub malformed: Option<Box<str>>,
 }
 
 impl Event {

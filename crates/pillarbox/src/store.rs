@@ -65,7 +65,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Claims deliveries of queues, one answer a request. What can be claimed is due, has no other of its key before it (delayed ones
     /// do not count, dead ones only where they block) and is nobody's. A delayed one takes its place behind what its key has when it is
-    /// due. What has waited longest for its turn comes first, so that no key keeps others waiting. Its event is durable.
+    /// due. What has waited longest for its turn comes first, so that no key keeps others waiting. Its event is durable. A request that
+    /// takes too long may be answered by nothing claimed and something waiting; one that is asked again is not, for what it claimed the time
+    /// before is not known: the call fails.
     fn claim(&self, requests: &[ClaimRequest]) -> impl Future<Output = Result<Vec<Claims>>> + Send;
 
     /// Ends claims of this instance, in one transaction. False: the claim was taken from this instance meanwhile, and nothing of it is

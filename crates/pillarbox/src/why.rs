@@ -416,6 +416,7 @@ mod tests {
             stream_version: None,
             deliver_at: None,
             created_at: Timestamp(0),
+            malformed: None,
         };
         EventRecord { event, subscriptions: Vec::new() }
     }

@@ -70,7 +70,7 @@ async fn schema(session: &Session) -> Db<Check> {
     })
 }
 
-/// The log of a database whose text nobody checks goes on, but what is no text arrives changed.
+/// The log of a database whose text nobody checks goes on, but an event that is no text is dead.
 async fn encoding(tx: &Transaction<'_>) -> Db<Check> {
     let name: String = tx.query_typed_one("select current_setting('server_encoding')", &[]).await?.try_get(0)?;
     Ok(match name == UNCHECKED_ENCODING {
@@ -79,8 +79,7 @@ async fn encoding(tx: &Transaction<'_>) -> Db<Check> {
             "encoding",
             Level::Failed,
             format!(
-                "{name}: any bytes pass for text; in topics, types, keys and headers what is no character is delivered as U+FFFD, \
-                 and a payload that is no text as bytes"
+                "{name}: any bytes pass for text; an event of which something is no text in UTF-8 is not delivered, it is dead at once"
             ),
             CREATE_UTF8,
         ),

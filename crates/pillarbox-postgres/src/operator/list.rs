@@ -1,6 +1,5 @@
 use pillarbox::world::SubscriptionRow;
 use pillarbox::{ListQuery, ListRow, Position, State};
-use std::borrow::Cow;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
@@ -62,7 +61,7 @@ fn list_row(line: &Line<'_>, row: &Row) -> Db<ListRow> {
         position: line.position,
         topic: line.topic.clone().into_owned(),
         r#type: line.r#type.clone().into_owned(),
-        key: line.key.clone().map(Cow::into_owned),
+        key: line.key.map(str::to_owned),
         created_at: line.created_at,
         subscription: None,
         state: None,

@@ -95,10 +95,10 @@ async fn deliver(
     line: &Line<'_>,
     keys: &mut Keys,
 ) -> Db<()> {
-    let Some(lane) = subscription.lane_of(line.key.as_deref(), line.position) else { return Ok(()) };
+    let Some(lane) = subscription.lane_of(line.key, line.position) else { return Ok(()) };
     if !subscription.filter.matches(&line.topic, &line.r#type) {
         // It was never sent, also where a former filter had passed its position and would have wanted it.
-        let hash = line.key.as_deref().map(KeyHash::of);
+        let hash = line.key.map(KeyHash::of);
         return judge_again(tx, subscription.id, |formers| formers.forget(hash, line.position)).await;
     }
     if !lane.has_settled(line.position) {
@@ -116,15 +116,15 @@ async fn deliver(
         (&id as _, Type::INT8),
         (&position as _, Type::INT8),
         (&number as _, Type::INT4),
-        (&line.key.as_deref() as _, Type::TEXT),
+        (&line.key as _, Type::TEXT),
         (&state as _, Type::TEXT),
         (&Time(due_at.unwrap_or(world.now)) as _, Type::TIMESTAMPTZ),
         (&is_queue as _, Type::BOOL),
     ];
-    keys.note(id, line.key.as_deref().filter(|_| is_queue).map(str::to_owned));
+    keys.note(id, line.key.filter(|_| is_queue).map(str::to_owned));
     tx.execute_typed(include_str!("../sql/risen_put.sql"), &values).await?;
     let judge = |formers: &mut FormerFilters| {
-        formers.replay(line.key.as_deref().map(KeyHash::of), position, &line.topic, &line.r#type);
+        formers.replay(line.key.map(KeyHash::of), position, &line.topic, &line.r#type);
     };
     judge_again(tx, subscription.id, judge).await?;
     touch_lanes(tx, subscription.id, [lane.lane]).await

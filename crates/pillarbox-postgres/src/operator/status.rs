@@ -222,7 +222,7 @@ pub(super) struct Line<'a> {
     pub(super) position: Position,
     pub(super) topic: Cow<'a, str>,
     pub(super) r#type: Cow<'a, str>,
-    pub(super) key: Option<Cow<'a, str>>,
+    pub(super) key: Option<&'a str>,
     pub(super) deliver_at: Option<Timestamp>,
     pub(super) created_at: Timestamp,
     hash: Option<KeyHash>,
@@ -230,12 +230,13 @@ pub(super) struct Line<'a> {
 
 impl<'a> Line<'a> {
     pub(super) fn of(row: &'a Row) -> Db<Self> {
-        let key = row.try_get::<_, Option<Text<'a>>>(3)?.map(|key| key.0);
+        // As whoever reads the log sees it.
+        let key = row.try_get::<_, Option<Text<'a>>>(3)?.and_then(Text::whole);
         Ok(Line {
             position: row.try_get(0)?,
             topic: row.try_get::<_, Text<'a>>(1)?.0,
             r#type: row.try_get::<_, Text<'a>>(2)?.0,
-            hash: key.as_deref().map(KeyHash::of),
+            hash: key.map(KeyHash::of),
             key,
             deliver_at: row.try_get::<_, Option<Time>>(4)?.map(|time| time.0),
             created_at: row.try_get::<_, Time>(5)?.0,

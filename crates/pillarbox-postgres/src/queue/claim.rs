@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{try_join_all, try_join3};
+use futures_util::future::{join_all, join3};
 use pillarbox::{
     ClaimId, ClaimRequest, Claimed, Claims, Delivery, KEYS_TOLD_MAX, SUSPECT_AFTER, State, SubscriptionId, Timestamp,
     WAITING_COUNTED,
@@ -48,27 +48,47 @@ const ALWAYS: Timestamp = Timestamp(i64::MIN);
 const FIRST_KEY: &str = "";
 
 /// Claims rows of queues, and remembers where in a queue it is.
+#[derive(Default)]
 pub(crate) struct Claiming {
     decoder: Decoder,
     places: HashMap<SubscriptionId, Place>,
-    /// At most [`PLACED_MAX`]; less after a claim that took too long.
-    placed_max: i32,
-    /// How many rows are claimed at once at most, whatever is asked for: less after a claim that took too long, as one of large events
-    /// may.
-    claimed_max: i32,
-    /// How many rows of each kind are read at once for their keys: at most [`KEY_ROWS_READ_MAX`].
-    key_rows_max: i64,
 }
 
-impl Default for Claiming {
+/// How much of a queue is done at once: less after a statement that took too long.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// At most [`PLACED_MAX`].
+    placed: i32,
+    /// How many rows are claimed at once at most, whatever is asked for: those of large events may take too long.
+    claimed: i32,
+    /// How many rows of each kind are read at once for their keys: at most [`KEY_ROWS_READ_MAX`].
+    key_rows: i64,
+}
+
+impl Default for Limits {
     fn default() -> Self {
-        Claiming {
-            decoder: Decoder::default(),
-            places: HashMap::new(),
-            placed_max: PLACED_MAX,
-            claimed_max: i32::MAX,
-            key_rows_max: KEY_ROWS_READ_MAX,
-        }
+        Limits { placed: PLACED_MAX, claimed: i32::MAX, key_rows: KEY_ROWS_READ_MAX }
+    }
+}
+
+impl Limits {
+    /// A claim of so many rows was ended by the server: the next one does less at once.
+    fn claim_less(&mut self, asked: i32) {
+        self.placed = (self.placed / 4).max(1);
+        self.claimed = (self.claimed.min(asked) / 4).max(1);
+    }
+
+    fn claim_more(&mut self) {
+        self.placed = (self.placed * 2).min(PLACED_MAX);
+        self.claimed = self.claimed.saturating_mul(2);
+    }
+
+    fn tell_less(&mut self) {
+        self.key_rows = (self.key_rows / 4).max(KEYS_TOLD_MAX as i64);
+    }
+
+    fn tell_more(&mut self) {
+        self.key_rows = (self.key_rows * 2).min(KEY_ROWS_READ_MAX);
     }
 }
 
@@ -87,6 +107,7 @@ struct Place {
     mended_at: Option<Instant>,
     /// The keys up to this one were looked at.
     mended_to: Option<String>,
+    limits: Limits,
 }
 
 /// What claiming led to.
@@ -101,83 +122,125 @@ struct Asked<'a> {
     request: &'a ClaimRequest,
     since: Timestamp,
     counted: usize,
+    limits: Limits,
 }
 
-/// What claims showed besides.
-struct Gathered {
-    /// Keys of rows that were not the first of their key after all.
-    demoted: Keys,
-    /// Since when the first row of each request was ready.
-    first_ready: Vec<Option<Timestamp>>,
+impl Asked<'_> {
+    /// How many rows are wanted.
+    fn wanted(&self) -> i32 {
+        i32::try_from(self.request.limit).unwrap_or(i32::MAX)
+    }
+}
+
+type Answered<T> = Result<T, tokio_postgres::Error>;
+
+/// What the server says to one request. Its statements are transactions of their own: what one of them does counts, whatever becomes of
+/// the others.
+struct Said {
+    claimed: Answered<Vec<Row>>,
+    figures: Answered<Row>,
+    keys: Answered<Option<Vec<Box<str>>>>,
 }
 
 impl Claiming {
     /// Claims for instance `me`. An event needs no barrier to be durable: its row was written by a settlement after a poll that had
     /// made it so, or by a command about events that were settled, and both commits have waited for the disk.
+    ///
+    /// A queue whose claim takes too long has got nothing, and keeps no other queue from what it gets.
     pub(crate) async fn claim(&mut self, session: &Session, me: i32, requests: &[ClaimRequest]) -> Db<Answer> {
         let asked: Vec<Asked<'_>> = requests.iter().map(|request| self.ask(request)).collect();
-        let statement = session.statement(include_str!("../sql/claim.sql")).await?;
-        let figures = session.statement(include_str!("../sql/claim_figures.sql")).await?;
-        let keys = session.statement(include_str!("../sql/claim_keys.sql")).await?;
-        let dense = session.statement(include_str!("../sql/claim_keys_dense.sql")).await?;
-        let in_line = session.statement(include_str!("../sql/mend_keys.sql")).await?;
-        let rows = session.statement(include_str!("../sql/queue_rows.sql")).await?;
-        // What is sent first is answered first: the figures are of what the claims have left.
-        let answers = try_join3(
-            send_claims(session, &statement, me, &asked, (self.placed_max, self.claimed_max)),
-            send_figures(session, &figures, me, &asked),
-            try_join_all(requests.iter().map(|request| tell(session, &keys, (&dense, self.key_rows_max), request))),
-        )
-        .await;
-        let (claimed, figures, told) = answers.inspect_err(|error| self.fell_short(error, requests))?;
-        self.placed_max = (self.placed_max * 2).min(PLACED_MAX);
-        self.claimed_max = self.claimed_max.saturating_mul(2);
-        self.key_rows_max = (self.key_rows_max * 2).min(KEY_ROWS_READ_MAX);
-        let mut claims: Vec<Claims> = told;
-        let Gathered { demoted, first_ready } = self.gather(requests, &claimed, &mut claims)?;
-        let mut alive = true;
-        for (index, row) in figures.iter().enumerate() {
-            let waiting = row.try_get::<_, i64>(0)? as usize;
-            claims[index].next_due = row.try_get::<_, Option<Time>>(1)?.map(|time| time.0);
-            let ready = first_ready[index].unwrap_or(row.try_get::<_, Time>(2)?.0);
-            claims[index].waiting = self.note(&asked[index], claims[index].claimed.len(), waiting, ready);
-            alive &= row.try_get::<_, bool>(3)?;
-        }
-        for (request, claims) in requests.iter().zip(&mut claims).filter(|(request, _)| request.tell.is_some()) {
-            claims.rows = self.count(session, &rows, request.subscription).await?;
+        let statements = Statements::prepare(session).await?;
+        // All of it is sent before anything is answered.
+        let said = join_all(asked.iter().map(|asked| send(session, &statements, me, asked))).await;
+        let (mut claims, mut demoted, mut alive) = (Vec::with_capacity(asked.len()), Keys::default(), true);
+        let mut failed = None;
+        for (asked, said) in asked.iter().zip(said) {
+            match self.hear(asked, said, &mut demoted) {
+                Ok((heard, lives)) => {
+                    alive &= lives;
+                    claims.push(heard);
+                }
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
         demoted.promote_or_leave(session).await;
+        // What the others have got is told when they ask again.
+        failed.map_or(Ok(()), Err)?;
+        for (request, claims) in requests.iter().zip(&mut claims).filter(|(request, _)| request.tell.is_some()) {
+            claims.rows = self.count(session, &statements.rows, request.subscription).await?;
+        }
         for (request, claims) in requests.iter().zip(&mut claims).filter(|(request, _)| request.limit > 0) {
-            claims.waiting += self.mend(session, &in_line, request.subscription).await?;
+            claims.waiting += self.mend(session, &statements.in_line, request.subscription).await?;
         }
         Ok(Answer { claims, alive })
     }
 
-    /// The server has ended a claim that took too long: the next one does less at once.
-    fn fell_short(&mut self, error: &tokio_postgres::Error, requests: &[ClaimRequest]) {
-        if took_too_long(error) {
-            let asked = requests.iter().map(|request| request.limit).max().unwrap_or(0).min(i32::MAX as usize) as i32;
-            self.placed_max = (self.placed_max / 4).max(1);
-            self.claimed_max = (self.claimed_max.min(asked) / 4).max(1);
-            self.key_rows_max = (self.key_rows_max / 4).max(KEYS_TOLD_MAX as i64);
+    /// Takes in what the server says to a request; and whether the instance has a row.
+    fn hear(&mut self, asked: &Asked<'_>, said: Said, demoted: &mut Keys) -> Db<(Claims, bool)> {
+        let place = self.places.entry(asked.request.subscription).or_default();
+        let keys = in_time(said.keys)?;
+        match (&keys, &asked.request.tell) {
+            (None, _) => place.limits.tell_less(),
+            (Some(_), Some(_)) => place.limits.tell_more(),
+            (Some(_), None) => {}
         }
+        let rows = match said.claimed {
+            Err(error) if took_too_long(&error) => {
+                place.limits.claim_less(asked.wanted());
+                tracing::debug!(
+                    subscription = asked.request.subscription.0,
+                    "a claim took too long and was taken back; the next one does less at once"
+                );
+                // What was claimed the time before is not known yet.
+                if asked.request.again {
+                    return Err(error.into());
+                }
+                None
+            }
+            rows => {
+                place.limits.claim_more();
+                Some(rows?)
+            }
+        };
+        let mut claims = Claims { keys: keys.flatten(), ..Claims::default() };
+        let first_ready = self.gather(asked.request, rows.as_deref().unwrap_or_default(), &mut claims, demoted)?;
+        let Some(figures) = in_time(said.figures)? else {
+            claims.waiting = 1;
+            return Ok((claims, true));
+        };
+        let waiting = figures.try_get::<_, i64>(0)? as usize;
+        claims.next_due = figures.try_get::<_, Option<Time>>(1)?.map(|time| time.0);
+        claims.waiting = match rows {
+            Some(_) => {
+                let ready = first_ready.unwrap_or(figures.try_get::<_, Time>(2)?.0);
+                self.note(asked, claims.claimed.len(), waiting, ready)
+            }
+            // There is something that it could not get.
+            None => waiting.max(1),
+        };
+        Ok((claims, figures.try_get(3)?))
     }
 
-    /// Hands what was claimed to the requests.
-    fn gather(&mut self, requests: &[ClaimRequest], rows: &[Row], claims: &mut [Claims]) -> Db<Gathered> {
-        let mut gathered = Gathered { demoted: Keys::default(), first_ready: vec![None; requests.len()] };
+    /// Hands what was claimed to the request; since when the first of it was ready. Rows that were not the first of their key after
+    /// all stand for that key.
+    fn gather(
+        &mut self,
+        request: &ClaimRequest,
+        rows: &[Row],
+        claims: &mut Claims,
+        demoted: &mut Keys,
+    ) -> Db<Option<Timestamp>> {
+        let mut first_ready = None;
         for row in rows {
-            let index = row.try_get::<_, i64>(19)? as usize - 1;
             match row.try_get::<_, Option<i64>>(12)? {
                 Some(claim) => {
-                    let ready = row.try_get::<_, Option<Time>>(18)?.map(|time| time.0);
-                    gathered.first_ready[index] = gathered.first_ready[index].or(ready);
-                    claims[index].claimed.push(self.claimed(row, ClaimId(claim))?);
+                    first_ready = first_ready.or(row.try_get::<_, Option<Time>>(18)?.map(|time| time.0));
+                    claims.claimed.push(self.claimed(row, ClaimId(claim))?);
                 }
-                None => gathered.demoted.note(requests[index].subscription.0, row.try_get(4)?),
+                None => demoted.note(request.subscription.0, row.try_get(4)?),
             }
         }
-        Ok(gathered)
+        Ok(first_ready)
     }
 
     fn ask<'a>(&self, request: &'a ClaimRequest) -> Asked<'a> {
@@ -186,7 +249,8 @@ impl Claiming {
         let since = place.filter(|place| recent(place.looked_at, WHOLE_LOOK_INTERVAL)).and_then(|it| it.ready_since);
         let known = recent(place.and_then(|place| Some(place.counted?.1)), COUNT_INTERVAL);
         let counted = if known { COUNTED_EACH_TIME } else { WAITING_COUNTED };
-        Asked { request, since: since.unwrap_or(ALWAYS), counted }
+        let limits = place.map(|place| place.limits).unwrap_or_default();
+        Asked { request, since: since.unwrap_or(ALWAYS), counted, limits }
     }
 
     /// How many rows there are, or were a while ago: so many are looked at for this in a second, and no more. None is not known: what
@@ -279,53 +343,80 @@ fn took_too_long(error: &tokio_postgres::Error) -> bool {
     error.code() == Some(&SqlState::QUERY_CANCELED)
 }
 
-async fn send_claims(
-    session: &Session,
-    statement: &Statement,
-    me: i32,
-    asked: &[Asked<'_>],
-    (placed_max, claimed_max): (i32, i32),
-) -> Result<Vec<Row>, tokio_postgres::Error> {
-    let wanting = |asked: &Asked<'_>| asked.request.limit.min(i32::MAX as usize) as i32;
-    let subscriptions: Vec<i64> = asked.iter().map(|asked| asked.request.subscription.0).collect();
-    let firsts: Vec<i64> = asked.iter().map(|asked| asked.request.first.0).collect();
-    let limits: Vec<i32> = asked.iter().map(wanting).collect();
-    let suspects: Vec<bool> = asked.iter().map(|asked| asked.request.suspect).collect();
-    let since: Vec<Time> = asked.iter().map(|asked| Time(asked.since)).collect();
-    let again: Vec<bool> = asked.iter().map(|asked| asked.request.again).collect();
+/// None: it took too long.
+fn in_time<T>(answer: Answered<T>) -> Answered<Option<T>> {
+    match answer {
+        Err(error) if took_too_long(&error) => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+struct Statements {
+    claim: Statement,
+    figures: Statement,
+    keys: Statement,
+    keys_dense: Statement,
+    in_line: Statement,
+    rows: Statement,
+}
+
+impl Statements {
+    async fn prepare(session: &Session) -> Db<Self> {
+        Ok(Statements {
+            claim: session.statement(include_str!("../sql/claim.sql")).await?,
+            figures: session.statement(include_str!("../sql/claim_figures.sql")).await?,
+            keys: session.statement(include_str!("../sql/claim_keys.sql")).await?,
+            keys_dense: session.statement(include_str!("../sql/claim_keys_dense.sql")).await?,
+            in_line: session.statement(include_str!("../sql/mend_keys.sql")).await?,
+            rows: session.statement(include_str!("../sql/queue_rows.sql")).await?,
+        })
+    }
+}
+
+/// What is sent first is answered first: the figures are of what the claim has left.
+async fn send(session: &Session, statements: &Statements, me: i32, asked: &Asked<'_>) -> Said {
+    let (claimed, figures, keys) = join3(
+        send_claim(session, &statements.claim, me, asked),
+        send_figures(session, &statements.figures, me, asked),
+        tell(session, statements, asked),
+    )
+    .await;
+    Said { claimed, figures, keys }
+}
+
+async fn send_claim(session: &Session, statement: &Statement, me: i32, asked: &Asked<'_>) -> Answered<Vec<Row>> {
+    let ClaimRequest { subscription, first, suspect, again, .. } = asked.request;
     let suspect_after = SUSPECT_AFTER as i32;
-    let values: [&(dyn ToSql + Sync); 10] =
-        [&me, &subscriptions, &firsts, &limits, &suspects, &since, &again, &suspect_after, &placed_max, &claimed_max];
+    let values: [&(dyn ToSql + Sync); 10] = [
+        &me,
+        &subscription.0,
+        &first.0,
+        &asked.wanted(),
+        suspect,
+        &Time(asked.since),
+        again,
+        &suspect_after,
+        &asked.limits.placed,
+        &asked.limits.claimed,
+    ];
     session.query(statement, &values).await
 }
 
-async fn send_figures(
-    session: &Session,
-    statement: &Statement,
-    me: i32,
-    asked: &[Asked<'_>],
-) -> Result<Vec<Row>, tokio_postgres::Error> {
-    let subscriptions: Vec<i64> = asked.iter().map(|asked| asked.request.subscription.0).collect();
-    let since: Vec<Time> = asked.iter().map(|asked| Time(asked.since)).collect();
-    let counted: Vec<i64> = asked.iter().map(|asked| asked.counted as i64).collect();
-    session.query(statement, &[&me, &subscriptions, &since, &counted]).await
+async fn send_figures(session: &Session, statement: &Statement, me: i32, asked: &Asked<'_>) -> Answered<Row> {
+    let (subscription, counted) = (asked.request.subscription.0, asked.counted as i64);
+    session.query_one(statement, &[&me, &subscription, &Time(asked.since), &counted]).await
 }
 
 /// What a request wants to be told besides.
-async fn tell(
-    session: &Session,
-    keys: &Statement,
-    (dense, rows_max): (&Statement, i64),
-    request: &ClaimRequest,
-) -> Result<Claims, tokio_postgres::Error> {
-    let Some(after) = request.tell.as_deref() else { return Ok(Claims::default()) };
+async fn tell(session: &Session, statements: &Statements, asked: &Asked<'_>) -> Answered<Option<Vec<Box<str>>>> {
+    let Asked { request, limits, .. } = asked;
+    let Some(after) = request.tell.as_deref() else { return Ok(None) };
     let subscription = &request.subscription.0;
-    let mut rows = session.query(dense, &[subscription, &after, &rows_max]).await?;
+    let mut rows = session.query(&statements.keys_dense, &[subscription, &after, &limits.key_rows]).await?;
     let all = rows.first().is_none_or(|row| row.get(1));
     if !all && rows.len() < KEYS_TOLD_MAX {
         // Some keys have very many rows: from key to key is shorter.
-        rows = session.query(keys, &[subscription, &after, &(KEYS_TOLD_MAX as i32)]).await?;
+        rows = session.query(&statements.keys, &[subscription, &after, &(KEYS_TOLD_MAX as i32)]).await?;
     }
-    let key = |row: &Row| Ok(row.try_get::<_, &str>(0)?.into());
-    Ok(Claims { keys: Some(rows.iter().map(key).collect::<Result<_, tokio_postgres::Error>>()?), ..Claims::default() })
+    rows.iter().map(|row| Ok(row.try_get::<_, &str>(0)?.into())).collect::<Answered<_>>().map(Some)
 }

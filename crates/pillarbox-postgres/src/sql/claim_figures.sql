@@ -39,5 +39,5 @@ select
     ),
     statement_timestamp(),
     exists (select from instance as i where i.id = $1::integer)
-from unnest($2::bigint[], $3::timestamptz[], $4::bigint[]) with ordinality as r (subscription, since, counted, ordinal)
-order by r.ordinal
+-- Joined, so that the plan is the same whatever is asked for.
+from unnest(array[$2::bigint], array[$3::timestamptz], array[$4::bigint]) as r (subscription, since, counted)

@@ -1,16 +1,21 @@
 //! Relays that are frozen or cut off inside a transaction: the server finishes what was sent, and who takes over waits for nobody.
 
+use std::time::Duration;
+
 use pillarbox::{
-    AttemptError, InstanceId, LaneRef, LaneWrite, Level, Operator, RecoverRequest, RecoveryCause, Report, State, Store,
-    Take, TakeCause, Timestamp,
+    AttemptError, Change, InstanceId, LaneRef, LaneWrite, Level, Operator, PrunePolicy, RecoverRequest, RecoveryCause,
+    Report, Start, State, Store, Take, TakeCause, Timestamp,
 };
 use pillarbox_postgres::PostgresStore;
 use pillarbox_testkit::postgres::Server;
 use pillarbox_testkit::proxy::Proxy;
 use tokio_postgres::Client;
 
-use crate::fixture::{Database, connect, delivery, join, one_lane, own, settle, write};
+use crate::fixture::{Database, connect, delivery, hello, join, one_lane, own, settle, write};
 use crate::ownership::{sessions_of, until};
+
+/// Far longer than the second after which the server ends a transaction of ours that stands still.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// An owner of a lane that will not be heard of again, and somebody who takes it over.
 struct Frozen {
@@ -96,6 +101,59 @@ async fn a_lane_is_taken_from_one_that_is_frozen_in_a_transaction() {
         assert!(taken[0].is_some(), "{role}: {sql}");
         until(&frozen.database.client().await, &sessions_of(frozen.id, "%"), 0).await;
     }
+}
+
+/// Somebody who owns no lane and is cut off inside a transaction that has locked lanes. Whoever takes these does not wait for long.
+async fn nobody_waits_for<W, F>(table: &str, work: W)
+where
+    W: FnOnce(PostgresStore) -> F,
+    F: Future<Output = ()> + Send + 'static,
+{
+    let frozen = Frozen::new().await;
+    let proxy = Proxy::start(Server::shared().port()).unwrap();
+    let other = PostgresStore::open(&proxy.url(frozen.database.url())).await.unwrap();
+    frozen.database.execute("update pillarbox.subscription set hold_ms = 0").await;
+    // It locks the lanes, and is held up at the next table.
+    let (gate, client) = (frozen.database.client().await, frozen.database.client().await);
+    gate.batch_execute(&format!("begin; lock table pillarbox.{table} in share mode")).await.unwrap();
+    let working = tokio::spawn(work(other));
+    let at_gate = "select count(*) from pg_locks where not granted and locktype = 'relation' and database = \
+                   (select oid from pg_database where datname = current_database())";
+    until(&client, at_gate, 1).await;
+    proxy.stall().unwrap();
+    gate.batch_execute("commit").await.unwrap();
+    let taken = tokio::time::timeout(PATIENCE, async { frozen.heir.take(&[frozen.seize().await]).await });
+    let taken = taken.await.unwrap_or_else(|_| panic!("the heir waits for one that is held up at {table}")).unwrap();
+    assert!(taken[0].is_some(), "nothing was committed by one that is held up at {table}");
+    drop(proxy);
+    working.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_a_relay_that_is_cut_off_while_it_joins_with_another_filter() {
+    let join = |other: PostgresStore| async move {
+        let joined = other.join(hello([one_lane("s").topics(["other"])])).await;
+        assert!(joined.is_err());
+    };
+    nobody_waits_for("instance", join).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_retention_that_is_cut_off() {
+    let prune = |other: PostgresStore| async move {
+        let policy = PrunePolicy { keep: Some(Duration::ZERO), ..PrunePolicy::default() };
+        assert!(other.prune(&policy).await.is_err());
+    };
+    nobody_waits_for("skip", prune).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_a_command_that_is_cut_off() {
+    let rewind = |other: PostgresStore| async move {
+        let change = Change::Rewind { subscription: "s".into(), to: Start::Beginning, key: None };
+        assert!(other.change(&change, false).await.is_err());
+    };
+    nobody_waits_for("progress", rewind).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,10 +1,15 @@
 //! What is too large is refused by the log, in whatever language; what is there already stops nobody.
 
+use std::sync::Arc;
+
+use pillarbox::testing::Capture;
 use pillarbox::{
-    CONTENT_TYPE_BYTES_MAX, ErrorKind, Filter, HEADERS_BYTES_MAX, NewEvent, Operator, PAYLOAD_BYTES_MAX, Store,
+    CONTENT_TYPE_BYTES_MAX, ErrorKind, Filter, HEADERS_BYTES_MAX, Level, ListQuery, Mode, NewEvent, OnDead, Operator,
+    PAYLOAD_BYTES_MAX, Relay, State, Store, Subscription,
 };
-use pillarbox_postgres::migrate;
+use pillarbox_postgres::{PostgresStore, migrate, print_sql};
 use pillarbox_testkit::postgres::Server;
+use tokio_postgres::Client;
 
 use crate::fixture::{Database, connect, one_scan, tail};
 
@@ -96,18 +101,88 @@ async fn rows_that_are_larger_than_a_page_come_one_by_one() {
     assert_eq!((scan.events.len(), scan.covered_to), (100, 104), "what nobody wants is not read");
 }
 
-#[tokio::test]
-async fn no_log_begins_where_nobody_checks_text() {
-    let server = Server::shared();
-    let name = format!("ascii_{}", std::process::id());
+/// A database that does not check its text.
+async fn unchecked(name: &str) -> (Client, String) {
+    let (server, name) = (Server::shared(), format!("{name}_{}", std::process::id()));
     let admin = connect(&server.url("postgres")).await;
     let create = format!("create database {name} encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C' template template0");
     admin.batch_execute(&create).await.unwrap();
-    let url = server.url(&name);
-    let refused = migrate(&url.parse().unwrap()).await.unwrap_err();
+    (admin, name)
+}
+
+#[tokio::test]
+async fn no_log_begins_where_nobody_checks_text() {
+    let (admin, name) = unchecked("ascii").await;
+    let refused = migrate(&Server::shared().url(&name).parse().unwrap()).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
     assert!(refused.to_string().contains("SQL_ASCII") && refused.to_string().contains("encoding 'UTF8'"), "{refused}");
 
+    admin.batch_execute(&format!("drop database {name} with (force)")).await.unwrap();
+}
+
+/// Each has bytes that are no characters somewhere, and what of it that is.
+const NO_TEXT: [(&str, &str); 8] = [
+    ("topic", "insert into pillarbox.event (topic, type, key) values (E't\\xff', 'y', 'a')"),
+    ("type", "insert into pillarbox.event (topic, type, key) values ('t', E'y\\xff', 'b')"),
+    ("key", "insert into pillarbox.event (topic, type, key) values ('t', 'y', E'\\xff')"),
+    ("key", "insert into pillarbox.event (topic, type, key) values ('t', 'y', E'\\xfe')"),
+    ("payload", "insert into pillarbox.event (topic, type, payload) values ('t', 'y', E'\"\\xff\"')"),
+    ("headers", "insert into pillarbox.event (topic, type, headers) values ('t', 'y', E'{\"h\": \"\\xff\"}')"),
+    (
+        "content type",
+        "insert into pillarbox.event (topic, type, payload_bytes, content_type) values ('t', 'y', '\\x00', E'\\xff')",
+    ),
+    ("key", "insert into pillarbox.event (topic, type, key) values ('t', 'y', E'\\xff')"),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_is_no_text_is_dead_alone() {
+    let (admin, name) = unchecked("ascii_log").await;
+    let url = Server::shared().url(&name);
+    let client = connect(&url).await;
+    client.batch_execute(&print_sql("pillarbox", false)).await.unwrap();
+    let good = "insert into pillarbox.event (topic, type, key) values ('t', 'y', 'good')";
+    for (_, sql) in NO_TEXT {
+        client.batch_execute(&format!("{sql}; {good}")).await.unwrap();
+    }
+    // So many that they would be taken for a bad deploy.
+    let many = "insert into pillarbox.event (topic, type, key, payload) \
+                select 't', 'y', 'k' || n, E'\"\\xff\"' from generate_series(1, 100) as n";
+    client.batch_execute(&format!("{many}; {good}")).await.unwrap();
+
+    let capture = Capture::new();
+    let queue = Subscription { mode: Mode::Queue, ..Subscription::new("queue") };
+    let stream = Subscription { on_dead: OnDead::Block, ..Subscription::new("stream") };
+    let relay = Relay::builder(PostgresStore::open(&url).await.unwrap());
+    let relay = relay.subscribe(stream, Arc::new(capture.clone())).subscribe(queue, Arc::new(capture.clone()));
+    let relay = relay.start().await.unwrap();
+    relay.until_idle().await.unwrap();
+    relay.drain().await.unwrap();
+    let keys: Vec<_> = capture.events().iter().map(|event| event.key.clone().unwrap_or_default()).collect();
+    assert_eq!(keys, vec!["good".into(); 2 * (NO_TEXT.len() + 1)], "nothing but what is text is sent, to each once");
+
+    let store = PostgresStore::open(&url).await.unwrap();
+    for subscription in ["stream", "queue"] {
+        let subscription = Some(subscription.to_owned());
+        let rows = store.list(&ListQuery { subscription, limit: 1_000, ..ListQuery::default() }).await.unwrap();
+        let dead: Vec<_> = rows.iter().filter(|row| row.state == Some(State::Dead)).collect();
+        assert_eq!((dead.len(), rows.len()), (NO_TEXT.len() + 100, dead.len()), "{rows:?}");
+        for ((what, _), row) in NO_TEXT.iter().zip(&dead) {
+            let error = row.error.as_deref().unwrap_or_default();
+            assert!(
+                error.contains(&format!("its {what} is no text in UTF-8")) && error.contains("SQL_ASCII"),
+                "{row:?}"
+            );
+            assert_eq!(row.attempts, Some(1), "{row:?}");
+        }
+    }
+    let checks = store.doctor().await.unwrap();
+    let check = checks.iter().find(|check| check.name == "encoding").unwrap();
+    assert_eq!(check.level, Level::Failed, "{check:?}");
+    assert!(
+        check.finding.contains("SQL_ASCII") && check.fix.as_deref().unwrap().contains("encoding 'UTF8'"),
+        "{check:?}"
+    );
     admin.batch_execute(&format!("drop database {name} with (force)")).await.unwrap();
 }
 

@@ -13,7 +13,7 @@ use pillarbox::{
 use pillarbox_postgres::PostgresStore;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio_postgres::{AsyncMessage, Client, NoTls};
+use tokio_postgres::{AsyncMessage, Client, NoTls, SimpleQueryMessage};
 
 use crate::fixture::{Database, hello, join, lane, one_lane, poll_tail, settle, take, write};
 use crate::ownership::until;
@@ -533,19 +533,134 @@ async fn a_slow_claim_keeps_no_settlement_waiting() {
     let feeder = Feeder::new(&database, queue()).await;
     let at = feeder.publish(&database, &["k", "-"]).await;
     feeder.queue(vec![delayed(at[0], "k", Timestamp(0))]).await;
-    // Whoever places a delayed row stands still, as long as somebody changes the table.
-    let mut client = database.client().await;
-    let gate = client.transaction().await.unwrap();
-    gate.batch_execute("lock table pillarbox.subscription in access exclusive mode").await.unwrap();
-    let me = &feeder.worker;
-    let claim = me.store.claim(&[ClaimRequest { subscription: me.subscription, ..me.request(10, 1) }]).await;
-    let refused = claim.unwrap_err();
-    assert_ne!(refused.kind(), ErrorKind::Fatal, "{refused}: it was ended before a beat was over");
-    assert_ne!(refused.kind(), ErrorKind::Ended, "{refused}");
-    let cursors = LaneWrite { queue: Vec::new(), ..write(feeder.lane, feeder.epoch, at[1]) };
-    assert!(settle(&me.store, cursors).await, "the writer has a session of its own");
-    gate.rollback().await.unwrap();
-    assert_eq!(positions(&me.ask(ClaimRequest { again: true, ..me.request(10, 1) }).await.claimed), at[..1]);
+    let (me, client) = (&feeder.worker, database.client().await);
+    // The claim is held up by a table that it needs and a settlement does not; rows that somebody has locked it leaves out.
+    let holder = database.client().await;
+    holder.batch_execute("begin; lock table pillarbox.subscription in access exclusive mode").await.unwrap();
+    let waits = format!(
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = 'pillarbox relay {} claimer' \
+         and datname = current_database()",
+        me.id.0
+    );
+    let requests = [me.request(10, 1)];
+    let claim = me.store.claim(&requests);
+    let settling = async {
+        until(&client, &waits, 1).await;
+        let cursors = LaneWrite { queue: Vec::new(), ..write(feeder.lane, feeder.epoch, at[1]) };
+        assert!(settle(&me.store, cursors).await, "the writer has a session of its own");
+        client.query_one(&waits, &[]).await.unwrap().get::<_, i64>(0)
+    };
+    let (claimed, still_waits) = tokio::join!(claim, settling);
+    assert_eq!(still_waits, 1, "the claim was still waiting when the settlement had returned");
+    // By its own time limit, for nobody has let it go.
+    let claims = claimed.unwrap().remove(0);
+    assert!(claims.claimed.is_empty() && claims.waiting > 0, "{claims:?}");
+    holder.batch_execute("rollback").await.unwrap();
+    assert_eq!(positions(&me.claim(10, 11).await), at[..1]);
+}
+
+#[tokio::test]
+async fn a_queue_whose_claims_take_too_long_keeps_no_other_waiting() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let named = |name: &str| Subscription { name: name.into(), ..queue() };
+    let joined = join(&store, [named("slow"), named("quick")]).await;
+    let [slow, quick] = [0, 1].map(|index: usize| joined.subscriptions[index].id);
+    database
+        .execute(&format!(
+            "insert into pillarbox.delivery \
+                 (subscription, position, lane, arrival, state, attempts, due_at, since, queued, ready_at) \
+             select s.id, g, 0, g, 'pending', 0, now(), now(), true, now() \
+             from pillarbox.subscription as s, generate_series(1, 100) as g; \
+             create function sleep() returns trigger language plpgsql as 'begin perform pg_sleep(60); return new; end'; \
+             create trigger sleep before update on pillarbox.delivery for each row \
+                 when (new.owner is not null and new.subscription = {}) execute function sleep()",
+            slow.0
+        ))
+        .await;
+    let of = |subscription, limit, first, again| {
+        let first = ClaimId(first);
+        ClaimRequest { subscription, limit, first, suspect: false, tell: None, again }
+    };
+    let counts = async |requests: [ClaimRequest; 2]| {
+        let claims = store.claim(&requests).await?;
+        Ok::<_, pillarbox::Error>([0, 1].map(|index: usize| (claims[index].claimed.len(), claims[index].waiting)))
+    };
+    let [first, second] = counts([of(slow, 40, 1, false), of(quick, 40, 41, false)]).await.unwrap();
+    assert_eq!((first, second), ((0, 100), (40, 60)), "one has got nothing, the other all that it asked for");
+    // Whether it had got something the time before is not known: both are asked again, and what the other got is told again.
+    let again = async |again| counts([of(slow, 40, 101, true), of(quick, 40, 141, again)]).await;
+    assert_eq!(again(false).await.unwrap_err().kind(), ErrorKind::Busy);
+    database.execute("drop trigger sleep on pillarbox.delivery").await;
+    let [first, second] = again(true).await.unwrap();
+    // Two claims of 40 took too long: a quarter of a quarter.
+    assert_eq!(
+        (first, second),
+        ((2, 98), (40, 20)),
+        "what takes too long is done in smaller parts, of that queue alone"
+    );
+    assert_eq!(database.number("select count(*) from pillarbox.delivery where owner is not null").await, 82);
+}
+
+/// A queue of four lanes, of which lane 0 has had so many rows due for an hour, and lane 1 ten for a minute.
+async fn due_rows(database: &Database, rows: usize) {
+    Worker::join(database, Subscription { lanes: 4, ..queue() }).await;
+    let sql = format!(
+        "insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued) \
+         select s.id, g, (g > {rows})::integer, g, 'k' || g, 'delayed', 0, \
+             case when g > {rows} then now() - interval '1 minute' else now() - interval '1 hour' end, now(), true \
+         from pillarbox.subscription as s, generate_series(1, {rows} + 10) as g"
+    );
+    database.execute(&sql).await;
+}
+
+/// How many pages a statement looks at that is explained in JSON.
+async fn pages(client: &Client, sql: &str) -> i64 {
+    let said = client.simple_query(sql).await.unwrap();
+    let text = said.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    let plan = &serde_json::from_str::<serde_json::Value>(text.unwrap()).unwrap()[0]["Plan"];
+    plan["Shared Hit Blocks"].as_i64().unwrap() + plan["Shared Read Blocks"].as_i64().unwrap()
+}
+
+/// How many rows take their places, a hundred at most, while somebody holds lanes that match; and how many pages that looks at.
+async fn place(database: &Database, held: &str) -> (i64, i64) {
+    let (holder, client) = (database.client().await, database.client().await);
+    let hold = format!("begin; select from pillarbox.cursor where {held} for update");
+    holder.batch_execute(&hold).await.unwrap();
+    client.batch_execute("begin").await.unwrap();
+    let sql = "explain (analyze, buffers, format json) \
+               select pillarbox.place_delayed(id, now(), 100) from pillarbox.subscription";
+    let pages = pages(&client, sql).await;
+    let placed = "select count(*) from pillarbox.delivery where state = 'pending'";
+    let placed = client.query_one(placed, &[]).await.unwrap().get(0);
+    client.batch_execute("rollback").await.unwrap();
+    (placed, pages)
+}
+
+#[tokio::test]
+async fn placing_delayed_rows_costs_no_more_where_lanes_are_held() {
+    let (small, large) = (Database::new().await, Database::new().await);
+    due_rows(&small, 2_000).await;
+    due_rows(&large, 20_000).await;
+    let check = async |held: &str, expected: i64| {
+        let ((few, pages), (many, more_pages)) = (place(&small, held).await, place(&large, held).await);
+        assert_eq!((few, many), (expected, expected), "placed while {held} is held");
+        // An index may be a level deeper.
+        let none_more = more_pages < pages + 100;
+        assert!(none_more, "{more_pages} pages and not {pages} for ten times the rows while {held} is held");
+    };
+    check("false", 100).await;
+    check("lane = 0", 10).await;
+    check("true", 0).await;
+    // One of them has been due for the longest.
+    let first = "update pillarbox.delivery set due_at = now() - interval '1 day' where position in \
+                 (select max(position) from pillarbox.delivery)";
+    small.execute(first).await;
+    large.execute(first).await;
+    check("lane = 0", 1).await;
 }
 
 #[tokio::test]

@@ -148,6 +148,55 @@ async fn grants_are_complete_where_nobody_may_call_a_function_by_default() {
     }
 }
 
+/// Whoever looks at a row writes down who it is and whether its statements are compiled.
+const WATCH: &str = "
+    alter role relay set jit = on; alter role relay set jit_above_cost = 0;
+    create table public.seen (name text, jit text, primary key (name, jit));
+    create function public.watch() returns boolean language plpgsql volatile security definer as $$
+    begin
+        if current_setting('transaction_read_only') = 'off' then
+            insert into public.seen values (current_setting('application_name'), current_setting('jit')) on conflict do nothing;
+        end if;
+        return true;
+    end $$;
+    alter table pillarbox.meta enable row level security;
+    create policy watch on pillarbox.meta using (public.watch()) with check (true);
+    alter table pillarbox.delivery enable row level security;
+    create policy watch on pillarbox.delivery using (public.watch()) with check (true);
+    alter table pillarbox.cursor enable row level security;
+    create policy watch on pillarbox.cursor using (public.watch()) with check (true);
+    alter table pillarbox.instance enable row level security;
+    create policy watch on pillarbox.instance using (public.watch()) with check (true)";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_session_of_ours_compiles_its_statements() {
+    let roles = Roles::new().await;
+    roles.server.psql(&roles.name, WATCH).unwrap();
+    let url = roles.url("relay");
+    let handler = |_| std::future::ready(Ok::<(), pillarbox::Failure>(()));
+    let transact = pillarbox_postgres::Transactional::new(&url, |_, _| Box::pin(async { Ok(()) })).unwrap();
+    let queue = |name| Subscription { mode: Mode::Queue, ..fixture::one_lane(name) };
+    let store = PostgresStore::open(&url).await.unwrap();
+    let relay = pillarbox::Relay::builder(store).handle(fixture::one_lane("s"), handler);
+    let relay = relay.transact(queue("t"), transact).start().await.unwrap();
+    roles.client("app").await.batch_execute(WAYS[0]).await.unwrap();
+    relay.until_idle().await.unwrap();
+    let operator = PostgresStore::open(&url).await.unwrap();
+    let resume = pillarbox::Change::Resume("s".into());
+    pillarbox::Operator::change(&operator, &resume, false).await.unwrap();
+    relay.drain().await.unwrap();
+    let client = connect(&roles.server.url_as("postgres", &roles.name)).await;
+    let seen = client.query("select name, jit from public.seen order by name, jit", &[]).await.unwrap();
+    let seen: Vec<(String, String)> = seen.iter().map(|row| (row.get(0), row.get(1))).collect();
+    for who in ["control", "reader", "writer", "claimer", "transaction", "operator"] {
+        assert!(seen.iter().any(|(name, _)| name.ends_with(who)), "{who} was not seen: {seen:?}");
+    }
+    let ours = seen.iter().filter(|(name, _)| name.starts_with("pillarbox"));
+    assert_eq!(ours.filter(|(_, jit)| jit != "off").collect::<Vec<_>>(), Vec::<&(String, String)>::new());
+    let at_first: String = roles.client("relay").await.query_one("show jit", &[]).await.unwrap().get(0);
+    assert_eq!(at_first, "on", "what the role would have");
+}
+
 #[tokio::test]
 async fn a_relay_works_on_a_queue() {
     let roles = Roles::new().await;
@@ -195,6 +244,67 @@ async fn a_relay_works_without_owning_anything_and_cannot_write_the_log() {
     }
     let window = Some(std::time::Duration::from_secs(3600));
     store.set_limits(pillarbox_postgres::Limits { dedup_window: window, ..Default::default() }).await.unwrap();
+}
+
+/// The codes with which `empty_leaf` refuses a role that asks for what is received, what is not, and everything.
+async fn refusals(client: &Client) -> [String; 3] {
+    let mut codes = [const { String::new() }; 3];
+    for (removes, code) in ["received", "unreceived", "everything"].iter().zip(&mut codes) {
+        let sql = format!("set pillarbox.removes = '{removes}'; select pillarbox.empty_leaf('event_1')");
+        let error = client.batch_execute(&sql).await.expect_err(removes);
+        *code = error.code().unwrap().code().to_owned();
+    }
+    codes
+}
+
+#[tokio::test]
+async fn a_relay_removes_nothing_that_was_not_received_whatever_it_sets() {
+    let roles = Roles::new().await;
+    let (owner, app, relay) = (roles.client("owner").await, roles.client("app").await, roles.client("relay").await);
+    let refused = ["55000", "42501", "42501"];
+    app.batch_execute(&format!("{0}; {0}", WAYS[0])).await.unwrap();
+    assert_eq!(refusals(&relay).await, refused, "a log without subscriptions");
+    let store = PostgresStore::open(&roles.url("relay")).await.unwrap();
+    let (lane, epoch) = fixture::own(&store, "s").await;
+    assert!(fixture::settle(&store, fixture::write(lane, epoch, 1)).await);
+    assert_eq!(refusals(&relay).await, refused, "events that were not delivered");
+    assert!(fixture::settle(&store, fixture::write(lane, epoch, 2)).await);
+    owner.batch_execute("update pillarbox.meta set retention_keep_ms = 3600000").await.unwrap();
+    assert_eq!(refusals(&relay).await, refused, "young events");
+    owner.batch_execute("update pillarbox.meta set retention_keep_ms = 0").await.unwrap();
+    app.batch_execute(WAYS[4]).await.unwrap();
+    assert!(fixture::settle(&store, fixture::write(lane, epoch, 3)).await);
+    assert_eq!(refusals(&relay).await, refused, "events of a journal");
+    assert_eq!(fixture::events(&store).await.len(), 3, "nothing has gone");
+    // The owner may, and whoever is a member of it.
+    roles.server.psql("postgres", "grant owner to stranger").unwrap();
+    let stranger = roles.client("stranger").await;
+    stranger.batch_execute("set role owner; set pillarbox.removes = 'everything'").await.unwrap();
+    stranger.batch_execute("select pillarbox.empty_leaf('event_1')").await.unwrap();
+    assert_eq!(fixture::events(&store).await.len(), 0);
+}
+
+#[tokio::test]
+async fn a_log_without_subscriptions_is_pruned_by_its_owner_alone() {
+    let roles = Roles::new().await;
+    roles.client("owner").await.batch_execute("update pillarbox.meta set leaf_size = 2").await.unwrap();
+    let store = PostgresStore::open(&roles.url("relay")).await.unwrap();
+    store.lay_leaves(None).await.unwrap();
+    roles.client("app").await.batch_execute(&format!("{0}; {0}; {0}", WAYS[0])).await.unwrap();
+    let keep = Some(std::time::Duration::ZERO);
+    let policy = pillarbox::PrunePolicy { keep, unreceived: true, ..Default::default() };
+    let error = pillarbox::Operator::prune(&store, &policy).await.unwrap_err().to_string();
+    assert!(error.contains("must be owner of schema pillarbox (owner, or a member of it)"), "{error}");
+    assert!(error.contains("run it as the role that owns the schema") && !error.contains("--print-roles"), "{error}");
+    assert_eq!(fixture::events(&store).await.len(), 3);
+    let noted = "select count(*) from pillarbox.meta where leaves_due is not null";
+    let noted: i64 = roles.client("owner").await.query_one(noted, &[]).await.unwrap().get(0);
+    assert_eq!(noted, 0, "that is no failure of retention");
+    // What relays do by themselves is not refused, it leaves such a log alone.
+    let by_itself = pillarbox::PrunePolicy { unreceived: false, ..policy };
+    assert_eq!(crate::retention::prune_all(&store, &by_itself).await.events, 0);
+    let store = PostgresStore::open(&roles.url("owner")).await.unwrap();
+    assert_eq!(crate::retention::prune_all(&store, &policy).await.events, 2);
 }
 
 #[tokio::test]

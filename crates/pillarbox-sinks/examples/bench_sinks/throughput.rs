@@ -107,6 +107,7 @@ pub(crate) fn events(count: usize) -> impl Iterator<Item = Event> {
             stream_version: None,
             deliver_at: None,
             created_at: Timestamp::now(),
+            malformed: None,
         }
     })
 }

@@ -187,6 +187,7 @@ fn events(positions: &[Position]) -> Vec<Arc<Event>> {
             stream_version: None,
             deliver_at: None,
             created_at: Timestamp(0),
+            malformed: None,
         })
     };
     positions.iter().map(event).collect()

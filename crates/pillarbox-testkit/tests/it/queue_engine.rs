@@ -39,6 +39,7 @@ fn event(position: Position, key: &str) -> Arc<Event> {
         stream_version: None,
         deliver_at: None,
         created_at: Timestamp(0),
+        malformed: None,
     })
 }
 

@@ -201,7 +201,8 @@ impl Engine {
             }
             Fault::Sink | Fault::Unclear => sub.breaker.suspect(now, item, failure),
         };
-        if charge == Charge::Event {
+        // What cannot be read says nothing of whoever made the others.
+        if charge == Charge::Event && item.event.malformed.is_none() {
             sub.flood_guard.note(item.key_id(), true);
         }
         if charge == Charge::Sink {
@@ -230,15 +231,18 @@ impl Engine {
         failure: &Failure,
         charge: Charge,
     ) -> Failed {
-        let Trial { attempts, since, .. } = trial;
+        let Trial { attempts, since, event, .. } = trial;
+        let malformed = event.is_some_and(|event| event.malformed.is_some());
         let noise = self.noise();
         let sub = &mut self.subscribers[index];
         let policy = &sub.definition.retry;
         let counts = charge == Charge::Event;
         let dead = counts && (failure.permanent || policy.is_dead(attempts, now.wall.since(since)));
-        let state = if dead && !sub.flood_guard.is_open() { State::Dead } else { State::Retrying };
+        let state = if dead && (malformed || !sub.flood_guard.is_open()) { State::Dead } else { State::Retrying };
         if state == State::Dead {
-            sub.flood_guard.note_dead(now.mono);
+            if !malformed {
+                sub.flood_guard.note_dead(now.mono);
+            }
             *self.figures.dead.entry(sub.name.clone()).or_default() += 1;
         }
         let alone = if let Charge::Nobody(wait) = charge { wait } else { Duration::ZERO };
@@ -321,11 +325,14 @@ impl Engine {
     }
 
     pub(super) fn dispatch(&mut self, now: Now, index: usize) {
-        let sub = &mut self.subscribers[index];
-        if sub.paused || self.expired {
+        if self.subscribers[index].paused || self.expired {
             return;
         }
-        while sub.dispatcher.has_idle_worker() && sub.dispatcher.has_ready() {
+        loop {
+            let sub = &mut self.subscribers[index];
+            if !sub.dispatcher.has_idle_worker() || !sub.dispatcher.has_ready() {
+                return;
+            }
             let breaker = &sub.breaker;
             let permit = breaker.permit(now);
             let batch = match permit {
@@ -340,6 +347,12 @@ impl Engine {
             sub.breaker.begin(permit, batch);
             sub.queue.iter_mut().for_each(|queue| queue.begin(batch, now));
             let items = sub.dispatcher.batch(batch);
+            // It is alone.
+            if let Some(what) = items.first().and_then(|item| item.event.malformed.as_deref()) {
+                let outcome = Outcome::Failed(Failure::unsendable("malformed", what));
+                self.delivered(now, (index, batch), vec![outcome]);
+                continue;
+            }
             let attempt = |item: &Item| Attempt {
                 event: item.event.clone(),
                 number: item.attempts + 1,
