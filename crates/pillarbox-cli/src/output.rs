@@ -5,10 +5,10 @@ use std::time::Duration;
 use anyhow::Result;
 use comfy_table::{Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pillarbox::{visible, visible_json};
 use serde::Serialize;
 
 use crate::exit::{OutputClosed, Stop};
-use crate::visible::{visible, visible_json};
 
 /// Standard output, which carries data alone, and the few things that are said to a person beside it.
 #[derive(Debug, Clone, Copy)]

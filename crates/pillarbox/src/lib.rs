@@ -57,6 +57,7 @@ mod subscription;
 pub mod testing;
 mod token;
 mod transact;
+mod visible;
 mod why;
 mod work;
 pub mod world;
@@ -104,4 +105,6 @@ pub use store::{
 pub use subscription::{Filter, LANES_MAX, Mode, OnDead, Start, Subscription};
 pub use token::ResumeToken;
 pub use transact::{Abort, ClaimPlace, Transact};
+#[doc(hidden)]
+pub use visible::{visible, visible_json};
 pub use why::{Cause, Why, why};
