@@ -4,6 +4,7 @@ use serde_json::json;
 use super::Scope;
 use crate::args::ConfigCommand;
 use crate::config::Config;
+use crate::database::NO_DATABASE;
 use crate::exit::{Exit, chain};
 use crate::sink;
 
@@ -45,8 +46,14 @@ fn say_sound(scope: &Scope, name: &str, config: &Config) -> Result<()> {
     let count = config.subscriptions.len();
     let plural = if count == 1 { "" } else { "s" };
     scope.output.line(format!("{name}: {count} subscription{plural}, no problems"))?;
-    if let Err(error) = scope.database() {
-        scope.output.line(format!("`pillarbox run` needs a database: {}", chain(&error)))?;
+    match scope.database().map_err(|error| chain(&error)) {
+        Ok(_) => {}
+        // It may be given where the relay starts: nothing is wrong with the file.
+        Err(error) if error == NO_DATABASE => scope.output.line(
+            "neither the file nor the environment names a database here; `pillarbox run` needs one, by --database URL, by DATABASE_URL \
+             or by `database = \"URL\"` in the file",
+        )?,
+        Err(error) => scope.output.line(format!("`pillarbox run` needs a database: {error}"))?,
     }
     if count == 0 {
         scope.output.line(

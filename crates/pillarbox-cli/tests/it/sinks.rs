@@ -282,6 +282,8 @@ fn doctor_asks_every_receiver(on: On) {
     let checks = place.json(&["doctor"]);
     let hook = checks.as_array().unwrap().iter().find(|check| check["name"] == "sink of 'hook'").unwrap();
     assert_eq!(hook["level"], "ok", "{checks}");
+    let finding = hook["finding"].as_str().unwrap();
+    assert!(finding.ends_with(": answers (501 to OPTIONS); whether it takes events is not known"), "{finding}");
     assert_eq!(receiver.bodies(), Vec::<String>::new(), "doctor delivers nothing");
 
     place.write(
