@@ -38,7 +38,7 @@ const IDLE_MAX: Duration = Duration::from_secs(4);
 /// How [`HttpSink`] sends.
 #[derive(Clone)]
 pub struct HttpConfig {
-    /// Where to. Places are allowed after the host only, and what fills them is escaped.
+    /// Where to. Placeholders are allowed after the host only, and what fills them is escaped.
     pub url: Template,
     /// Secrets of Standard Webhooks (`whsec_…`); each makes one signature, so that a receiver can change from one to the next.
     /// None: nothing is signed.

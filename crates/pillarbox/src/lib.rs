@@ -69,6 +69,8 @@ pub use breaker::{
     RETRY_AFTER_MAX,
 };
 pub use cloud_event::{BinaryEvent, CLOUD_EVENT_START, CloudEvents, EXTENSION_NAME_MAX, received_id};
+#[doc(hidden)]
+pub use counted::counted;
 pub use definition::{Definition, FORMER_FILTERS_MAX, FormerFilter, FormerFilters, PassedUnder};
 pub use dispatcher::BatchId;
 pub use engine::Now;

@@ -1,4 +1,5 @@
 use anyhow::Result;
+use pillarbox::counted;
 use serde_json::json;
 
 use super::Scope;
@@ -35,7 +36,7 @@ fn check(scope: &Scope) -> Result<Exit> {
         let name = file.as_deref().unwrap_or("no config file");
         match loaded.problems.len() {
             0 => say_sound(scope, name, &loaded.config)?,
-            count => scope.output.say(format!("{name}: {count} problem{}", if count == 1 { "" } else { "s" })),
+            count => scope.output.say(format!("{name}: {}", counted(count, "problem"))),
         }
     }
     Ok(if loaded.problems.is_empty() { Exit::Done } else { Exit::Failed })
@@ -44,8 +45,7 @@ fn check(scope: &Scope) -> Result<Exit> {
 /// A config without a problem may still be less than a relay needs, or than its user believes to have written.
 fn say_sound(scope: &Scope, name: &str, config: &Config) -> Result<()> {
     let count = config.subscriptions.len();
-    let plural = if count == 1 { "" } else { "s" };
-    scope.output.line(format!("{name}: {count} subscription{plural}, no problems"))?;
+    scope.output.line(format!("{name}: {}, no problems", counted(count, "subscription")))?;
     match scope.database().map_err(|error| chain(&error)) {
         Ok(_) => {}
         // It may be given where the relay starts: nothing is wrong with the file.

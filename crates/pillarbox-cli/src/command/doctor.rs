@@ -52,7 +52,7 @@ pub(super) async fn run(scope: &Scope) -> Result<Exit> {
     })
 }
 
-/// The subscriptions that wait for somebody since their receivers wanted nothing more.
+/// The subscriptions that wait for somebody since their receivers accept no more events.
 fn paused_by_receiver(status: &Status) -> Vec<(String, Problem)> {
     let is_meant = |problem: &Problem| problem.kind == ProblemKind::Paused && problem.level == Level::Failed;
     let found = problems(status, &HealthLimits::default()).into_iter().filter(is_meant);

@@ -332,7 +332,7 @@ async fn a_leaf_is_emptied_only_of_what_may_go() {
     let mut parked = write(lane, epoch, 2);
     parked.put = vec![delivery(2, "a", State::Retrying)];
     assert!(settle(&store, parked).await);
-    assert!(empty("received").await.unwrap_err().contains("1 events that deliveries still need"));
+    assert!(empty("received").await.unwrap_err().contains("events that deliveries still need: 1"));
     database.execute("delete from pillarbox.delivery; update pillarbox.meta set retention_keep_ms = 3600000").await;
     assert!(empty("received").await.unwrap_err().contains("younger"));
     database.execute("update pillarbox.meta set retention_keep_ms = 9223372036854775807").await;
