@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[arg(help_heading = GLOBAL, long, global = true)]
     pub(crate) json: bool,
 
-    /// Log more: every delivery (twice: every step of the relay)
+    /// Log more: every delivery (twice: every step of the relay). `why` tells which lane settled an event
     #[arg(help_heading = GLOBAL, short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 
@@ -436,7 +436,7 @@ pub(crate) struct PruneArgs {
     /// Only say what would be removed
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Also remove what nobody has received, from a log without subscriptions
+    /// Also remove what nobody has received, from a log without subscriptions, and drop what a `hold` that is over keeps no longer
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) yes: bool,
 }

@@ -2,11 +2,10 @@ use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
-use pillarbox::{Error, ErrorKind};
+use pillarbox::{Error, ErrorKind, visible, visible_json};
 use serde_json::json;
 
 use crate::secret::masked_arguments;
-use crate::visible::{visible, visible_json};
 
 /// How a command ends; the numbers are part of the contract with scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,8 +108,8 @@ fn say(code: &str, message: &str, json: bool) {
 pub(crate) fn refuse(error: &clap::Error) -> ! {
     let said = error.to_string();
     // A URL at the wrong place is repeated by the message, and may contain a password.
-    let arguments = std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned());
-    let shown = masked_arguments(&said, arguments);
+    let arguments = || std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned());
+    let shown = on_one_line_if_hostile(masked_arguments(&said, arguments()), arguments());
     if error.use_stderr() && std::env::args_os().any(|argument| argument == "--json") {
         let message = shown.trim_end();
         say("usage", message.strip_prefix("error: ").unwrap_or(message), true);
@@ -121,6 +120,16 @@ pub(crate) fn refuse(error: &clap::Error) -> ! {
     }
     let _ = io::Write::write_all(&mut io::stderr(), shown.as_bytes());
     std::process::exit(error.exit_code())
+}
+
+/// A message that repeats an argument which a terminal would act on is shown as one line without any of that: which of its line breaks are
+/// the message's own cannot be told.
+fn on_one_line_if_hostile(said: String, mut arguments: impl Iterator<Item = String>) -> String {
+    if arguments.any(|argument| visible(&argument) != argument) {
+        format!("{}\n", visible(said.trim_end()))
+    } else {
+        said
+    }
 }
 
 /// The exit code of a failure.

@@ -13,7 +13,7 @@ use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use pillarbox::{HealthLimits, Level, problems};
+use pillarbox::{HealthLimits, Level, problems, visible_json};
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -123,5 +123,6 @@ fn problem(title: &str, detail: &str) -> Response {
 /// A problem document of RFC 9457.
 fn document(status: StatusCode, title: &str, detail: &str) -> Response {
     let body = json!({ "type": "about:blank", "title": title, "status": status.as_u16(), "detail": detail });
-    (status, [(header::CONTENT_TYPE, "application/problem+json")], format!("{body}\n")).into_response()
+    let body = format!("{}\n", visible_json(&body.to_string()));
+    (status, [(header::CONTENT_TYPE, "application/problem+json")], body).into_response()
 }

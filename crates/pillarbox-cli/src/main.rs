@@ -15,7 +15,6 @@ mod patience;
 mod recorder;
 mod secret;
 mod sink;
-mod visible;
 
 use std::process::ExitCode;
 

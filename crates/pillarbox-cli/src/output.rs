@@ -1,14 +1,13 @@
-use std::fmt::Display;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pillarbox::{visible, visible_json};
 use serde::Serialize;
 
 use crate::exit::{OutputClosed, Stop};
-use crate::visible::{visible, visible_json};
 
 /// Standard output, which carries data alone, and the few things that are said to a person beside it.
 #[derive(Debug, Clone, Copy)]
@@ -168,15 +167,6 @@ pub(crate) fn dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// A count with its noun, like `1 event` and `2 events`.
-pub(crate) fn count<N: Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
-    match noun.strip_suffix('y') {
-        _ if number == N::from(1) => format!("1 {noun}"),
-        Some(stem) if !stem.ends_with(['a', 'e', 'o', 'u']) => format!("{number} {stem}ies"),
-        _ => format!("{number} {noun}s"),
-    }
-}
-
 /// A span of time in the two largest units that matter to a person.
 pub(crate) fn age(seconds: f64) -> String {
     let whole = seconds.max(0.0) as u64;
@@ -212,11 +202,6 @@ mod tests {
         assert_eq!(age(61.0), "61s");
         assert_eq!(age(3_661.0), "61m1s");
         assert_eq!(age(200_000.0), "2d7h");
-        assert_eq!(count(1u64, "delivery"), "1 delivery");
-        assert_eq!(
-            [count(0i64, "event"), count(2u64, "delivery"), count(2u64, "key")],
-            ["0 events", "2 deliveries", "2 keys"]
-        );
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");
     }

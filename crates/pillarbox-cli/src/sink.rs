@@ -14,7 +14,7 @@ mod stdout;
 use std::fmt;
 use std::sync::Arc;
 
-use pillarbox::{Error, Sink};
+use pillarbox::{Error, Failure, Sink};
 use pillarbox_sinks::{Chain, FileSink};
 use tokio::sync::Notify;
 
@@ -36,6 +36,30 @@ pub(crate) fn build(settings: &SinkSettings, source: &str, closed: &Arc<Notify>)
     panic::hide(&redactions);
     let sink = build_bare(settings, source, closed)?;
     Ok(if redactions.is_empty() { sink } else { Arc::new(Discreet::new(sink, redactions)) })
+}
+
+/// What a receiver has answered that was asked whether it would take events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It would.
+    Takes,
+    /// It is there, and has answered `OPTIONS` with this status; most answer that with anything.
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "only http receivers answer so"))]
+    Status(u16),
+}
+
+/// Asks the receiver whether it would take events; none is delivered.
+pub(crate) async fn ask(settings: &SinkSettings) -> Result<Result<Answer, Failure>, Refusal> {
+    #[cfg(feature = "http")]
+    if settings.kind.name == "http" {
+        let redactions = settings.redactions();
+        panic::hide(&redactions);
+        let sink = http::sink(settings, ANY_SOURCE.to_owned())?;
+        let redacted = |failure: Failure| Failure { message: redactions.apply(&failure.message), ..failure };
+        return Ok(sink.ask().await.map(Answer::Status).map_err(redacted));
+    }
+    let sink = build(settings, ANY_SOURCE, &Arc::new(Notify::new()))?;
+    Ok(sink.check().await.map(|()| Answer::Takes))
 }
 
 fn build_bare(settings: &SinkSettings, source: &str, closed: &Arc<Notify>) -> Built {

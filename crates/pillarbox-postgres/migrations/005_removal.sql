@@ -58,7 +58,7 @@ begin
              and not exists (select from @schema@.event_kept as k where k.position = d.position)', name
     ) into missing using first, last;
     if missing > 0 then
-        raise exception 'leaf % has % events that deliveries still need', name, missing
+        raise exception 'leaf % has events that deliveries still need: %', name, missing
             using errcode = 'object_not_in_prerequisite_state';
     end if;
     if removes <> 'everything' then

@@ -38,7 +38,7 @@ const IDLE_MAX: Duration = Duration::from_secs(4);
 /// How [`HttpSink`] sends.
 #[derive(Clone)]
 pub struct HttpConfig {
-    /// Where to. Places are allowed after the host only, and what fills them is escaped.
+    /// Where to. Placeholders are allowed after the host only, and what fills them is escaped.
     pub url: Template,
     /// Secrets of Standard Webhooks (`whsec_…`); each makes one signature, so that a receiver can change from one to the next.
     /// None: nothing is signed.
@@ -274,6 +274,24 @@ impl HttpSink {
         let _ = tokio::time::timeout(DRAIN_WAIT_MAX, all).await;
     }
 
+    /// Asks with `OPTIONS`, which delivers nothing: the status of the answer. A receiver that does not know it is fine; without a fixed
+    /// path, so is one that has nothing there. Whether it takes events only an event can tell.
+    pub async fn ask(&self) -> std::result::Result<u16, Failure> {
+        let url = self.target.base();
+        let request = self.client.request(Method::OPTIONS, url.clone()).headers(self.writer.configured.clone());
+        let response = request.send().await.map_err(|error| self.no_answer(error))?;
+        let (status, judged) = (response.status(), judge(url, response.status(), response.headers()));
+        self.drain(response).await;
+        let fine = match status {
+            StatusCode::NOT_IMPLEMENTED => true,
+            StatusCode::NOT_FOUND => !self.target.is_constant(),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED => false,
+            StatusCode::GONE => !self.target.is_constant(),
+            status => !status.is_server_error() && !status.is_redirection(),
+        };
+        if fine { Ok(status.as_u16()) } else { judged.map(|()| status.as_u16()) }
+    }
+
     fn no_answer(&self, error: reqwest::Error) -> Failure {
         no_answer(self.target.origin(), self.timeout, error)
     }
@@ -293,24 +311,9 @@ impl Sink for HttpSink {
         })
     }
 
-    /// Asks with `OPTIONS`, which delivers nothing. A receiver that does not know it is fine; without a fixed path, so is one
-    /// that has nothing there.
+    /// As [`ask`](HttpSink::ask).
     fn check(&self) -> BoxFuture<'_, std::result::Result<(), Failure>> {
-        Box::pin(async move {
-            let url = self.target.base();
-            let request = self.client.request(Method::OPTIONS, url.clone()).headers(self.writer.configured.clone());
-            let response = request.send().await.map_err(|error| self.no_answer(error))?;
-            let (status, judged) = (response.status(), judge(url, response.status(), response.headers()));
-            self.drain(response).await;
-            let fine = match status {
-                StatusCode::NOT_IMPLEMENTED => true,
-                StatusCode::NOT_FOUND => !self.target.is_constant(),
-                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED => false,
-                StatusCode::GONE => !self.target.is_constant(),
-                status => !status.is_server_error() && !status.is_redirection(),
-            };
-            if fine { Ok(()) } else { judged }
-        })
+        Box::pin(async move { self.ask().await.map(drop) })
     }
 }
 

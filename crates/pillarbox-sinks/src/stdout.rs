@@ -1,11 +1,14 @@
 use std::io::{self, ErrorKind, Write};
 use std::time::Duration;
 
-use pillarbox::{Batch, BoxFuture, CloudEvents, Failure, Outcome, Sink, SinkFeatures};
+use pillarbox::{Batch, BoxFuture, CloudEvents, Failure, Outcome, Sink, SinkFeatures, visible_json};
 
 use crate::lines::{Cancelled, deliver_whole, lines_of};
 
 /// Writes CloudEvents to the standard output, one JSON object a line, one write a batch.
+///
+/// What a terminal would act on (control characters, separators of lines, controls of direction) is written as a JSON escape: the value
+/// is the same.
 ///
 /// A reader that has gone is a failure of the sink with the kind `broken_pipe`: a command that only prints may end then.
 #[derive(Debug, Clone)]
@@ -30,10 +33,21 @@ impl Sink for Stdout {
 
     fn deliver(&self, batch: Batch) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(async move {
-            let lines = lines_of(&self.format, &batch);
+            let lines = visible_lines(lines_of(&self.format, &batch));
             deliver_whole(&batch, move |cancelled| write(&lines, cancelled)).await
         })
     }
+}
+
+/// The lines without anything that a terminal acts on.
+fn visible_lines(lines: Vec<u8>) -> Vec<u8> {
+    let text = String::from_utf8(lines).expect("events are text");
+    let mut out = String::with_capacity(text.len());
+    for line in text.lines() {
+        out.push_str(&visible_json(line));
+        out.push('\n');
+    }
+    out.into_bytes()
 }
 
 fn write(lines: &[u8], cancelled: &Cancelled) -> Result<(), Failure> {
@@ -100,6 +114,14 @@ mod tests {
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn a_terminal_acts_on_nothing_and_the_values_are_the_same() {
+        let values = ["plain", "\u{9b}2J\u{7f}\u{202e}\u{2028}ü"];
+        let lines: String = values.iter().map(|value| format!("{{\t\"key\": \"{value}\"}}\n")).collect();
+        let shown = String::from_utf8(visible_lines(lines.into_bytes())).unwrap();
+        assert_eq!(shown, "{ \"key\": \"plain\"}\n{ \"key\": \"\\u009b2J\\u007f\\u202e\\u2028ü\"}\n");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use pillarbox::{Error, ErrorKind, Event, Failure, Result};
 /// The longest name that a template makes, in bytes.
 pub const TEMPLATE_BYTES_MAX: usize = 4096;
 
-/// The name of a destination with places for what an event says: `{topic}`, `{type}`, `{key}`, `{header.NAME}`.
+/// The name of a destination with placeholders for what an event says: `{topic}`, `{type}`, `{key}`, `{header.NAME}`.
 ///
 /// `{key|none}` is `none` for an event without a key. Without such a fallback the event is refused for good: it would go somewhere
 /// that nobody meant. `{{` and `}}` are braces.
@@ -73,7 +73,7 @@ impl Template {
         &self.text
     }
 
-    /// The text before the first place.
+    /// The text before the first placeholder.
     pub fn literal_start(&self) -> &str {
         match self.parts.first() {
             Some(Part::Text(text)) => text,
@@ -81,7 +81,7 @@ impl Template {
         }
     }
 
-    /// What an event would make of it that fills every place with `x`, and one that fills those without a fallback alone.
+    /// What an event would make of it that fills every placeholder with `x`, and one that fills those without a fallback alone.
     pub fn samples(&self) -> [String; 2] {
         let filled = |fall_back: bool| {
             let part = |part: &Part| match part {

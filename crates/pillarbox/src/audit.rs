@@ -1,7 +1,8 @@
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::{Books, Error, ErrorKind, Event, FormerFilters, KeyHash, LaneBook, Position, Result, lane_of, received_id};
+use crate::world::unknown_subscription;
+use crate::{Books, Event, FormerFilters, KeyHash, LaneBook, Position, Result, lane_of, received_id};
 
 /// How many missing events are listed by name for each subscription; all are counted.
 pub const MISSING_LISTED_MAX: usize = 1000;
@@ -141,9 +142,7 @@ impl Auditor {
     fn index(&self, subscription: &str) -> Result<usize> {
         let index = self.subscriptions.iter().position(|(audit, _)| audit.subscription == subscription);
         index.ok_or_else(|| {
-            let names: Vec<&str> = self.subscriptions.iter().map(|(audit, _)| audit.subscription.as_str()).collect();
-            let message = format!("there is no subscription '{subscription}'; there are: {}", names.join(", "));
-            Error::new(ErrorKind::NotFound, message)
+            unknown_subscription(subscription, self.subscriptions.iter().map(|(audit, _)| audit.subscription.as_str()))
         })
     }
 

@@ -2,8 +2,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::counted::counted;
-use crate::{BreakerReport, InstanceStatus, Level, Mode, PausedBy, Status, SubscriptionStatus, Timestamp};
+use crate::{BreakerReport, InstanceStatus, Level, Mode, PausedBy, Status, SubscriptionStatus, Timestamp, counted};
 
 /// When something that does not move is a problem.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -57,7 +56,7 @@ pub struct Problem {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ProblemKind {
-    /// An operator paused it, which is not unhealthy; or its receiver wants nothing more, which is.
+    /// An operator paused it, which is not unhealthy; or its receiver accepts no more events, which is.
     Paused,
     /// No living instance runs it.
     Orphaned,
@@ -142,7 +141,7 @@ impl Judge<'_> {
         }
         let dead = self.subscription.dead;
         if dead > self.limits.dead_max {
-            let message = format!("{dead} events are dead");
+            let message = format!("{} {} dead", counted(dead, "event"), if dead == 1 { "is" } else { "are" });
             self.say(
                 ProblemKind::Dead,
                 Level::Failed,
@@ -379,6 +378,16 @@ mod tests {
     fn nothing_to_do_is_healthy() {
         check(|_| {}, &[]);
         check(|it| it.report.delivered_at = None, &[]);
+    }
+
+    #[test]
+    fn one_dead_event_is_told_in_the_singular() {
+        let told = |dead| {
+            let mut status = healthy();
+            status.subscriptions[0].dead = dead;
+            problems(&status, &HealthLimits::default()).remove(0).message
+        };
+        assert_eq!([told(1), told(2)], ["1 event is dead", "2 events are dead"]);
     }
 
     #[test]

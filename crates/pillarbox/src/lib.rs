@@ -57,6 +57,7 @@ mod subscription;
 pub mod testing;
 mod token;
 mod transact;
+mod visible;
 mod why;
 mod work;
 pub mod world;
@@ -68,6 +69,8 @@ pub use breaker::{
     RETRY_AFTER_MAX,
 };
 pub use cloud_event::{BinaryEvent, CLOUD_EVENT_START, CloudEvents, EXTENSION_NAME_MAX, received_id};
+#[doc(hidden)]
+pub use counted::counted;
 pub use definition::{Definition, FORMER_FILTERS_MAX, FormerFilter, FormerFilters, PassedUnder};
 pub use dispatcher::BatchId;
 pub use engine::Now;
@@ -104,4 +107,6 @@ pub use store::{
 pub use subscription::{Filter, LANES_MAX, Mode, OnDead, Start, Subscription};
 pub use token::ResumeToken;
 pub use transact::{Abort, ClaimPlace, Transact};
+#[doc(hidden)]
+pub use visible::{visible, visible_json};
 pub use why::{Cause, Why, why};

@@ -428,7 +428,7 @@ impl Change {
 pub enum PausedBy {
     /// Somebody who knows about it.
     Operator,
-    /// The receiver, which said that it wants nothing more ([`Failure::pause`](crate::Failure::pause)): unhealthy until somebody resumes
+    /// The receiver, which said that it accepts no more events ([`Failure::pause`](crate::Failure::pause)): unhealthy until somebody resumes
     /// the subscription, or pauses it too.
     Receiver,
 }
@@ -551,6 +551,8 @@ pub struct Pruned {
     pub kept: u64,
     /// Dead deliveries removed.
     pub dead: u64,
+    /// Events that were dropped for a subscription which had not received them, since its `hold` was over; each once a subscription.
+    pub undelivered: u64,
     /// Deduplication keys removed.
     pub dedup: u64,
     /// Entries of inboxes removed.

@@ -13,13 +13,13 @@ pub struct RetryPolicy {
     pub cap: Duration,
     /// Adds up to a tenth of the wait, so that retries of many events spread. Off: exact waits.
     pub jitter: bool,
-    /// An event younger than this (since its first failure) is not dead yet, however often it failed: it is tried on, beyond
+    /// An event younger than this (since its first failure) is not dead yet, however often it failed: it continues to be retried, beyond
     /// `max_attempts`. See [`RetryPolicy::attempts`].
     pub min_dead_age: Duration,
 }
 
 impl RetryPolicy {
-    /// For functions and projections: 8 attempts, 1 s doubling up to 5 min.
+    /// For functions: 8 attempts, 1 s doubling up to 5 min.
     pub const fn handler() -> Self {
         RetryPolicy {
             max_attempts: 8,

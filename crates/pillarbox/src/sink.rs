@@ -116,7 +116,7 @@ pub struct Failure {
     pub retry_after: Option<Duration>,
     /// Nothing was sent. An event's failure then says nothing of the receiver; a sink's (it could not be reached) says nothing of the event.
     pub unsent: bool,
-    /// The receiver wants nothing more: the subscription is paused, with this failure as the reason, until somebody resumes it.
+    /// The receiver accepts no more events: the subscription is paused, with this failure as the reason, until somebody resumes it.
     pub pause: bool,
     /// A short constant name for counters, like `timeout`.
     pub kind: &'static str,

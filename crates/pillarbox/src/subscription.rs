@@ -97,7 +97,7 @@ impl Subscription {
             ));
         }
         if self.mode == Mode::Stream && self.heartbeat_timeout.is_some() {
-            return invalid("heartbeat_timeout is for queues; say mode = \"queue\", or use processing_timeout".into());
+            return invalid("heartbeat_timeout is for queues; set mode = \"queue\", or use processing_timeout".into());
         }
         let lone_star = |pattern: &String| pattern.find('*').is_some_and(|at| at + 1 != pattern.len());
         if let Some(pattern) = self.filter.topics.iter().chain(&self.filter.types).find(|pattern| lone_star(pattern)) {

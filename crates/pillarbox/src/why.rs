@@ -1,9 +1,8 @@
 use serde::Serialize;
 
-use crate::counted::counted;
 use crate::{
     ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Mode, PassedUnder, PausedBy, RetryPolicy, State, Status,
-    SubscriptionStatus, Timestamp,
+    SubscriptionStatus, Timestamp, counted,
 };
 
 /// Why an event was or was not delivered to one subscription.
@@ -17,6 +16,8 @@ pub struct Why {
     pub message: String,
     /// What to do about it, if anything can be done.
     pub advice: Option<String>,
+    /// More for those who look into the engine: which lane settled it, in which epoch.
+    pub detail: Option<String>,
 }
 
 /// The causes that [`why`] knows.
@@ -36,7 +37,7 @@ pub enum Cause {
     RetryAt,
     /// The sink is considered down.
     SinkDown,
-    /// An operator paused the subscription, or its receiver wants nothing more.
+    /// An operator paused the subscription, or its receiver accepts no more events.
     Paused,
     /// Most of the last keys failed; a bad deploy is suspected.
     FloodGuard,
@@ -122,7 +123,8 @@ pub fn why(record: &EventRecord, fate: &Fate, status: &Status) -> Why {
         subscription: status.subscriptions.iter().find(|subscription| subscription.name == fate.subscription),
     };
     let (cause, message, advice) = facts.conclude();
-    Why { subscription: fate.subscription.clone(), cause, message, advice }
+    let detail = (cause == Cause::Delivered).then(|| facts.settled_by());
+    Why { subscription: fate.subscription.clone(), cause, message, advice, detail }
 }
 
 struct Facts<'a> {
@@ -194,7 +196,7 @@ impl Facts<'_> {
         }
         if fate.settled {
             let unknown = fate.passed_under.as_ref().filter(|former| former.filter.is_none());
-            return unknown.map_or_else(|| (Cause::Delivered, self.settled_by(), None), not_recorded);
+            return unknown.map_or_else(|| (Cause::Delivered, self.delivered(), None), not_recorded);
         }
         if let Some(due_at) = self.event.deliver_at.filter(|due_at| *due_at > self.now) {
             return self.paused().unwrap_or_else(|| delayed(due_at));
@@ -224,7 +226,7 @@ impl Facts<'_> {
 
     fn dead(&self, delivery: &DeliveryRecord) -> Conclusion {
         let message =
-            format!("it was given up after {}{}", counted(delivery.attempts.into(), "attempt"), last_error(delivery));
+            format!("it was given up after {}{}", counted(delivery.attempts, "attempt"), last_error(delivery));
         let (name, id) = (&self.fate.subscription, self.event.id);
         let advice = format!("pillarbox requeue --subscription {name} --event {id}, or `skip` with a reason");
         (Cause::Dead, message, Some(advice))
@@ -319,7 +321,7 @@ impl Facts<'_> {
         let retry = self.subscription.map_or(RetryPolicy::sink(), |subscription| subscription.retry);
         let (max, dead_at) = (retry.max_attempts, delivery.since.plus(retry.min_dead_age));
         let message = if attempts >= max && dead_at > self.now {
-            let all = counted(max.into(), "attempt");
+            let all = counted(max, "attempt");
             let verb = if max == 1 { "is" } else { "are" };
             format!(
                 "{max} of {all} {verb} used up; not dead before {dead_at} because of min_dead_age; next try at {due_at}{error}"
@@ -350,14 +352,22 @@ impl Facts<'_> {
         self.fate.owner.map(|(owner, _)| by(owner)).unwrap_or_default()
     }
 
+    /// The lane had passed it by then; a retry comes later and leaves no record.
+    fn delivered(&self) -> String {
+        match &self.fate.settled_by {
+            Some(by) => format!("it was delivered at about {} (later, if it was retried)", by.before),
+            None => "it was delivered, at a time that is not recorded any more".to_owned(),
+        }
+    }
+
     fn settled_by(&self) -> String {
         let lane = self.fate.lane;
         match &self.fate.settled_by {
-            Some(by) => format!(
-                "it was delivered: settled by lane {lane} in epoch {} between {} and {}, or by a later retry",
-                by.epoch, by.after, by.before
-            ),
-            None => format!("it was delivered: settled by lane {lane}, at a time that is not recorded any more"),
+            Some(by) => {
+                let (epoch, after, before) = (by.epoch, by.after, by.before);
+                format!("settled by lane {lane} in epoch {epoch} between {after} and {before}, or by a later retry")
+            }
+            None => format!("settled by lane {lane}"),
         }
     }
 
@@ -510,8 +520,15 @@ mod tests {
     fn delivered() {
         let by = SettledBy { epoch: 9, after: Timestamp(0), before: NOW };
         let settled = Fate { settled: true, settled_by: Some(by), ..fate() };
-        check(&settled, &status(), Cause::Delivered, &["lane 3", "epoch 9", "1970-01-01T00:00:00.000Z", "00:16:40"]);
+        check(&settled, &status(), Cause::Delivered, &["it was delivered at about 1970-01-01T00:16:40.000Z"]);
+        let Why { message, detail, .. } = why(&record(), &settled, &status());
+        assert!(!message.contains("lane") && !message.contains("epoch"), "{message}");
+        let detail = detail.unwrap();
+        for part in ["lane 3", "epoch 9", "1970-01-01T00:00:00.000Z", "00:16:40"] {
+            assert!(detail.contains(part), "'{part}' is not in '{detail}'");
+        }
         check(&Fate { settled_by: None, ..settled }, &status(), Cause::Delivered, &["not recorded"]);
+        assert_eq!(why(&record(), &fate(), &status()).detail, None);
     }
 
     #[test]

@@ -2,10 +2,12 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use uuid::Uuid;
+
 use crate::{
     Changed, Cursor, Epoch, Error, ErrorKind, Filter, InstanceId, InstanceStatus, KeyHash, Mode, OnDead, Pause,
     Position, RecoveredCount, Report, Result, RetryPolicy, State, SubscriptionId, SubscriptionReport,
-    SubscriptionStatus, Timestamp, lane_of,
+    SubscriptionStatus, Timestamp, counted, lane_of,
 };
 
 /// What operators' commands look at, in one snapshot.
@@ -91,12 +93,8 @@ pub struct Figures {
 impl World {
     /// The subscription of this name.
     pub fn subscription(&self, name: &str) -> Result<&SubscriptionRow> {
-        self.subscriptions.iter().find(|subscription| subscription.name == name).ok_or_else(|| {
-            let names: Vec<_> = self.subscriptions.iter().map(|subscription| subscription.name.as_str()).collect();
-            let known =
-                if names.is_empty() { "none exist yet".into() } else { format!("there are: {}", names.join(", ")) };
-            Error::new(ErrorKind::NotFound, format!("no subscription is named '{name}'; {known}"))
-        })
+        let found = self.subscriptions.iter().find(|subscription| subscription.name == name);
+        found.ok_or_else(|| unknown_subscription(name, self.subscriptions.iter().map(|one| one.name.as_str())))
     }
 
     /// Whether a living instance can run the subscription.
@@ -206,7 +204,58 @@ impl World {
     }
 }
 
+/// No subscription has this name, only those have theirs.
+pub fn unknown_subscription<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Error {
+    let names: Vec<&str> = names.into_iter().collect();
+    let known = if names.is_empty() { "none exist yet".into() } else { format!("there are: {}", names.join(", ")) };
+    Error::new(ErrorKind::NotFound, format!("no subscription is named '{name}'; {known}"))
+}
+
+/// What is told when so many claims were taken from their owners by an operator.
+pub fn tell_recovered(count: u64) -> Changed {
+    let message = match count {
+        0 => "nothing to recover: no matching deliveries are in progress".to_owned(),
+        1 => "1 delivery was taken from the instance that worked on it; it counts as an attempt".to_owned(),
+        _ => format!("{count} deliveries were taken from the instances that worked on them; each counts as an attempt"),
+    };
+    Changed { count, events: Vec::new(), message }
+}
+
 impl SubscriptionRow {
+    /// What is told when deliveries of these events are due again.
+    pub fn tell_requeued(&self, events: Vec<Uuid>) -> Changed {
+        let (name, count) = (&self.name, events.len() as u64);
+        let message = match count {
+            0 => format!("nothing to requeue: '{name}' has no dead delivery of that kind"),
+            1 => format!("1 delivery of '{name}' is due now, with attempts back to 0"),
+            _ => format!("{count} deliveries of '{name}' are due now, with attempts back to 0"),
+        };
+        Changed { count, events, message }
+    }
+
+    /// What is told when events of a key above a position are delivered again. `note`: what else there is to say of that position.
+    pub fn tell_replayed(&self, events: Vec<Uuid>, key: &str, above: Position, note: &str) -> Changed {
+        let count = events.len() as u64;
+        let replayed = counted(count, "event");
+        let message = format!("'{}' replays {replayed} of key '{key}' above position {above}{note}", self.name);
+        Changed { count, events, message }
+    }
+
+    /// What is told when it was deleted with so many deliveries.
+    pub fn tell_deleted(&self, deliveries: u64) -> Changed {
+        let message = format!("'{}' is deleted, with {}", self.name, counted(deliveries, "delivery"));
+        Changed { count: 1, events: Vec::new(), message }
+    }
+
+    /// What is told when it has this number of lanes now, among which so many deliveries were shared out.
+    pub fn tell_relaned(&self, lanes: u32, deliveries: u64) -> Changed {
+        let (name, had) = (&self.name, self.lanes.len());
+        let (now, moved) = (counted(lanes, "lane"), counted(deliveries, "delivery"));
+        let message =
+            format!("'{name}' has {now} (it had {had}), {moved} moved; resume it with `pillarbox resume {name}`");
+        Changed { count: u64::from(lanes), events: Vec::new(), message }
+    }
+
     /// What is told when this subscription is paused, or with None resumed.
     pub fn tell_paused(&self, pause: Option<&Pause>) -> Changed {
         let state = if pause.is_some() { "paused" } else { "running" };
@@ -258,5 +307,48 @@ impl Figures {
         self.log_pending += 1;
         let since = deliver_at.map_or(created_at, |at| at.max(created_at));
         self.oldest = Some(self.oldest.map_or(since, |oldest| oldest.min(since)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(lanes: u32) -> SubscriptionRow {
+        let lane = |lane| LaneRow { lane, cursor: Cursor::default(), owner: None, epoch: 1, revision: 1 };
+        SubscriptionRow {
+            id: SubscriptionId(1),
+            name: "s".to_owned(),
+            filter: Filter::default(),
+            definition: 1,
+            mode: Mode::Stream,
+            on_dead: OnDead::Block,
+            hold: None,
+            retry: RetryPolicy::sink(),
+            pause: None,
+            lanes: (0..lanes).map(lane).collect(),
+        }
+    }
+
+    #[test]
+    fn one_is_told_in_the_singular() {
+        let (row, id) = (row(1), Uuid::nil());
+        assert_eq!(row.tell_requeued(vec![id]).message, "1 delivery of 's' is due now, with attempts back to 0");
+        assert!(row.tell_requeued(vec![id; 2]).message.starts_with("2 deliveries of 's' are due now"));
+        assert!(row.tell_requeued(Vec::new()).message.starts_with("nothing to requeue"));
+        let replayed = row.tell_replayed(vec![id], "k", 4, " (note)");
+        assert_eq!(replayed.message, "'s' replays 1 event of key 'k' above position 4 (note)");
+        assert_eq!(row.tell_deleted(1).message, "'s' is deleted, with 1 delivery");
+        assert!(row.tell_relaned(1, 1).message.starts_with("'s' has 1 lane (it had 1), 1 delivery moved; "));
+        assert!(row.tell_relaned(4, 2).message.starts_with("'s' has 4 lanes (it had 1), 2 deliveries moved; "));
+        assert!(tell_recovered(1).message.starts_with("1 delivery was taken from the instance "));
+        assert!(tell_recovered(2).message.starts_with("2 deliveries were taken from the instances "));
+    }
+
+    #[test]
+    fn whoever_names_no_subscription_is_told_which_there_are() {
+        let told = |names: &[&str]| unknown_subscription("x", names.iter().copied()).to_string();
+        assert_eq!(told(&["a", "b"]), "no subscription is named 'x'; there are: a, b");
+        assert_eq!(told(&[]), "no subscription is named 'x'; none exist yet");
     }
 }

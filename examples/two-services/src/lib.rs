@@ -20,3 +20,8 @@ pub use shop::{Sender, Shop};
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/guides/exactly-once.md")]
 struct Guide;
+
+/// The example of the first guide on PostgreSQL, compiled with the doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guides/getting-started.md")]
+struct FirstGuide;

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use pillarbox::{
-    Audit, Auditor, Books, Filter, Operator, PollRequest, Position, ScanRequest, Store, SubscriptionAudit,
+    Audit, Auditor, Books, Filter, Operator, PollRequest, Position, ScanRequest, Store, SubscriptionAudit, counted,
 };
 
 use super::Scope;
 use crate::args::AuditArgs;
 use crate::exit::{Exit, Stop};
 use crate::log::Log;
-use crate::output::{Output, Style, count};
+use crate::output::{Output, Style};
 
 /// How many positions are read at once.
 const PAGE_POSITIONS: usize = 5_000;
@@ -39,7 +39,7 @@ pub(super) async fn run(scope: &Scope, args: &AuditArgs) -> Result<Exit> {
         scope.output.say(format!(
             "{} of --received {} no readable id; write one event a line, as its id (a uuid) alone or as the \
              CloudEvents object (with \"id\") that the sinks file and stdout write",
-            count(unreadable, "line"),
+            counted(unreadable, "line"),
             if unreadable == 1 { "has" } else { "have" }
         ));
     }
@@ -59,8 +59,11 @@ fn auditor(books: Books, args: &AuditArgs) -> Result<Auditor> {
         (None, None) => None,
         (None, Some(_)) if names.len() == 1 => names.pop(),
         (None, Some(_)) => {
-            let names = names.join(", ");
-            return Err(Stop::usage(format!("say by --subscription whose receiver --received is; there are: {names}")));
+            let known = match names.is_empty() {
+                true => "no subscription exists yet".to_owned(),
+                false => format!("there are: {}", names.join(", ")),
+            };
+            return Err(Stop::usage(format!("name by --subscription whose receiver --received is; {known}")));
         }
     };
     let mut auditor = Auditor::new(books).range(args.from.unwrap_or(1), args.to.unwrap_or(Position::MAX));
@@ -139,14 +142,17 @@ fn print(output: &Output, audit: &Audit, received: bool) -> Result<()> {
         }
         if one.passed_unwanted > 0 {
             output.line(format!(
-                "{}: {} events that its filter wants now were passed under one that did not; `why` says which, `rewind` delivers them",
-                one.subscription, one.passed_unwanted
+                "{}: {} that its filter wants now {} passed under one that did not; `why` says which, `rewind` delivers them",
+                one.subscription,
+                counted(one.passed_unwanted, "event"),
+                if one.passed_unwanted == 1 { "was" } else { "were" }
             ))?;
         }
         if one.not_recorded > 0 {
             output.line(format!(
-                "{}: of {} events nobody knows whether they were wanted: the filter of then is not recorded any more",
-                one.subscription, one.not_recorded
+                "{}: of {} nobody knows whether the filter of then wanted them: it is not recorded any more",
+                one.subscription,
+                counted(one.not_recorded, "event")
             ))?;
         }
     }

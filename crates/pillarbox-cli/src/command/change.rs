@@ -1,6 +1,6 @@
 use anyhow::Result;
 use pillarbox::{
-    Change, Changed, InstanceId, Operator, PausedBy, Position, Selection, Start, Status, SubscriptionStatus,
+    Change, Changed, InstanceId, Operator, PausedBy, Position, Selection, Start, Status, SubscriptionStatus, counted,
 };
 use serde_json::json;
 
@@ -8,7 +8,6 @@ use super::Scope;
 use crate::args::{ConfirmArgs, NameArgs, PauseArgs, RecoverArgs, RequeueArgs, RewindArgs, SkipArgs};
 use crate::config::format_duration;
 use crate::exit::Exit;
-use crate::output::count;
 
 /// The limit of a requeue that names none.
 const REQUEUE_LIMIT: usize = u32::MAX as usize;
@@ -139,7 +138,7 @@ fn print(scope: &Scope, changed: &Changed, dry_run: bool) -> Result<Exit> {
 /// What a change would do, told before it is done: a [`Changed`] tells what was done.
 fn would(change: &Change, changed: &Changed, status: &Status) -> String {
     let number = changed.count;
-    let deliveries = count(number, "delivery");
+    let deliveries = counted(number, "delivery");
     let one = |name: &str| status.subscriptions.iter().find(|subscription| subscription.name == name);
     match change {
         Change::Requeue { .. } | Change::Recover { .. } if number == 0 => {
@@ -167,7 +166,7 @@ fn would(change: &Change, changed: &Changed, status: &Status) -> String {
         Change::Resume(name) => format!("would let '{name}' go on"),
         Change::Rewind { subscription, to, key } => {
             let what = match key {
-                Some(key) => format!("{} of key '{key}'", count(number, "event")),
+                Some(key) => format!("{} of key '{key}'", counted(number, "event")),
                 None => "the events".to_owned(),
             };
             let (place, note) = (place(to), note(&changed.message));
@@ -179,7 +178,7 @@ fn would(change: &Change, changed: &Changed, status: &Status) -> String {
             let (waiting, deliveries): (u64, u64) = one(name).map_or((0, 0), |one| {
                 (one.pending + one.processing, one.delayed + one.retrying + one.blocked + one.dead)
             });
-            let (waiting, deliveries) = (count(waiting, "event"), count(deliveries, "delivery"));
+            let (waiting, deliveries) = (counted(waiting, "event"), counted(deliveries, "delivery"));
             format!(
                 "would delete '{name}' with its position in the log and {deliveries}; {waiting} that it has not received yet \
                  would never be delivered to it"
@@ -210,8 +209,7 @@ fn replayed_at_most(message: &str, horizon: Position) -> String {
     let Ok(above) = digits.parse::<Position>() else { return String::new() };
     match horizon - above {
         ..=0 => format!("; the log ends at position {horizon}, so there is none"),
-        1 => format!("; the log ends at position {horizon}, so it is 1 event at most"),
-        count => format!("; the log ends at position {horizon}, so these are {count} events at most"),
+        count => format!("; the log ends at position {horizon}, so that is {} at most", counted(count, "event")),
     }
 }
 

@@ -1,9 +1,11 @@
 use anyhow::Result;
+use pillarbox::counted;
 use serde_json::json;
 
 use super::Scope;
 use crate::args::ConfigCommand;
 use crate::config::Config;
+use crate::database::NO_DATABASE;
 use crate::exit::{Exit, chain};
 use crate::sink;
 
@@ -34,7 +36,7 @@ fn check(scope: &Scope) -> Result<Exit> {
         let name = file.as_deref().unwrap_or("no config file");
         match loaded.problems.len() {
             0 => say_sound(scope, name, &loaded.config)?,
-            count => scope.output.say(format!("{name}: {count} problem{}", if count == 1 { "" } else { "s" })),
+            count => scope.output.say(format!("{name}: {}", counted(count, "problem"))),
         }
     }
     Ok(if loaded.problems.is_empty() { Exit::Done } else { Exit::Failed })
@@ -43,10 +45,15 @@ fn check(scope: &Scope) -> Result<Exit> {
 /// A config without a problem may still be less than a relay needs, or than its user believes to have written.
 fn say_sound(scope: &Scope, name: &str, config: &Config) -> Result<()> {
     let count = config.subscriptions.len();
-    let plural = if count == 1 { "" } else { "s" };
-    scope.output.line(format!("{name}: {count} subscription{plural}, no problems"))?;
-    if let Err(error) = scope.database() {
-        scope.output.line(format!("`pillarbox run` needs a database: {}", chain(&error)))?;
+    scope.output.line(format!("{name}: {}, no problems", counted(count, "subscription")))?;
+    match scope.database().map_err(|error| chain(&error)) {
+        Ok(_) => {}
+        // It may be given where the relay starts: nothing is wrong with the file.
+        Err(error) if error == NO_DATABASE => scope.output.line(
+            "neither the file nor the environment names a database here; `pillarbox run` needs one, by --database URL, by DATABASE_URL \
+             or by `database = \"URL\"` in the file",
+        )?,
+        Err(error) => scope.output.line(format!("`pillarbox run` needs a database: {error}"))?,
     }
     if count == 0 {
         scope.output.line(

@@ -2,15 +2,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use pillarbox::{Check, HealthLimits, Level, Operator, Problem, ProblemKind, Sink, Status, problems};
-use tokio::sync::{Notify, Semaphore};
+use pillarbox::{Check, Failure, HealthLimits, Level, Operator, Problem, ProblemKind, Status, problems};
+use tokio::sync::Semaphore;
 use tokio::task::JoinError;
 
 use super::Scope;
 use crate::config::{Config, Loaded, SinkSettings};
 use crate::exit::{Exit, chain};
 use crate::output::{Output, Style};
-use crate::sink::{self, ANY_SOURCE};
+use crate::sink::{self, Answer};
 
 /// How long a receiver may take to answer. Whoever runs this is waiting.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ pub(super) async fn run(scope: &Scope) -> Result<Exit> {
     })
 }
 
-/// The subscriptions that wait for somebody since their receivers wanted nothing more.
+/// The subscriptions that wait for somebody since their receivers accept no more events.
 fn paused_by_receiver(status: &Status) -> Vec<(String, Problem)> {
     let is_meant = |problem: &Problem| problem.kind == ProblemKind::Paused && problem.level == Level::Failed;
     let found = problems(status, &HealthLimits::default()).into_iter().filter(is_meant);
@@ -132,8 +132,17 @@ async fn ask_receivers(output: &Output, config: &Config) -> Vec<Check> {
 
 /// None: the sink cannot be built, which is a problem of the config and said there.
 async fn ask(settings: &SinkSettings) -> Option<Check> {
-    let sink = sink::build(settings, ANY_SOURCE, &Arc::new(Notify::new())).ok()?;
-    Some(ask_sink(sink.as_ref(), &place_of(settings)).await)
+    let place = place_of(settings);
+    let answer = tokio::time::timeout(ANSWER_TIME_MAX, sink::ask(settings)).await;
+    Some(match answer {
+        Ok(answer) => judge(&place, answer.ok()?),
+        Err(_) => failed(
+            &place,
+            &format!("no answer within {} s", ANSWER_TIME_MAX.as_secs()),
+            "see whether the address is right and whether a firewall drops the packets, then run `pillarbox doctor` again; \
+             until then its events wait, and no attempt is counted",
+        ),
+    })
 }
 
 /// Where a sink delivers to, with its kind.
@@ -141,29 +150,22 @@ fn place_of(settings: &SinkSettings) -> String {
     format!("{} {}", settings.kind.name, settings.destination()).trim_end().to_owned()
 }
 
-async fn ask_sink(sink: &dyn Sink, place: &str) -> Check {
-    match tokio::time::timeout(ANSWER_TIME_MAX, sink.check()).await {
-        Ok(Ok(())) => {
-            // An http receiver is asked by OPTIONS, which most answer with anything: that says where it is, not what it takes.
-            let finding = match place.starts_with("http ") {
-                true => "answers; whether it takes events is known with the first one",
-                false => "takes events",
-            };
-            Check { name: String::new(), level: Level::Ok, finding: format!("{place}: {finding}"), fix: None }
+fn judge(place: &str, answer: Result<Answer, Failure>) -> Check {
+    let finding = match answer {
+        Ok(Answer::Takes) => "takes events".to_owned(),
+        Ok(Answer::Status(status)) => {
+            format!("answers ({status} to OPTIONS); whether it takes events is not known")
         }
-        Ok(Err(failure)) => failed(
-            place,
-            &failure.message,
-            "make it reachable or change the sink, then run `pillarbox doctor` again; until then its events wait, and no \
-             attempt is counted",
-        ),
-        Err(_) => failed(
-            place,
-            &format!("no answer within {} s", ANSWER_TIME_MAX.as_secs()),
-            "see whether the address is right and whether a firewall drops the packets, then run `pillarbox doctor` again; \
-             until then its events wait, and no attempt is counted",
-        ),
-    }
+        Err(failure) => {
+            return failed(
+                place,
+                &failure.message,
+                "make it reachable or change the sink, then run `pillarbox doctor` again; until then its events wait, and no \
+                 attempt is counted",
+            );
+        }
+    };
+    Check { name: String::new(), level: Level::Ok, finding: format!("{place}: {finding}"), fix: None }
 }
 
 /// A receiver that could not be asked is not one that is well. What a panic says may contain anything, and is not repeated.
@@ -185,26 +187,7 @@ fn failed(place: &str, message: &str, fix: &str) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use pillarbox::{Batch, BoxFuture, Failure, Outcome, SinkFeatures};
-
     use super::*;
-
-    /// Cannot be asked.
-    struct Broken;
-
-    impl Sink for Broken {
-        fn features(&self) -> SinkFeatures {
-            SinkFeatures::default()
-        }
-
-        fn deliver(&self, _: Batch) -> BoxFuture<'_, Vec<Outcome>> {
-            Box::pin(async { Vec::new() })
-        }
-
-        fn check(&self) -> BoxFuture<'_, Result<(), Failure>> {
-            Box::pin(async { panic!("canary") })
-        }
-    }
 
     #[test]
     fn a_receiver_that_paused_its_subscription_needs_a_resume() {
@@ -226,7 +209,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_sink_that_panics_is_a_finding() {
-        let answer = tokio::spawn(async { Some(ask_sink(&Broken, "http https://h/…").await) }).await;
+        let answer = tokio::spawn(async { panic!("canary") }).await;
         let check = unless_panicked("http https://h/…", answer).unwrap();
         assert_eq!(check.level, Level::Failed);
         assert_eq!(check.finding, "http https://h/…: the sink panicked when it was asked");

@@ -1,12 +1,11 @@
 use anyhow::{Context, Result};
-use pillarbox::{Check, Error, ErrorKind, Level, Operator, SubscriptionStatus};
+use pillarbox::{Check, Error, ErrorKind, Level, Operator, SubscriptionStatus, counted};
 use serde_json::json;
 
 use super::Scope;
 use crate::args::{MigrateArgs, Switch};
 use crate::database::{Database, Declaration};
 use crate::exit::{Exit, Stop};
-use crate::output::count;
 
 /// Creates or upgrades the schema, or declares what a copied database is.
 pub(super) async fn run(scope: &Scope, args: &MigrateArgs) -> Result<Exit> {
@@ -97,9 +96,9 @@ async fn refuse_at_home(database: &Database) -> Result<()> {
         "{} is no copy but the log itself: --fresh would give up {} and {} (delayed, retrying, blocked or dead), and none of the \
          {} in it would ever be delivered to a new subscription; pass --fresh --yes to do so",
         database.url(),
-        count(undelivered, "undelivered event"),
-        count(deliveries, "delivery"),
-        count(events, "event")
+        counted(undelivered, "undelivered event"),
+        counted(deliveries, "delivery"),
+        counted(events, "event")
     )))
 }
 

@@ -37,6 +37,8 @@ use crate::output::Output;
 pub(crate) struct Scope {
     /// How to print.
     pub(crate) output: Output,
+    /// Whether what concerns the inside of the engine is printed too.
+    pub(crate) verbose: bool,
     database: Option<String>,
     config: Option<PathBuf>,
 }
@@ -77,7 +79,7 @@ impl Scope {
 /// Carries out the command.
 pub(crate) async fn run(args: Args) -> Result<Exit> {
     let output = Output::new(args.json, args.quiet);
-    let scope = Scope { output, database: args.database, config: args.config };
+    let scope = Scope { output, verbose: args.verbose > 0, database: args.database, config: args.config };
     match args.command {
         Command::Demo(args) => demo::run(&scope, &args).await,
         Command::DemoRelay { directory } => demo::relay::run(&scope, &directory).await,

@@ -1,20 +1,20 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use pillarbox::{ErrorKind, Operator, PrunePolicy, Pruned, Status};
+use pillarbox::{ErrorKind, Operator, PrunePolicy, Pruned, Status, counted};
 use serde_json::json;
 
 use super::Scope;
 use crate::args::PruneArgs;
 use crate::exit::{Exit, Stop};
 use crate::log::Log;
-use crate::output::{Output, count};
+use crate::output::Output;
 
 /// How often a spinner turns.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Applies retention now, in slices. It is what every relay does by itself, so that nothing is asked; but for events that nobody has
-/// received, which no relay removes.
+/// Applies retention now, in slices. It is what every relay does by itself, so that nothing is asked; but for events of a log without
+/// subscriptions, which no relay removes, and for what a subscription has not received and its `hold` keeps no longer.
 pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
     let store = scope.open().await?;
     let mut policy = scope.prune_policy()?;
@@ -25,12 +25,8 @@ pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
     if args.dry_run {
         return say_would(scope, &status, &would().await?, &policy);
     }
-    let events = if unreceived && !args.yes { would().await?.events } else { 0 };
-    if events > 0 {
-        return Err(Stop::usage(format!(
-            "prune would remove {} that nobody has received, since the log has no subscription; say --yes to do it",
-            count(events, "event")
-        )));
+    if !args.yes {
+        refuse_undelivered(&would().await?, unreceived)?;
     }
     // Without the word, nothing of it goes: not what has become old since it was counted either.
     policy.unreceived = unreceived && args.yes;
@@ -40,11 +36,32 @@ pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
         pruned.events += more.events;
         pruned.kept += more.kept;
         pruned.dead += more.dead;
+        pruned.undelivered += more.undelivered;
         pruned.dedup += more.dedup;
         pruned.inbox += more.inbox;
         pruned.held_by = more.held_by;
     }
     print(scope, &pruned)
+}
+
+/// Refuses what nobody, or a subscription, has not received.
+fn refuse_undelivered(would: &Pruned, unreceived: bool) -> Result<()> {
+    let what = match would {
+        Pruned { events: 1.., .. } if unreceived => {
+            format!(
+                "remove {} that nobody has received, since the log has no subscription",
+                counted(would.events, "event")
+            )
+        }
+        Pruned { undelivered: 1.., .. } => format!("drop {}", dropped(would.undelivered)),
+        _ => return Ok(()),
+    };
+    Err(Stop::usage(format!("prune would {what}; pass --yes to do it")))
+}
+
+/// What holds that are over drop.
+fn dropped(undelivered: u64) -> String {
+    format!("{} by `hold`, for subscriptions that have not received them", counted(undelivered, "undelivered event"))
 }
 
 /// What relays leave alone because publishers would wait for too long: the table in use ends here, if it is due, and can be
@@ -72,6 +89,7 @@ async fn all_slices(store: &Log, policy: &PrunePolicy, output: &Output) -> Resul
         total.events += slice.events;
         total.kept += slice.kept;
         total.dead += slice.dead;
+        total.undelivered += slice.undelivered;
         total.dedup += slice.dedup;
         total.inbox += slice.inbox;
         total.held_by = slice.held_by;
@@ -89,11 +107,14 @@ fn print(scope: &Scope, pruned: &Pruned) -> Result<Exit> {
         return Ok(Exit::Done);
     }
     let removed = [(pruned.dead, "dead delivery"), (pruned.dedup, "deduplication key"), (pruned.inbox, "inbox entry")];
-    let others: Vec<String> = removed.iter().map(|(number, noun)| count(*number, noun)).collect();
-    let (events, kept) = (count(pruned.events, "event"), pruned.kept);
+    let others: Vec<String> = removed.iter().map(|(number, noun)| counted(*number, noun)).collect();
+    let (events, kept) = (counted(pruned.events, "event"), pruned.kept);
     scope
         .output
         .line(format!("removed {events} ({kept} copied for deliveries that need them), {}", others.join(", ")))?;
+    if pruned.undelivered > 0 {
+        scope.output.line(format!("dropped {}; see `pillarbox status`", dropped(pruned.undelivered)))?;
+    }
     if let Some(name) = &pruned.held_by {
         scope.output.say(format!("subscription '{name}' holds the rest back; see `pillarbox status`"));
     }
@@ -114,6 +135,7 @@ fn say_would(scope: &Scope, status: &Status, would: &Pruned, policy: &PrunePolic
         "dry_run": true,
         "events": would.events,
         "dead": would.dead,
+        "undelivered": would.undelivered,
         "unreceived": status.subscriptions.is_empty(),
         "held_by": would.held_by,
         "floor": lowest_floor(status),
@@ -123,7 +145,7 @@ fn say_would(scope: &Scope, status: &Status, would: &Pruned, policy: &PrunePolic
 }
 
 fn describe(status: &Status, would: &Pruned, policy: &PrunePolicy) -> String {
-    let (events, dead) = (count(would.events, "event"), count(would.dead, "dead delivery"));
+    let (events, dead) = (counted(would.events, "event"), counted(would.dead, "dead delivery"));
     let mut message = match policy.keep {
         None => format!("would remove no events, since retention.keep is \"forever\", and {dead}"),
         Some(keep) => format!(
@@ -134,7 +156,10 @@ fn describe(status: &Status, would: &Pruned, policy: &PrunePolicy) -> String {
         ),
     };
     if status.subscriptions.is_empty() && would.events > 0 {
-        message += "; nobody has received these events, since the log has no subscription: prune wants --yes for that";
+        message += "; nobody has received these events, since the log has no subscription: prune needs --yes for that";
+    }
+    if would.undelivered > 0 {
+        message += &format!("; would drop {}: prune needs --yes for that", dropped(would.undelivered));
     }
     if let Some(name) = &would.held_by {
         message += &format!("; subscription '{name}' holds the rest back");

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 
 use anyhow::{Context, Result};
-use pillarbox::{NewEvent, Timestamp};
+use pillarbox::{NewEvent, Timestamp, counted};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -13,7 +13,6 @@ use super::Scope;
 use crate::args::PublishArgs;
 use crate::database::Outlet;
 use crate::exit::{Exit, OutputClosed, Stop};
-use crate::output::count;
 
 /// How many lines are published in one transaction.
 const BATCH_LINES: usize = 1_000;
@@ -59,7 +58,7 @@ fn with_payload(event: NewEvent, args: &PublishArgs) -> Result<NewEvent> {
         Some(content_type) => Ok(event.bytes(bytes, content_type)),
         None => json_text(&bytes).map(|text| event.json_text(text)).map_err(|message| {
             Stop::usage(format!(
-                "the payload is {message}; quote it as JSON, or say --content-type (for example text/plain) to send \
+                "the payload is {message}; quote it as JSON, or pass --content-type (for example text/plain) to send \
                  the bytes as they are"
             ))
         }),
@@ -152,7 +151,7 @@ fn line_event(args: &PublishArgs, line: &[u8], payload_bytes_max: usize) -> Resu
 
 fn stopped(published: u64, number: u64, message: &str) -> String {
     let were = if published == 1 { "was" } else { "were" };
-    format!("stopped at line {number}: {message}; {} {were} published", count(published, "event"))
+    format!("stopped at line {number}: {message}; {} {were} published", counted(published, "event"))
 }
 
 fn print(scope: &Scope, ids: &[Uuid]) -> Result<()> {

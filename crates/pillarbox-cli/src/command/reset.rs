@@ -1,18 +1,17 @@
 use anyhow::Result;
-use pillarbox::{Error, Operator};
+use pillarbox::{Error, Operator, counted};
 use serde_json::json;
 
 use super::Scope;
 use crate::args::ConfirmArgs;
 use crate::exit::{Exit, Stop};
-use crate::output::count;
 
 /// Empties everything. Never asks: a script says `--yes`, and a person who has to type it has thought about it.
 pub(super) async fn run(scope: &Scope, args: &ConfirmArgs) -> Result<Exit> {
     let database = scope.database()?;
     let store = database.open().await?;
     let events = store.status().await?.log.events;
-    let message = format!("{}: {}, with all cursors and deliveries", database.url(), count(events, "event"));
+    let message = format!("{}: {}, with all cursors and deliveries", database.url(), counted(events, "event"));
     if !args.yes && !args.dry_run {
         return Err(Stop::usage(format!("reset would empty {message}; pass --yes to do it")));
     }

@@ -1,5 +1,7 @@
 use anyhow::Result;
-use pillarbox::{ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Operator, Payload, State, Status, Why, why};
+use pillarbox::{
+    ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Operator, Payload, State, Status, Why, counted, why,
+};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -7,7 +9,7 @@ use uuid::Uuid;
 use super::Scope;
 use crate::args::ShowArgs;
 use crate::exit::{Exit, Stop};
-use crate::output::{Output, Style, count, dash};
+use crate::output::{Output, Style, dash};
 
 /// Shows one event with its deliveries and attempts.
 pub(super) async fn run(scope: &Scope, args: &ShowArgs) -> Result<Exit> {
@@ -89,7 +91,8 @@ fn fate_json(fate: &Fate, why: &Why) -> Result<Value> {
 
 /// What `why --json` says of one subscription.
 pub(super) fn why_json(why: &Why) -> Value {
-    json!({ "subscription": why.subscription, "cause": why.cause.name(), "message": why.message, "advice": why.advice })
+    let Why { subscription, cause, message, advice, detail } = why;
+    json!({ "subscription": subscription, "cause": cause.name(), "message": message, "advice": advice, "detail": detail })
 }
 
 fn print(output: &Output, record: &EventRecord, status: &Status) -> Result<()> {
@@ -116,6 +119,9 @@ fn print(output: &Output, record: &EventRecord, status: &Status) -> Result<()> {
         let why = why(record, fate, status);
         output.line("")?;
         output.styled(Style::Bold, &fate.subscription, &format!(": {}", why.message))?;
+        if let Some(detail) = &why.detail {
+            output.line(format!("  {detail}"))?;
+        }
         if let Some(delivery) = &fate.delivery {
             print_delivery(output, delivery)?;
         }
@@ -127,7 +133,7 @@ fn print(output: &Output, record: &EventRecord, status: &Status) -> Result<()> {
 pub(super) fn print_delivery(output: &Output, delivery: &DeliveryRecord) -> Result<()> {
     let DeliveryRecord { state, attempts, due_at, since, .. } = delivery;
     let due = if *state == State::Dead { String::new() } else { format!("due {due_at}, ") };
-    let attempts = count(*attempts, "attempt");
+    let attempts = counted(*attempts, "attempt");
     output.line(format!("  {}, {attempts}, {due}waits since {since}", state.name()))?;
     if let Some(claim) = &delivery.claim {
         output.line(format!("  {}", owner(claim)))?;

@@ -1,7 +1,7 @@
 use anyhow::Result;
 use pillarbox::{
-    HealthLimits, InstanceStatus, Level, LogStatus, Mode, Operator, Problem, Status, SubscriptionStatus, is_unhealthy,
-    problems,
+    HealthLimits, InstanceStatus, Level, LogStatus, Mode, Operator, Problem, Status, SubscriptionStatus, counted,
+    is_unhealthy, problems,
 };
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use super::Scope;
 use super::subscription::condition;
 use crate::args::StatusArgs;
 use crate::exit::{Exit, Stop};
-use crate::output::{Output, Style, age, bytes, count};
+use crate::output::{Output, Style, age, bytes};
 
 /// What `status --json` prints: the status with what is wrong, whether that is unhealthy, and each subscription's condition.
 fn status_json(status: &Status, problems: &[Problem]) -> Result<Value> {
@@ -49,7 +49,7 @@ pub(crate) fn sentence(problem: &Problem) -> String {
 
 fn print(output: &Output, status: &Status, problems: &[Problem]) -> Result<()> {
     let LogStatus { log_id, incarnation, log_start, horizon, events, .. } = &status.log;
-    let (events, size) = (count(*events, "event"), bytes(status.log.bytes));
+    let (events, size) = (counted(*events, "event"), bytes(status.log.bytes));
     let positions = match horizon < log_start {
         true => format!("no positions in use (the next one is {log_start})"),
         false => format!("positions {log_start} to {horizon}"),
@@ -74,8 +74,9 @@ fn print(output: &Output, status: &Status, problems: &[Problem]) -> Result<()> {
         "OLDEST",
         "LAG",
         "OWNERS",
+        "DEFINITION",
     ];
-    output.table(&headings, status.subscriptions.iter().map(subscription).collect())?;
+    output.table(&headings, status.subscriptions.iter().map(|one| subscription(one, status)).collect())?;
     output.line("")?;
     print_queues(output, status)?;
     if status.instances.is_empty() {
@@ -148,7 +149,17 @@ fn queue(one: &SubscriptionStatus, status: &Status) -> Vec<String> {
     ]
 }
 
-fn subscription(one: &SubscriptionStatus) -> Vec<String> {
+/// The number of a subscription's definition, and that of each relay which runs another one.
+fn definition(one: &SubscriptionStatus, status: &Status) -> String {
+    let other = |instance: &InstanceStatus| {
+        let runs = instance.report.subscriptions.get(&one.name).filter(|_| instance.alive)?.definition;
+        (runs > 0 && runs != one.definition).then(|| format!("instance {}: {runs}", instance.id.0))
+    };
+    let others: Vec<String> = status.instances.iter().filter_map(other).collect();
+    if others.is_empty() { one.definition.to_string() } else { format!("{} ({})", one.definition, others.join(", ")) }
+}
+
+fn subscription(one: &SubscriptionStatus, status: &Status) -> Vec<String> {
     let owners: Vec<String> = one.owners.iter().map(|owner| owner.0.to_string()).collect();
     vec![
         one.name.clone(),
@@ -162,6 +173,7 @@ fn subscription(one: &SubscriptionStatus) -> Vec<String> {
         one.oldest_age_seconds.map_or_else(|| "-".to_owned(), age),
         one.lag.to_string(),
         if owners.is_empty() { "-".to_owned() } else { owners.join(",") },
+        definition(one, status),
     ]
 }
 

@@ -1,11 +1,12 @@
 use anyhow::Result;
+use pillarbox::world::unknown_subscription;
 use pillarbox::{Fate, Why, why};
 use serde_json::{Value, json};
 
 use super::Scope;
 use super::show::{find, print_delivery, why_json};
 use crate::args::WhyArgs;
-use crate::exit::{Exit, Stop};
+use crate::exit::Exit;
 use crate::output::Style;
 
 /// Says for each subscription why an event has or has not been delivered.
@@ -19,10 +20,9 @@ pub(super) async fn run(scope: &Scope, args: &WhyArgs) -> Result<Exit> {
         .map(|fate| (fate, why(&record, fate, &status)))
         .collect();
     if let (Some(name), true) = (&args.subscription, answers.is_empty()) {
-        return Err(Stop::with(
-            Exit::Failed,
-            format!("there is no subscription '{name}'; see `pillarbox subscription list`"),
-        ));
+        return Err(
+            unknown_subscription(name, record.subscriptions.iter().map(|fate| fate.subscription.as_str())).into()
+        );
     }
     if scope.output.json {
         let subscriptions: Vec<Value> =
@@ -37,8 +37,9 @@ pub(super) async fn run(scope: &Scope, args: &WhyArgs) -> Result<Exit> {
     for (fate, answer) in &answers {
         let rest = format!(": {}: {}", answer.cause.name(), answer.message);
         scope.output.styled(Style::Bold, &answer.subscription, &rest)?;
-        if let Some(advice) = &answer.advice {
-            scope.output.line(format!("  {advice}"))?;
+        let detail = answer.detail.as_ref().filter(|_| scope.verbose);
+        for more in [&answer.advice, &detail.cloned()].into_iter().flatten() {
+            scope.output.line(format!("  {more}"))?;
         }
         if let Some(delivery) = &fate.delivery {
             print_delivery(&scope.output, delivery)?;

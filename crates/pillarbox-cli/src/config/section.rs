@@ -293,7 +293,7 @@ impl<'p> Section<'p> {
 }
 
 /// Whether a table is `{ env = "NAME" }` or `{ file = "PATH" }`.
-fn is_reference(entries: &BTreeMap<String, Node>) -> bool {
+pub(super) fn is_reference(entries: &BTreeMap<String, Node>) -> bool {
     let mut names = entries.iter();
     matches!((names.next(), names.next()), (Some((name, Node { value: Value::Text(_), .. })), None) if name == "env" || name == "file")
 }

@@ -196,10 +196,10 @@ fn needed(kind: &SinkKind, key: &Key, example: &str) -> String {
 fn read_key(section: &mut Section<'_>, key: &Key, depth: usize) -> Option<Setting> {
     let name = key.name;
     Some(match key.shape {
-        Shape::Text => Setting::Text(section.text(name).filter(|text| is_filled(section, name, text))?),
+        Shape::Text => Setting::Text(section.text(name).filter(|text| is_filled(section, key, text))?),
         Shape::Texts => {
             let texts = section.texts(name)?;
-            Setting::Texts(texts.into_iter().filter(|text| is_filled(section, name, text)).collect())
+            Setting::Texts(texts.into_iter().filter(|text| is_filled(section, key, text)).collect())
         }
         Shape::Word(words) => {
             let words: Vec<(&str, &'static str)> = words.iter().map(|word| (*word, *word)).collect();
@@ -220,9 +220,13 @@ fn read_key(section: &mut Section<'_>, key: &Key, depth: usize) -> Option<Settin
     })
 }
 
-fn is_filled(section: &Section<'_>, key: &str, text: &Text) -> bool {
+fn is_filled(section: &Section<'_>, key: &Key, text: &Text) -> bool {
     if text.value.is_empty() {
-        section.problem_of(key, "is empty; give it a value or leave it out");
+        let problem = match key.example {
+            Some(example) => format!("must not be empty; for example {} = \"{example}\"", key.name),
+            None => "is empty; give it a value or leave it out".to_owned(),
+        };
+        section.problem_of(key.name, problem);
     }
     !text.value.is_empty()
 }

@@ -200,7 +200,7 @@ fn times_that_no_delivery_could_keep_to_are_refused_with_what_to_do() {
         (queue("heartbeat_timeout = \"0s\"\n"), ["heartbeat_timeout: 0", "like \"30s\", or leave it out"]),
         (
             queue("heartbeat_timeout = \"30s\"\n").replace("queue", "stream"),
-            ["heartbeat_timeout is for queues", "say mode = \"queue\""],
+            ["heartbeat_timeout is for queues", "set mode = \"queue\""],
         ),
         ("[recovery]\ncheck_interval = \"0s\"\n".to_owned(), ["recovery.check_interval: \"0ms\"", "enabled = false"]),
         ("[recovery]\nprofile = \"conservativ\"\n".to_owned(), ["recovery.profile", "did you mean \"conservative\"?"]),

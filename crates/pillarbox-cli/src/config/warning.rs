@@ -1,8 +1,10 @@
+use std::collections::BTreeMap;
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::problem::Problems;
-use super::section::Section;
+use super::section::{Section, is_reference};
 use super::tree::{self, Node, Origin, Value};
 use super::{Config, tree::PREFIX};
 use crate::secret::masked;
@@ -10,45 +12,88 @@ use crate::secret::masked;
 /// A key whose name contains one of these has a secret as its value.
 const SECRET_KEYS: [&str; 4] = ["secret", "password", "token", "authorization"];
 
+/// The bit of a file's mode by which everybody can read it.
+const READABLE_BY_ALL: u32 = 0o004;
+
 /// What Pillarbox's own variables begin with that are no settings, as well as those that are.
 const OWN_PREFIX: &str = "PILLARBOX_";
 
 /// What is not wrong, and most likely not meant.
 pub(super) fn warnings(file: Option<&Path>, text: &str, variables: impl Iterator<Item = String>) -> Vec<String> {
-    file.and_then(|file| readable_secret(file, text)).into_iter().chain(misspelt(variables)).collect()
+    let mut warnings = file.map(|file| readable_secrets(file, text)).unwrap_or_default();
+    warnings.extend(misspelt(variables));
+    warnings
 }
 
-/// A secret that stands in the file itself, if everybody on this host can read it.
-fn readable_secret(file: &Path, text: &str) -> Option<String> {
-    let mode = std::fs::metadata(file).ok()?.permissions().mode();
-    if mode & 0o004 == 0 {
-        return None;
-    }
-    let root = tree::parse(text, &Problems::default());
-    let line = first_secret("", &root)?;
-    let file = file.display();
-    Some(format!(
-        "everybody on this host can read {file}, and line {line} holds a secret; write {{ env = \"NAME\" }} or {{ file = \"PATH\" }} \
-         there, or run `chmod o-r {file}`"
-    ))
+/// Secrets that everybody on this host can read: in the config itself, and in the files that it names for them.
+fn readable_secrets(file: &Path, text: &str) -> Vec<String> {
+    let mut secrets = Secrets::default();
+    secrets.collect("", &tree::parse(text, &Problems::default()));
+    let own = secrets.written.filter(|_| is_readable_by_all(file)).map(|line| {
+        let file = file.display();
+        format!(
+            "everybody on this host can read {file}, and line {line} holds a secret; write {{ env = \"NAME\" }} or \
+             {{ file = \"PATH\" }} there, or run `chmod o-r {file}`"
+        )
+    });
+    let named = secrets.files.iter().map(|(file, line)| {
+        format!(
+            "everybody on this host can read {file}, in which line {line} looks for a secret; run `chmod o-r {file}`, or mount it \
+             with such a mode"
+        )
+    });
+    own.into_iter().chain(named).collect()
 }
 
-/// The line of the first secret that is written out, below this key.
-fn first_secret(key: &str, node: &Node) -> Option<usize> {
-    let named = SECRET_KEYS.iter().any(|word| key.to_lowercase().contains(word));
-    match &node.value {
-        Value::Text(text) if !text.is_empty() && (named || masked(text) != *text) => match node.origin {
+fn is_readable_by_all(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|metadata| metadata.permissions().mode() & READABLE_BY_ALL != 0)
+}
+
+/// Where a config has its secrets.
+#[derive(Default)]
+struct Secrets {
+    /// The first line with one that is written out.
+    written: Option<usize>,
+    /// The files with secrets that everybody can read, with the first line that names each.
+    files: BTreeMap<String, usize>,
+}
+
+impl Secrets {
+    /// Looks at everything below this key.
+    fn collect(&mut self, key: &str, node: &Node) {
+        let line = match node.origin {
             Origin::Line(line) => Some(line),
             _ => None,
-        },
-        Value::List(items) => items.iter().find_map(|item| first_secret(key, item)),
-        // `{ env = "NAME" }` and `{ file = "PATH" }` name where a secret is; an inner name like `tokens.name` is no secret.
-        Value::Table(entries) => {
-            let inner = entries.iter().filter(|(name, _)| !["env", "file"].contains(&name.as_str()));
-            inner.filter_map(|(name, node)| first_secret(name, node)).min()
+        };
+        match &node.value {
+            Value::Text(text) if is_secret(key, text) => {
+                self.written = self.written.into_iter().chain(line).min();
+            }
+            Value::List(items) => items.iter().for_each(|item| self.collect(key, item)),
+            Value::Table(entries) if is_reference(entries) => {
+                if let (Some(Value::Text(file)), Some(line)) = (entries.get("file").map(|node| &node.value), line) {
+                    self.collect_file(key, file, line);
+                }
+            }
+            // An inner name like `tokens.name` is no secret.
+            Value::Table(entries) => entries.iter().for_each(|(name, node)| self.collect(name, node)),
+            _ => {}
         }
-        _ => None,
     }
+
+    fn collect_file(&mut self, key: &str, file: &str, line: usize) {
+        let holds_secret = || fs::read_to_string(file).is_ok_and(|text| is_secret(key, text.trim_end()));
+        if is_readable_by_all(Path::new(file)) && holds_secret() {
+            let known = self.files.entry(file.to_owned()).or_insert(line);
+            *known = line.min(*known);
+        }
+    }
+}
+
+/// Whether a text at this key has something to hide.
+fn is_secret(key: &str, text: &str) -> bool {
+    let named = SECRET_KEYS.iter().any(|word| key.to_lowercase().contains(word));
+    !text.is_empty() && (named || masked(text) != text)
 }
 
 /// Variables that look like a setting and are none, since it takes two underscores.
@@ -104,10 +149,39 @@ mod tests {
         for text in [
             "database = \"postgres://u@h/d\"".to_owned(),
             "database = { env = \"SECRET\" }".to_owned(),
-            sink("url = \"https://h\", secret = { file = \"/run/secrets/x\" }"),
+            sink("url = \"https://h\", secret = { file = \"/none/secrets/x\" }"),
         ] {
             assert!(found(&text, 0o644).is_empty(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_secret_in_a_named_file_that_everybody_can_read_is_told_with_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let (config, named) = (folder.path().join("pillarbox.toml"), folder.path().join("named"));
+        let found = |setting: &str, content: &str, mode| {
+            let text = setting.replace("NAMED", named.to_str().unwrap());
+            std::fs::write(&config, &text).unwrap();
+            std::fs::write(&named, content).unwrap();
+            std::fs::set_permissions(&named, std::fs::Permissions::from_mode(mode)).unwrap();
+            warnings(Some(&config), &text, std::iter::empty())
+        };
+        let secret = "[[subscription]]\nsink = { kind = \"http\", secret = { file = \"NAMED\" } }\n";
+        let headers = "[[subscription]]\nsink.headers.Authorization = { file = \"NAMED\" }\n";
+        let several = "[[subscription]]\nsink = { secrets = [{ file = \"NAMED\" }, { file = \"NAMED\" }] }\n";
+        let database = "\ndatabase = { file = \"NAMED\" }\n";
+        for (setting, content) in [
+            (secret, "whsec_canary\n"),
+            (headers, "canary"),
+            (several, "canary"),
+            (database, "postgres://u:canary@h/d\n"),
+        ] {
+            let said = found(setting, content, 0o644);
+            assert!(said.len() == 1 && said[0].contains("line 2") && said[0].contains("chmod o-r"), "{said:?}");
+            assert!(!said[0].contains("canary"), "{said:?}");
+            assert!(found(setting, content, 0o640).is_empty(), "{setting}");
+        }
+        assert!(found(database, "postgres://u@h/d\n", 0o644).is_empty(), "there is no password in it");
     }
 
     #[test]

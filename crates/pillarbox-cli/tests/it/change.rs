@@ -89,12 +89,12 @@ fn a_rewind_says_where_the_log_ends(on: On) {
     place.ok(&["run", "--until-idle"]);
     let dry = |to: &str| place.ok(&["rewind", "out", "--to", to, "--dry-run"]);
     for (to, end) in [
-        ("start", "; the log ends at position 5, so these are 5 events at most"),
-        ("2", "; the log ends at position 5, so these are 3 events at most"),
-        ("4", "; the log ends at position 5, so it is 1 event at most"),
+        ("start", "; the log ends at position 5, so that is 5 events at most"),
+        ("2", "; the log ends at position 5, so that is 3 events at most"),
+        ("4", "; the log ends at position 5, so that is 1 event at most"),
         ("5", "; the log ends at position 5, so there is none"),
         ("99", "; the log ends at position 5, so there is none"),
-        ("2020-01-01T00:00:00Z", "; the log ends at position 5, so these are 5 events at most"),
+        ("2020-01-01T00:00:00Z", "; the log ends at position 5, so that is 5 events at most"),
     ] {
         assert!(dry(to).trim_end().ends_with(end), "{to}: {}", dry(to));
     }
@@ -104,6 +104,21 @@ fn a_rewind_says_where_the_log_ends(on: On) {
     assert!(!text.contains("the log ends"), "{text}");
     place.ok(&["run", "--until-idle"]);
     assert_eq!(place.lines("out.ndjson").len(), 5, "nothing was replayed");
+}
+
+fn one_is_told_in_the_singular(on: On) {
+    let place = Place::with_file_sink(on);
+    let id = place.publish(&["--key", "k", "--delay", "1h"]);
+    place.ok(&["run", "--until-idle"]);
+    kill_deliveries(&place);
+    assert!(place.ok(&["status"]).contains("subscription 'out': 1 event is dead"));
+    let text = place.ok(&["requeue", "--subscription", "out", "--event", &id]);
+    assert!(text.starts_with("1 delivery of 'out' is due now"), "{text}");
+    place.ok(&["run", "--until-idle"]);
+    let text = place.ok(&["rewind", "out", "--to", "start", "--key", "k", "--yes"]);
+    assert!(text.starts_with("'out' replays 1 event of key 'k'"), "{text}");
+    let text = place.ok(&["subscription", "delete", "out", "--yes"]);
+    assert!(text.starts_with("'out' is deleted, with 1 delivery\n"), "{text}");
 }
 
 fn dead_events_are_listed_requeued_and_skipped(on: On) {
@@ -185,11 +200,9 @@ fn prune_removes_what_everybody_has_passed() {
     assert_eq!(place.json(&["status"])["log"]["events"], 1);
 }
 
-fn prune_wants_to_be_told_to_remove_what_nobody_has_received(on: On) {
-    let place = Place::new(on);
-    (0..3).for_each(|_| drop(place.publish(&[])));
-    assert_eq!(place.json(&["prune"])["events"], 0, "what is young stays, and nothing has to be told");
-    let age = match on {
+/// All events were published ten days ago.
+fn make_old(place: &Place, on: On) {
+    place.sql().execute(match on {
         On::Sqlite => {
             "drop trigger pillarbox_event_is_never_changed; update pillarbox_event set created_at = created_at - 864000000"
         }
@@ -197,8 +210,36 @@ fn prune_wants_to_be_told_to_remove_what_nobody_has_received(on: On) {
             "alter table pillarbox_event disable trigger is_never_changed; \
              update pillarbox_event set created_at = created_at - interval '10 days'"
         }
-    };
-    place.sql().execute(age);
+    });
+}
+
+fn prune_needs_to_be_told_to_drop_what_a_hold_keeps_no_longer(on: On) {
+    let place = Place::new(on);
+    let sink = "sink = { kind = \"file\", path = \"out.ndjson\" }";
+    let held = format!("[[subscription]]\nname = \"held\"\nhold = \"9d\"\ntopics = [\"orders\"]\n{sink}\n");
+    place.write("pillarbox.toml", &held);
+    place.ok(&["run", "--until-idle"]);
+    (0..2).for_each(|_| drop(place.publish(&[])));
+    place.ok(&["publish", "--topic", "other", "--type", "y"]);
+    make_old(&place, on);
+    let dry = place.json(&["prune", "--dry-run"]);
+    assert_eq!(dry["undelivered"], 2, "the filter does not want the third: {dry}");
+    let message = dry["message"].as_str().unwrap();
+    assert!(message.contains("would drop 2 undelivered events by `hold`") && message.contains("--yes"), "{message}");
+    let refused = place.fails(2, &["prune"]);
+    assert!(refused.contains("prune would drop 2 undelivered events by `hold`, for subscriptions that"), "{refused}");
+    let pending = |place: &Place| place.json(&["status"])["subscriptions"][0]["pending"].clone();
+    assert_eq!(pending(&place), 2, "nothing was dropped");
+    let pruned = place.json(&["prune", "--yes"]);
+    assert_eq!((&pruned["undelivered"], pending(&place)), (&2.into(), 0.into()), "{pruned}");
+    assert_eq!(place.json(&["prune"])["undelivered"], 0, "there is nothing more to ask for");
+}
+
+fn prune_wants_to_be_told_to_remove_what_nobody_has_received(on: On) {
+    let place = Place::new(on);
+    (0..3).for_each(|_| drop(place.publish(&[])));
+    assert_eq!(place.json(&["prune"])["events"], 0, "what is young stays, and nothing has to be told");
+    make_old(&place, on);
     let dry = place.json(&["prune", "--dry-run"]);
     assert_eq!((&dry["events"], &dry["unreceived"]), (&3.into(), &true.into()));
     assert!(dry["message"].as_str().unwrap().contains("nobody has received"), "{dry}");
@@ -270,8 +311,10 @@ on_each!(
     pause_holds_and_resume_lets_go,
     a_pause_says_who_and_why,
     prune_wants_to_be_told_to_remove_what_nobody_has_received,
+    prune_needs_to_be_told_to_drop_what_a_hold_keeps_no_longer,
     paused_by_the_receiver_is_an_alarm_until_an_operator_knows,
     rewind_asks_shows_and_replays,
+    one_is_told_in_the_singular,
     a_rewind_says_where_the_log_ends,
     dead_events_are_listed_requeued_and_skipped,
     subscriptions_are_listed_renamed_and_deleted,

@@ -38,7 +38,13 @@ fn check_tells_what_run_would_still_lack() {
     };
     let text = check(&mut place.bare(&["config", "check"]));
     assert!(text.starts_with("no config file: 0 subscriptions, no problems\n"), "{text}");
-    assert!(text.contains("`pillarbox run` needs a database: no database was given; name it by --database"), "{text}");
+    let needs = "`pillarbox run` needs one, by --database URL, by DATABASE_URL or by `database = \"URL\"` in the file";
+    assert!(
+        text.contains("neither the file nor the environment names a database here") && text.contains(needs),
+        "{text}"
+    );
+    let text = check(&mut place.bare(&["config", "check", "--database", "mysql://h/d"]));
+    assert!(text.contains("`pillarbox run` needs a database: ") && !text.contains("neither"), "{text}");
     assert!(text.contains("`pillarbox run` refuses to start"), "{text}");
     let text = check(&mut place.command(&["config", "check"]));
     assert!(!text.contains("database") && text.contains("prints all events"), "{text}");

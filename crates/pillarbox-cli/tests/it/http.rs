@@ -1,11 +1,17 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::place::{On, PATIENCE, Place, Running, on_each};
 use crate::receiver::{Manners, Receiver};
+
+/// The pages that probes and scrapers ask for.
+const PAGES: [&str; 4] = ["/livez", "/readyz", "/progressz", "/metrics"];
+
+/// How many answers of a page are timed.
+const ANSWERS_TIMED: usize = 20;
 
 pub(crate) fn listen(relay: &Running) -> String {
     let address = address(relay);
@@ -38,13 +44,46 @@ fn ask_by_name(mut stream: TcpStream, host: &str, method: &str, path: &str) -> (
 }
 
 pub(crate) fn until(address: &str, path: &str, found: impl Fn(&(u16, String)) -> bool) -> (u16, String) {
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PATIENCE;
     loop {
         let answer = get(address, path);
         if found(&answer) {
             return answer;
         }
-        assert!(std::time::Instant::now() < deadline, "{path} still says {answer:?}");
+        assert!(Instant::now() < deadline, "{path} still says {answer:?}");
+    }
+}
+
+/// How long each of some answers of a page took, the shortest first.
+fn answer_times(address: &str, path: &str) -> Vec<Duration> {
+    let mut times: Vec<Duration> = (0..ANSWERS_TIMED)
+        .map(|_| {
+            let asked = Instant::now();
+            get(address, path);
+            asked.elapsed()
+        })
+        .collect();
+    times.sort();
+    times
+}
+
+/// No page waits for a database that does not answer.
+pub(crate) fn assert_answers_within_a_second(address: &str) {
+    for path in PAGES {
+        let times = answer_times(address, path);
+        assert!(times[ANSWERS_TIMED - 1] < Duration::from_secs(1), "{path}: {times:?}");
+    }
+}
+
+fn pages_are_answered_within_100_ms(on: On) {
+    let place = Place::with_file_sink(on);
+    let relay = place.start(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"]);
+    let address = listen(&relay);
+    until(&address, "/readyz", |answer| answer.0 == 200);
+    for path in PAGES {
+        let times = answer_times(&address, path);
+        // The median: a single one may have had to wait for a busy machine.
+        assert!(times[ANSWERS_TIMED / 2] < Duration::from_millis(100), "{path}: {times:?}");
     }
 }
 
@@ -192,6 +231,7 @@ on_each!(
     idle_connections_to_the_listener_do_not_stop_delivery,
     a_soft_limit_of_open_files_is_raised,
     health_and_metrics_are_served,
+    pages_are_answered_within_100_ms,
     a_relay_that_starts_on_an_old_backlog_is_never_called_stuck,
     a_taken_port_moves_on_and_says_so,
     no_progress_is_503_with_the_reason,

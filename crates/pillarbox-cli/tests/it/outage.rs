@@ -1,4 +1,4 @@
-//! Relays and followers whose database goes away for a while, or who are away themselves, on PostgreSQL.
+//! Relays and followers whose database goes away for a while, or who are away themselves: mostly on PostgreSQL.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -180,14 +180,32 @@ fn probes_answer_while_the_database_is_frozen() {
     let delivered = "pillarbox_delivered_total{subscription=\"out\"} 1";
     http::until(&address, "/metrics", |answer| answer.1.contains(delivered));
     proxy.stall().unwrap();
+    http::assert_answers_within_a_second(&address);
     let (_, text) = http::until(&address, "/readyz", |answer| answer.0 == 503);
     assert!(text.contains("the database cannot be reached"), "{text}");
+    http::assert_answers_within_a_second(&address);
     let (code, text) = http::get(&address, "/metrics");
     assert!(code == 200 && text.contains(delivered), "{text}");
     let (code, text) = http::get(&address, "/progressz");
     assert!(code == 503 && text.contains("the database cannot be reached"), "{text}");
     assert_eq!(http::get(&address, "/livez").0, 200);
     proxy.resume().unwrap();
+    http::until(&address, "/readyz", |answer| answer.0 == 200);
+}
+
+/// Nobody can write: the relay cannot give a sign of life.
+#[test]
+fn probes_answer_while_the_database_is_locked() {
+    let place = with_lease(Place::empty(crate::place::On::Sqlite));
+    let relay = place.start(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"]);
+    let address = http::listen(&relay);
+    http::until(&address, "/readyz", |answer| answer.0 == 200);
+    let sql = place.sql();
+    sql.execute("begin immediate");
+    let (_, text) = http::until(&address, "/readyz", |answer| answer.0 == 503);
+    assert!(text.contains("the database cannot be reached"), "{text}");
+    http::assert_answers_within_a_second(&address);
+    sql.execute("rollback");
     http::until(&address, "/readyz", |answer| answer.0 == 200);
 }
 

@@ -48,11 +48,22 @@ fn a_pipe_gets_no_colours(on: On) {
     }
 }
 
+/// What clears a screen, sets a title, turns the direction of text and begins lines of its own.
+const HOSTILE: &str = "k\u{1b}]0;title\u{7}\u{1b}[2J\u{9b}31m\u{7f}\u{202e}\u{2028}\nFORGED  row";
+
+/// Lines of which a terminal acts on nothing but their ends.
+fn assert_acts_on_nothing(what: &str, text: &str) {
+    let active = |c: char| (c.is_control() && c != '\n') || "\u{2028}\u{2029}\u{202a}\u{202d}\u{202e}".contains(c);
+    assert!(!text.contains(active), "{what}: {text:?}");
+    assert!(!text.lines().any(|line| line.starts_with("FORGED")), "{what}: {text}");
+}
+
 /// Whoever can publish, and every server, says something that ends on an operator's terminal.
 fn what_others_say_acts_on_no_terminal(on: On) {
     let place = Place::with_file_sink(on);
-    let hostile = "k\u{1b}]0;title\u{7}\u{1b}[2J\u{9b}31m\u{202e}\nFORGED  row";
-    let id = place.publish(&["--key", hostile, "--header", &format!("h={hostile}"), "{\"p\":\"\u{9b}\u{202e}\"}"]);
+    let hostile = HOSTILE;
+    let payload = "{\n\t\"p\":\t\"\u{7f}\u{9b}\u{202e}\u{2028}\"}";
+    let id = place.publish(&["--key", hostile, "--header", &format!("h={hostile}"), payload]);
     place.ok(&["run", "--until-idle"]);
     place.ok(&["pause", "out", "--reason", hostile]);
     let commands = [
@@ -69,18 +80,52 @@ fn what_others_say_acts_on_no_terminal(on: On) {
         &["rewind", "out", "--to", "start", "--key", hostile],
         &["why", &id, "--subscription", hostile],
         &["resume", hostile],
+        &["list", "--state", hostile],
+        &["run", "--stdout", "--until-idle", "--listen", "off"],
     ];
-    let active = |c: char| (c.is_control() && c != '\n') || ('\u{202a}'..='\u{202e}').contains(&c);
     for (args, json) in commands.iter().flat_map(|args| [(args, false), (args, true)]) {
         let mut command = place.command(args);
         let output = if json { command.arg("--json") } else { &mut command }.output().unwrap();
         for text in [stdout(&output), stderr(&output)] {
-            assert!(!text.contains(active), "{args:?} {json}: {text:?}");
-            assert!(!text.lines().any(|line| line.starts_with("FORGED")), "{args:?}: {text}");
+            assert_acts_on_nothing(&format!("{args:?} {json}"), &text);
         }
     }
     assert_eq!(place.json(&["list"])[0]["key"], hostile, "JSON means what it meant");
-    assert_eq!(place.json(&["show", &id])["payload"]["p"], "\u{9b}\u{202e}");
+    assert_eq!(place.json(&["show", &id])["payload"]["p"], "\u{7f}\u{9b}\u{202e}\u{2028}");
+    for args in [&["tail", "--no-follow", "--from", "0"][..], &["run", "--stdout", "--until-idle", "--listen", "off"]] {
+        let text = place.ok(args);
+        let event: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        assert_eq!((&event["subject"], &event["h"]), (&hostile.into(), &hostile.into()), "{args:?}");
+        assert_eq!(event["data"]["p"], "\u{7f}\u{9b}\u{202e}\u{2028}", "{args:?}");
+    }
+}
+
+/// The log has one line a record, whatever the events, the receivers and the names of files say.
+fn what_others_say_acts_on_no_terminal_by_the_log(on: On) {
+    let place = Place::new(on);
+    let config = format!("{HOSTILE}.toml");
+    // A secret that everybody can read and a sink that cannot be written: one record names this file, the other the key.
+    let sink = "{ kind = \"chain\", sinks = [{ kind = \"file\", path = \"none/out\" }, { kind = \"http\", url = \"http://h\", secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\" }] }";
+    place.write(&config, &format!("[[subscription]]\nname = \"out\"\nsink = {sink}\n"));
+    place.publish(&["--key", HOSTILE]);
+    for format in ["text", "json"] {
+        let args = ["run", "-v", "--config", &config, "--listen", "off", "--log-format", format];
+        let mut run = place.start(&args);
+        let mut lines = vec![run.wait_for("everybody on this host can read"), run.wait_for("delivery failed")];
+        run.signal("-TERM");
+        lines.extend(run.log_to_end());
+        for line in &lines {
+            assert_acts_on_nothing(format, line);
+            match serde_json::from_str::<serde_json::Value>(line) {
+                Ok(record) => assert!(record["level"].is_string(), "{line}"),
+                Err(error) => assert!(format == "text" && line.starts_with("20"), "{error}: {line}"),
+            }
+        }
+        if format == "json" {
+            let failed: serde_json::Value = serde_json::from_str(&lines[1]).unwrap();
+            assert_eq!(failed["fields"]["key"], HOSTILE, "JSON means what it meant");
+        }
+    }
 }
 
 fn an_empty_log_has_no_positions(on: On) {
@@ -172,6 +217,7 @@ fn doctor_finds_nothing_wrong_with_a_new_database(on: On) {
 
 on_each!(
     what_others_say_acts_on_no_terminal,
+    what_others_say_acts_on_no_terminal_by_the_log,
     an_empty_log_has_no_positions,
     short_lines_can_be_json,
     errors_are_json_where_json_is_asked_for,

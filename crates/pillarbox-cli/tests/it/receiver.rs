@@ -130,7 +130,10 @@ fn take(stream: &mut TcpStream, taken: &Mutex<Vec<String>>) -> std::io::Result<b
     if head.starts_with("post") {
         taken.lock().unwrap().push(String::from_utf8(heard[body..].to_vec()).unwrap());
     }
-    stream.write_all(b"HTTP/1.1 204 Taken\r\n\r\n")?;
+    // As the servers of many languages' own libraries answer what nobody has written a method for.
+    let is_known = !head.starts_with("options");
+    let answer = if is_known { "204 Taken\r\n\r\n" } else { "501 Unknown\r\nContent-Length: 0\r\n\r\n" };
+    stream.write_all(format!("HTTP/1.1 {answer}").as_bytes())?;
     Ok(true)
 }
 

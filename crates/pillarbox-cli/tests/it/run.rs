@@ -1,4 +1,7 @@
-use crate::place::{On, Place, on_each, stderr, stdout};
+use std::thread;
+use std::time::Instant;
+
+use crate::place::{On, PATIENCE, Place, on_each, stderr, stdout};
 use crate::receiver::{Manners, Receiver};
 
 /// In another folder than that of its config a relay would deliver the whole log to nobody knows where.
@@ -92,6 +95,34 @@ fn sigterm_drains_and_nothing_comes_again(on: On) {
     ids.sort();
     ids.dedup();
     assert_eq!(ids.len(), 2_000);
+}
+
+/// However many subscriptions there are, a drain waits only for what is at their sinks.
+fn sigterm_drains_a_thousand_subscriptions_in_time(on: On) {
+    const SUBSCRIPTIONS: usize = 1_000;
+    const EVENTS: usize = 200;
+    let place = Place::new(on);
+    let sink = "sink = { kind = \"file\", path = \"out.ndjson\", fsync = false }";
+    let one = |number| format!("[[subscription]]\nname = \"s{number}\"\nlanes = 1\n{sink}\n");
+    let all: String = (0..SUBSCRIPTIONS).map(one).collect();
+    place.write("pillarbox.toml", &format!("[relay]\nshutdown_grace = \"10s\"\nbatch_size = 1\n{all}"));
+    let lines: String = (0..EVENTS).map(|number| format!("{number}\n")).collect();
+    let output = place.pipe(&["publish", "--topic", "t", "--type", "y", "--key", "k", "--ndjson"], lines.as_bytes());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let mut relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    let deadline = Instant::now() + PATIENCE;
+    while !place.path("out.ndjson").exists() || place.read("out.ndjson").is_empty() {
+        assert!(Instant::now() < deadline, "nothing is delivered");
+        thread::yield_now();
+    }
+    relay.signal("-TERM");
+    let log = relay.log_to_end();
+    assert_eq!(relay.end(), Some(0), "{log:?}");
+    assert!(log.iter().any(|line| line.contains("drained")), "{log:?}");
+    assert!(!log.iter().any(|line| line.contains("took too long")), "{log:?}");
+    let delivered = place.read("out.ndjson").lines().count();
+    assert!(delivered < SUBSCRIPTIONS * EVENTS, "it had nothing to do any more when it was told to end");
 }
 
 fn sigint_ends_an_idle_relay_and_leaves_no_instance(on: On) {
@@ -243,6 +274,7 @@ on_each!(
     sighup_drains,
     a_relay_that_ignores_sighup_from_the_start_goes_on,
     sigterm_drains_and_nothing_comes_again,
+    sigterm_drains_a_thousand_subscriptions_in_time,
     sigint_ends_an_idle_relay_and_leaves_no_instance,
     a_running_relay_delivers_what_others_publish,
     a_new_subscription_says_how_much_it_will_get,

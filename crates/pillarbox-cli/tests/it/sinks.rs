@@ -160,7 +160,7 @@ fn a_permanent_refusal_is_the_end_of_one_event_alone(on: On) {
 }
 
 /// An event that the receiver fails on, by a 500 and then by no answer at all, delays no event of another key: they are taken while its
-/// request is still open. Its failures are then its own, and nobody says that the sink is down.
+/// request is still open. Neither the log nor the status says that the sink is down.
 async fn an_event_that_the_receiver_fails_on_delays_no_other_key(on: On) {
     let place = Place::new(on);
     let receiver = HttpReceiver::start().unwrap();
@@ -179,7 +179,7 @@ async fn an_event_that_the_receiver_fails_on_delays_no_other_key(on: On) {
             receiver.url("/")
         ),
     );
-    let relay = place.start(&["run", "--listen", "off"]);
+    let mut relay = place.start(&["run", "--listen", "off"]);
     relay.wait_for("relay started");
     place.publish(&["--key", "poison", "0"]);
     receiver.until_requests(2).await;
@@ -190,6 +190,12 @@ async fn an_event_that_the_receiver_fails_on_delays_no_other_key(on: On) {
     let taken: Vec<String> = receiver.accepted().iter().map(|request| attribute(request, "partitionkey")).collect();
     assert_eq!(taken, ["good0", "good1", "good2"], "in the order in which they were published");
     assert_eq!(receiver.requests().iter().filter(|request| is_poison(request)).count(), 2, "its request is open still");
+    let status = place.until(&["status"], |status| subscription(status, "hook")["report"]["delivered"] == 3);
+    let hook = subscription(&status, "hook");
+    assert!(hook["report"]["breaker"].is_null() && hook["condition"] == "running", "{hook}");
+    relay.signal("-KILL");
+    let log = relay.log_to_end();
+    assert!(!log.iter().any(|line| line.contains("considered down")), "{log:?}");
 }
 
 /// Every failed attempt is logged with what one needs to find the event, deliveries with `-v`; never a payload.
@@ -282,6 +288,8 @@ fn doctor_asks_every_receiver(on: On) {
     let checks = place.json(&["doctor"]);
     let hook = checks.as_array().unwrap().iter().find(|check| check["name"] == "sink of 'hook'").unwrap();
     assert_eq!(hook["level"], "ok", "{checks}");
+    let finding = hook["finding"].as_str().unwrap();
+    assert!(finding.ends_with(": answers (501 to OPTIONS); whether it takes events is not known"), "{finding}");
     assert_eq!(receiver.bodies(), Vec::<String>::new(), "doctor delivers nothing");
 
     place.write(

@@ -1,4 +1,7 @@
-use crate::place::{On, Place, on_each};
+use std::thread;
+use std::time::Instant;
+
+use crate::place::{On, PATIENCE, Place, is_frozen, on_each};
 use crate::receiver::{Manners, Receiver};
 
 /// The word under CONDITION, by `status` and by `subscription list`.
@@ -72,8 +75,55 @@ fn a_dead_delivery_is_due_at_no_time(on: On) {
     assert_eq!(place.json(&list)[0]["due_at"], due.as_str(), "scripts get what is stored");
 }
 
+/// What stands under DEFINITION: the last column.
+fn definition(place: &Place) -> String {
+    let text = place.ok(&["status"]);
+    let heading = text.lines().find(|line| line.starts_with("SUBSCRIPTION")).unwrap();
+    let at = heading.find("DEFINITION").unwrap_or_else(|| panic!("no column: {text}"));
+    let row = text.lines().find(|line| line.starts_with("out ")).unwrap_or_else(|| panic!("no row: {text}"));
+    row[at..].to_owned()
+}
+
+fn the_definition_is_told_and_who_runs_another(on: On) {
+    let place = Place::new(on);
+    let config = |topic: &str| {
+        format!(
+            "[relay]\nlease_ttl = \"60s\"\n[[subscription]]\nname = \"out\"\ntopics = [\"{topic}\"]\n\
+             sink = {{ kind = \"file\", path = \"out.ndjson\" }}\n"
+        )
+    };
+    place.write("pillarbox.toml", &config("orders"));
+    let first = place.start(&["run", "--listen", "off"]);
+    first.wait_for("relay started");
+    let reported = |instance: usize, number: i64| {
+        place.until(&["status"], |status| {
+            status["instances"][instance]["report"]["subscriptions"]["out"]["definition"] == number
+        });
+    };
+    reported(0, 1);
+    assert_eq!(definition(&place), "1");
+    // Frozen, it lives and cannot take the other definition.
+    first.signal("-STOP");
+    let deadline = Instant::now() + PATIENCE;
+    while !is_frozen(first.id()) {
+        assert!(Instant::now() < deadline, "it is not frozen");
+        thread::yield_now();
+    }
+    place.write("pillarbox.toml", &config("billing"));
+    let second = place.start(&["run", "--listen", "off"]);
+    second.wait_for("relay started");
+    assert_eq!(definition(&place), "2 (instance 1: 1)");
+    assert!(place.ok(&["status"]).contains("instance 1 still runs definition 1 of 'out'; the newest is 2"));
+    first.signal("-CONT");
+    reported(0, 2);
+    assert_eq!(definition(&place), "2");
+    let text = place.ok(&["status"]);
+    assert!(text.contains("instance 1 runs definition 2 of 'out', which another relay brought"), "{text}");
+}
+
 on_each!(
     a_sink_that_is_down_is_named_with_its_next_try,
     without_a_relay_it_is_orphaned_once_something_waits,
     a_dead_delivery_is_due_at_no_time,
+    the_definition_is_told_and_who_runs_another,
 );

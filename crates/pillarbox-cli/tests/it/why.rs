@@ -25,8 +25,26 @@ fn delivered_not_matched_and_no_owner(on: On) {
     check(&place, &other, "not_matched");
     let waiting = place.publish(&[]);
     check(&place, &waiting, "no_owner");
-    assert!(place.ok(&["why", &delivered]).contains("out: delivered"));
-    place.fails(1, &["why", &delivered, "--subscription", "nobody"]);
+    let text = place.ok(&["why", &delivered]);
+    assert!(text.contains("out: delivered: it was delivered at about 20") && !text.contains("lane"), "{text}");
+    for text in [place.ok(&["why", &delivered, "-v"]), place.ok(&["show", &delivered])] {
+        assert!(text.contains("settled by lane ") && text.contains(" in epoch "), "{text}");
+    }
+    assert!(cause(&place, &delivered)["detail"].as_str().unwrap().starts_with("settled by lane "));
+    let text = place.fails(1, &["why", &delivered, "--subscription", "nobody"]);
+    assert!(text.contains("no subscription is named 'nobody'; there are: out"), "{text}");
+}
+
+fn where_there_is_no_subscription_none_is_listed(on: On) {
+    let place = Place::new(on);
+    let id = place.publish(&[]);
+    for args in [&["why", &id, "--subscription", "x"][..], &["audit", "--subscription", "x"]] {
+        let text = place.fails(1, args);
+        assert!(text.contains("no subscription is named 'x'; none exist yet"), "{args:?}: {text}");
+    }
+    place.write("received", "");
+    let text = place.fails(2, &["audit", "--received", "received"]);
+    assert!(text.contains("no subscription exists yet") && !text.contains("there are"), "{text}");
 }
 
 fn before_start(on: On) {
@@ -84,6 +102,7 @@ fn sink_down(on: On) {
 
 on_each!(
     delivered_not_matched_and_no_owner,
+    where_there_is_no_subscription_none_is_listed,
     before_start,
     paused,
     delayed_retry_at_behind_key_head_dead_and_skipped,

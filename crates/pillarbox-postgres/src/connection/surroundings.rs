@@ -20,7 +20,7 @@ pub(super) struct Surroundings<'a> {
 }
 
 /// The settings that are looked for, with their variables.
-const VARIABLES: [(&str, &str); 10] = [
+const VARIABLES: [(&str, &str); 12] = [
     ("host", "PGHOST"),
     ("hostaddr", "PGHOSTADDR"),
     ("port", "PGPORT"),
@@ -31,6 +31,8 @@ const VARIABLES: [(&str, &str); 10] = [
     ("sslmode", "PGSSLMODE"),
     ("sslrootcert", "PGSSLROOTCERT"),
     ("connect_timeout", "PGCONNECT_TIMEOUT"),
+    ("target_session_attrs", "PGTARGETSESSIONATTRS"),
+    ("channel_binding", "PGCHANNELBINDING"),
 ];
 
 /// The parts of a URL, each as it is written there.
@@ -118,6 +120,9 @@ impl Surroundings<'_> {
                 parts.parameters.push((name, value));
             }
         }
+        // The client knows two of libpq's names for it; whoever wants the primary wants to write.
+        let attributes = parts.parameters.iter_mut().filter(|(name, _)| name == "target_session_attrs");
+        attributes.filter(|(_, value)| value == "primary").for_each(|(_, value)| *value = "read-write".to_owned());
         Ok(())
     }
 
@@ -335,6 +340,12 @@ mod tests {
             &[("PGHOSTADDR", "10.0.0.1"), ("PGPORT", "2")],
             "postgres:///d?port=2&hostaddr=10.0.0.1",
         );
+        check(
+            "postgres://h/d?channel_binding=disable",
+            &[("PGTARGETSESSIONATTRS", "primary"), ("PGCHANNELBINDING", "require")],
+            "postgres://h/d?channel_binding=disable&target_session_attrs=read-write",
+        );
+        check("postgres://h/d", &[("PGCHANNELBINDING", "require")], "postgres://h/d?channel_binding=require");
         assert!(completed("postgres:///d", &[("PGPORT", "x")], &NO_SOCKET).is_err());
     }
 
@@ -349,13 +360,19 @@ mod tests {
     fn a_service_comes_before_the_environment() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("services");
-        let text = "# ours\n[other]\nhost=x\n\n[shop]\nhost = db\nuser=app\nsslmode=require\napplication_name=x\n[later]\nport=9\n";
+        let text = "# ours\n[other]\nhost=x\n\n[shop]\nhost = a,b\nuser=app\nsslmode=require\napplication_name=x\n\
+                    target_session_attrs=read-write\n[later]\nport=9\n";
         std::fs::write(&file, text).unwrap();
-        let variables = [("PGSERVICEFILE", file.to_str().unwrap()), ("PGUSER", "y"), ("PGDATABASE", "d")];
+        let variables = [
+            ("PGSERVICEFILE", file.to_str().unwrap()),
+            ("PGUSER", "y"),
+            ("PGDATABASE", "d"),
+            ("PGTARGETSESSIONATTRS", "any"),
+        ];
         let found = completed("postgres://?service=shop", &variables, &NO_SOCKET).unwrap();
         assert_eq!(
             (found.url.as_str(), found.own["sslmode"].as_str()),
-            ("postgres://db/?dbname=d&user=app", "require")
+            ("postgres://a,b/?dbname=d&target_session_attrs=read-write&user=app", "require")
         );
         let error = completed("postgres://?service=none", &variables, &NO_SOCKET).err().unwrap().to_string();
         assert!(error.contains("no service 'none'"), "{error}");

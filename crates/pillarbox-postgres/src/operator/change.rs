@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow};
+use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, tell_recovered};
 use pillarbox::{
     Change, Changed, ErrorKind, FormerFilters, InstanceId, KeyHash, Mode, Pause, Position, RangeSet, Selection, Start,
     Subscription, SubscriptionId, lane_of,
@@ -126,12 +126,7 @@ async fn recover(
     keys: &mut Keys,
 ) -> Db<Changed> {
     let recovered = queue::recover_by_operator(tx, row.map(|row| row.id), instance, silent_for, keys).await?;
-    let count = recovered.claims.iter().map(|(.., count)| count).sum();
-    let message = match count {
-        0 => "nothing to recover: no matching deliveries are in progress".to_owned(),
-        _ => format!("{count} claims were taken from their owners; each counts as an attempt"),
-    };
-    Ok(Changed { count, events: Vec::new(), message })
+    Ok(tell_recovered(recovered.claims.iter().map(|(.., count)| count).sum()))
 }
 
 async fn requeue(
@@ -154,12 +149,7 @@ async fn requeue(
     let positions: Vec<Position> = targets.iter().map(|target| target.position).collect();
     make_due(tx, row, &positions, keys).await?;
     touch_lanes(tx, row.id, targets.iter().map(|target| target.lane)).await?;
-    let count = targets.len() as u64;
-    let message = match count {
-        0 => format!("nothing to requeue: '{}' has no dead delivery of that kind", row.name),
-        _ => format!("{count} deliveries of '{}' are due now, with attempts back to 0", row.name),
-    };
-    Ok(Changed { count, events: targets.into_iter().map(|target| target.id).collect(), message })
+    Ok(row.tell_requeued(targets.into_iter().map(|target| target.id).collect()))
 }
 
 /// Makes deliveries due now with attempts 0, and nobody's.
@@ -400,9 +390,7 @@ async fn rewind_key(
     let sql = "update cursor set epoch = epoch + 1 where subscription = $1 and lane = $2";
     tx.execute(sql, &[&row.id.0, &(lane.lane as i32)]).await?;
     ids.extend(events.into_iter().map(|event| event.id));
-    let count = ids.len() as u64;
-    let message = format!("'{}' replays {count} events of key '{key}' above position {place}{note}", row.name);
-    Ok(Changed { count, events: ids, message })
+    Ok(row.tell_replayed(ids, key, place, note))
 }
 
 /// Takes back that positions were given up, whatever else was given up with them.
@@ -469,9 +457,7 @@ fn refuse_run(world: &World, row: &SubscriptionRow, verb: &str) -> Db<()> {
 
 async fn delete(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow) -> Db<Changed> {
     refuse_run(world, row, "deleted")?;
-    let deliveries = delete_subscription(tx, row.id).await?;
-    let message = format!("'{}' is deleted, with {deliveries} deliveries", row.name);
-    Ok(Changed { count: 1, events: Vec::new(), message })
+    Ok(row.tell_deleted(delete_subscription(tx, row.id).await?))
 }
 
 /// Removes a subscription with all that belongs to it; how many deliveries went.

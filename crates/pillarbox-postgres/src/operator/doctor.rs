@@ -1,5 +1,5 @@
 use pillarbox::world::SubscriptionRow;
-use pillarbox::{Check, Level};
+use pillarbox::{Check, Level, counted};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
@@ -124,7 +124,7 @@ async fn dead_ranges(tx: &Transaction<'_>) -> Db<Check> {
         _ => bad(
             "dead ranges",
             Level::Failed,
-            format!("{count} events were inserted at positions that had been closed"),
+            format!("{} appeared at positions that had been closed", counted(count, "event")),
             "let no publisher set the position; retention (`pillarbox prune`) delivers them late",
         ),
     })
@@ -137,7 +137,7 @@ async fn deliveries(tx: &Transaction<'_>) -> Db<Check> {
         count => bad(
             "deliveries",
             Level::Failed,
-            format!("{count} deliveries have no event any more: somebody deleted rows of the log by hand"),
+            format!("{} without an event: somebody deleted rows of the log by hand", counted(count, "delivery")),
             "give them up with `pillarbox skip`, and let only `pillarbox prune` remove events",
         ),
     })

@@ -28,6 +28,9 @@ pub(crate) const REASON_HOLD_OPEN: &str =
 /// How many positions of a leaf are counted by one statement.
 const COUNTED_AT_ONCE: i64 = 1_000_000;
 
+/// How many events are looked at by one statement that counts what a hold drops.
+const LOOKED_AT_ONCE: i64 = 10_000;
+
 /// Removes one slice of what nobody needs: of events a whole leaf, or none. Nobody rewinds or subscribes between what it reads
 /// and what it removes: they share the lock that this takes on `meta`. A failure is written down for `status`: a relay tries again
 /// and again, and nobody may read its log.
@@ -164,7 +167,7 @@ async fn has_subscription(client: &impl GenericClient) -> Db<bool> {
 }
 
 /// What all slices together would remove now. What is in the way for a moment is not looked for.
-async fn would_prune(session: &Session, policy: &PrunePolicy) -> Db<Pruned> {
+async fn would_prune(session: &mut Session, policy: &PrunePolicy) -> Db<Pruned> {
     let limits =
         session.query_one("select retention_keep_ms, retention_dead_ms, clock_timestamp() from meta", &[]).await?;
     let (keep, dead) = (at_least(policy.keep, limits.try_get(0)?), at_least(policy.dead, limits.try_get(1)?));
@@ -178,8 +181,33 @@ async fn would_prune(session: &Session, policy: &PrunePolicy) -> Db<Pruned> {
         && policy.takes_events(has_subscription(&**session).await?)
     {
         count_leaves(session, before(now, keep), keep, &mut pruned).await?;
+        count_undelivered(session, keep, &mut pruned).await?;
     }
     Ok(pruned)
+}
+
+/// Counts what subscriptions have not received and holds that are over keep no longer. Piece by piece, for nobody may keep a snapshot
+/// for long.
+async fn count_undelivered(session: &mut Session, keep: Duration, pruned: &mut Pruned) -> Db<()> {
+    let tx = session.begin().await?;
+    let world = World::load(&tx).await?;
+    tx.rollback().await?;
+    let none: Option<&str> = None;
+    for subscription in &world.subscriptions {
+        let Some(hold) = subscription.hold else { continue };
+        let (oldest, mut floor) = (before(world.now, hold.max(keep)), Some(subscription.floor()));
+        while let Some(above) = floor {
+            let values: [&(dyn ToSql + Sync); 6] = [&above, &none, &none, &none, &none, &LOOKED_AT_ONCE];
+            let rows = session.query(include_str!("../sql/backlog.sql"), &values).await?;
+            let lines = rows.iter().map(Line::of).collect::<Db<Vec<_>>>()?;
+            let over = lines.iter().take_while(|line| line.created_at < oldest);
+            let (looked, awaited) = over
+                .fold((0, 0), |(looked, awaited), line| (looked + 1, awaited + u64::from(line.awaits(subscription))));
+            pruned.undelivered += awaited;
+            floor = lines.last().filter(|_| looked == LOOKED_AT_ONCE).map(|line| line.position);
+        }
+    }
+    Ok(())
 }
 
 /// Counts the events of the leaves that are old enough and that every subscription has passed, or will have when its hold is over.
@@ -279,20 +307,25 @@ async fn expire_holds(tx: &Transaction<'_>, keep: Duration, slice: i64, pruned: 
         let first = tx.query_opt(sql, &[&subscription.floor()]).await?;
         let first = first.map(|row| row.try_get::<_, Time>(0)).transpose()?;
         if first.is_some_and(|first| first.0 < oldest) {
-            pruned.more |= expire_hold(tx, subscription.id, oldest, slice).await?;
+            expire_hold(tx, subscription.id, oldest, slice, pruned).await?;
         }
     }
     Ok(())
 }
 
-/// Gives up what a subscription has not settled of the next `slice` events, as far as they are older than `oldest`. Whether
-/// there may be more of them.
-async fn expire_hold(tx: &Transaction<'_>, id: SubscriptionId, oldest: Timestamp, slice: i64) -> Db<bool> {
+/// Gives up what a subscription has not settled of the next `slice` events, as far as they are older than `oldest`.
+async fn expire_hold(
+    tx: &Transaction<'_>,
+    id: SubscriptionId,
+    oldest: Timestamp,
+    slice: i64,
+    pruned: &mut Pruned,
+) -> Db<()> {
     // No lane moves from here on; so what the cursors say is read again.
     tx.execute("select from cursor where subscription = $1 order by lane for update", &[&id.0]).await?;
     let world = World::load(tx).await?;
     let Some(subscription) = world.subscriptions.iter().find(|subscription| subscription.id == id) else {
-        return Ok(false);
+        return Ok(());
     };
     let floor = subscription.floor();
     // The horizon, then the writers, then the events, as in a poll: up to it, what they do not show is dead or comes from whoever
@@ -303,7 +336,7 @@ async fn expire_hold(tx: &Transaction<'_>, id: SubscriptionId, oldest: Timestamp
     let rows = tx.query(include_str!("../sql/backlog.sql"), &[&floor, &none, &none, &none, &none, &slice]).await?;
     let lines = rows.iter().map(Line::of).collect::<Db<Vec<_>>>()?;
     let over: Vec<_> = lines.iter().take_while(|line| line.created_at < oldest && line.position <= horizon).collect();
-    let Some(end) = over.last().map(|line| line.position) else { return Ok(false) };
+    let Some(end) = over.last().map(|line| line.position) else { return Ok(()) };
     let (mut dropped, mut gone) = (RangeSet::new(), 0);
     over.iter().filter(|line| line.awaits(subscription)).for_each(|line| dropped.insert(line.position));
     if writers {
@@ -330,7 +363,9 @@ async fn expire_hold(tx: &Transaction<'_>, id: SubscriptionId, oldest: Timestamp
             "events were dropped undelivered: the subscription's hold is over"
         );
     }
-    Ok(over.len() as i64 == slice)
+    pruned.undelivered += dropped.count();
+    pruned.more |= over.len() as i64 == slice;
+    Ok(())
 }
 
 /// Positions that may yet become visible: not proven dead, and not settled by every lane. They are given up by number.

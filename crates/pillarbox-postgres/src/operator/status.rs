@@ -3,7 +3,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use pillarbox::world::{Figures, SubscriptionRow};
-use pillarbox::{KeyHash, LogStatus, Position, REASON_HOLD, RecoveredCount, State, Status, SubscriptionId, Timestamp};
+use pillarbox::{
+    KeyHash, LogStatus, Position, REASON_HOLD, RecoveredCount, State, Status, SubscriptionId, Timestamp, counted,
+};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Portal, Row, Transaction};
 
@@ -100,9 +102,10 @@ async fn lost_alarms(tx: &Transaction<'_>) -> Db<Vec<String>> {
     let rows = tx.query_typed(include_str!("../sql/lost.sql"), &parameters).await?;
     let alarm = |row: &Row| {
         let (name, events, to): (&str, i64, Position) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-        let (at, more) = (row.try_get::<_, Time>(3)?.0, if row.try_get(4)? { " or more" } else { "" });
+        let (at, more): (_, bool) = (row.try_get::<_, Time>(3)?.0, row.try_get(4)?);
+        let lost = if more { format!("{events} or more events") } else { counted(events, "event") };
         Ok(format!(
-            "subscription '{name}' has lost {events}{more} events, up to position {to}, the last at {at}, since its hold was \
+            "subscription '{name}' has lost {lost}, up to position {to}, the last at {at}, since its hold was \
              over; as long as retention leaves them in the log, `pillarbox rewind {name} --to POSITION` replays them, after \
              its hold was raised"
         ))

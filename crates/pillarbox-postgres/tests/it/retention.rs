@@ -46,6 +46,7 @@ pub(crate) async fn prune_all(store: &PostgresStore, policy: &PrunePolicy) -> Pr
         all.events += pruned.events;
         all.kept += pruned.kept;
         all.dead += pruned.dead;
+        all.undelivered += pruned.undelivered;
         all.dedup += pruned.dedup;
         if !pruned.more {
             return Pruned { held_by: pruned.held_by, ..all };
@@ -139,7 +140,10 @@ async fn a_hold_that_is_over_drops_only_what_was_awaited() {
     let mut settlement = write(lane, epoch, 1);
     settlement.cursor.settled.insert(4);
     assert!(settle(&store, settlement).await);
-    assert_eq!(prune_all(&store, &policy()).await.events, 0, "the leaf has a young one");
+    let would = store.prune(&PrunePolicy { dry_run: true, ..policy() }).await.unwrap();
+    assert_eq!((would.undelivered, would.events), (2, 0), "it would drop 2 and 5");
+    let pruned = prune_all(&store, &policy()).await;
+    assert_eq!((pruned.undelivered, pruned.events), (2, 0), "the leaf has a young one");
 
     let books = store.books().await.unwrap();
     let book = books.lanes.iter().find(|book| book.subscription == "s").unwrap();
@@ -332,7 +336,7 @@ async fn a_leaf_is_emptied_only_of_what_may_go() {
     let mut parked = write(lane, epoch, 2);
     parked.put = vec![delivery(2, "a", State::Retrying)];
     assert!(settle(&store, parked).await);
-    assert!(empty("received").await.unwrap_err().contains("1 events that deliveries still need"));
+    assert!(empty("received").await.unwrap_err().contains("events that deliveries still need: 1"));
     database.execute("delete from pillarbox.delivery; update pillarbox.meta set retention_keep_ms = 3600000").await;
     assert!(empty("received").await.unwrap_err().contains("younger"));
     database.execute("update pillarbox.meta set retention_keep_ms = 9223372036854775807").await;

@@ -68,7 +68,8 @@ async fn check_of(database: &Database, id: Uuid, subscription: &str, cause: Caus
     let (operator, deadline) = (database.store().await, Instant::now() + PATIENCE);
     loop {
         let found = why(&operator, id, subscription).await;
-        let text = format!("{} {}", found.message, found.advice.clone().unwrap_or_default());
+        let more = [&found.advice, &found.detail].map(|text| text.clone().unwrap_or_default());
+        let text = format!("{} {}", found.message, more.join(" "));
         if found.cause == cause && parts.iter().all(|part| text.contains(part)) {
             return;
         }
@@ -99,7 +100,8 @@ async fn delivered() {
     let database = Database::new().await;
     let id = database.publish_keys(&["a"]).await[0];
     deliver(&database, subscription(), Capture::new()).await;
-    check(&database, id, Cause::Delivered, &["settled by lane 0 in epoch 1 between"]).await;
+    check(&database, id, Cause::Delivered, &["it was delivered at about ", "settled by lane 0 in epoch 1 between"])
+        .await;
 }
 
 #[tokio::test]

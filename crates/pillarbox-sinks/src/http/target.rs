@@ -9,7 +9,7 @@ use crate::Template;
 /// Where requests go: one host, and below it whatever the event says.
 pub(super) struct Target {
     template: Template,
-    /// What all events have in common; without places all of it.
+    /// What all events have in common; without placeholders all of it.
     base: Url,
     origin: String,
 }
@@ -54,8 +54,8 @@ impl Target {
         let url = url.filter(|_| !has_dot_segment(&text));
         url.ok_or_else(|| {
             let message = format!(
-                "the event does not make a path below {}: what fills a place is '.' or '..'; \
-                 publish it with another value, or take the place out of the url",
+                "the event does not make a path below {}: what fills a placeholder is '.' or '..'; \
+                 publish it with another value, or take the placeholder out of the url",
                 self.origin
             );
             Failure::unsendable("destination", message)

@@ -27,7 +27,7 @@ impl RedisPubSub {
         Ok(RedisPubSub { server: Server::new(&config)?, channel, require_receivers: false, format })
     }
 
-    /// Waits while the channel has no subscriber: the event is not delivered, and no attempt is counted. With places in the channel's
+    /// Waits while the channel has no subscriber: the event is not delivered, and no attempt is counted. With placeholders in the channel's
     /// name, the event's key waits alone, and is tried again by the retry policy. Default: off.
     pub fn require_receivers(mut self, require: bool) -> Self {
         self.require_receivers = require;

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, World};
+use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, World, tell_recovered};
 use pillarbox::{
     Change, Changed, ErrorKind, FormerFilters, InstanceId, KeyHash, LANES_MAX, Mode, Pause, Position, RangeSet,
     RecoveryCause, Selection, Start, Subscription, SubscriptionId, Timestamp, lane_of,
@@ -94,12 +94,7 @@ fn requeue(tx: &Transaction<'_>, row: &SubscriptionRow, which: &Selection, limit
     }
     arrange_targets(tx, row, &targets)?;
     touch_lanes(tx, row.id, targets.iter().map(|target| target.lane))?;
-    let count = targets.len() as u64;
-    let message = match count {
-        0 => format!("nothing to requeue: '{}' has no dead delivery of that kind", row.name),
-        _ => format!("{count} deliveries of '{}' are due now, with attempts back to 0", row.name),
-    };
-    Ok(Changed { count, events: targets.into_iter().map(|target| target.id).collect(), message })
+    Ok(row.tell_requeued(targets.into_iter().map(|target| target.id).collect()))
 }
 
 /// The deliveries of one event in whatever state, or the dead ones of a key or all, in log order.
@@ -147,12 +142,7 @@ fn take_back(
             && held.is_silent_for(silent_for, world.now);
         meant.then_some(RecoveryCause::Operator)
     })?;
-    let count = counts.values().sum();
-    let message = match count {
-        0 => "nothing to recover: no matching deliveries are in progress".to_owned(),
-        _ => format!("{count} deliveries were taken from those who worked on them; each counts as an attempt"),
-    };
-    Ok(Changed { count, events: Vec::new(), message })
+    Ok(tell_recovered(counts.values().sum()))
 }
 
 fn version_id(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<Uuid> {
@@ -313,9 +303,7 @@ fn rewind_key(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start, key: &str)
     let sql = "update pillarbox_cursor set epoch = epoch + 1 where subscription = ?1 and lane = ?2";
     tx.execute(sql, params![row.id.0, lane.lane])?;
     ids.extend(events.into_iter().map(|event| event.id));
-    let count = ids.len() as u64;
-    let message = format!("'{}' replays {count} events of key '{key}' above position {target}{note}", row.name);
-    Ok(Changed { count, events: ids, message })
+    Ok(row.tell_replayed(ids, key, target, note))
 }
 
 /// Sets deliveries whose events are only kept aside back to due: what is read again does not have these. Above `kept`, of one key
@@ -409,9 +397,7 @@ fn refuse_run(world: &World, row: &SubscriptionRow, verb: &str) -> Db<()> {
 
 fn delete(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow) -> Db<Changed> {
     refuse_run(world, row, "deleted")?;
-    let deliveries = delete_subscription(tx, row.id)?;
-    let message = format!("'{}' is deleted, with {deliveries} deliveries", row.name);
-    Ok(Changed { count: 1, events: Vec::new(), message })
+    Ok(row.tell_deleted(delete_subscription(tx, row.id)? as u64))
 }
 
 /// Removes a subscription with all that belongs to it; how many deliveries went.
@@ -462,13 +448,7 @@ fn relane(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, lanes: u32
     }
     tx.execute("update pillarbox_subscription set lanes = ?2 where id = ?1", params![row.id.0, lanes])?;
     let deliveries = relane_deliveries(tx, row.id, lanes)?;
-    let message = format!(
-        "'{}' has {lanes} lanes (it had {}), {deliveries} deliveries moved; resume it with `pillarbox resume {}`",
-        row.name,
-        row.lanes.len(),
-        row.name
-    );
-    Ok(Changed { count: u64::from(lanes), events: Vec::new(), message })
+    Ok(row.tell_relaned(lanes, deliveries as u64))
 }
 
 fn refuse_unquiet(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow) -> Db<()> {

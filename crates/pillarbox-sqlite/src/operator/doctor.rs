@@ -1,7 +1,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use pillarbox::world::{SubscriptionRow, World};
-use pillarbox::{Check, Level};
+use pillarbox::{Check, Level, counted};
 use rusqlite::Connection;
 
 use super::maintain::{WAL_BYTES_MAX, checkpoint, wal_bytes};
@@ -111,7 +111,7 @@ fn write_ahead_log(desk: &Desk) -> Db<Check> {
     let name = "write-ahead log";
     let held = checkpoint(desk, "pragma wal_checkpoint(passive)")?.unwrap_or(0);
     let size = wal_bytes(&desk.path);
-    let finding = format!("{} KiB, {held} pages held back by a reader", size / 1024);
+    let finding = format!("{} KiB, {} held back by a reader", size / 1024, counted(held, "page"));
     Ok(match (held, size) {
         (0, _) => ok(name, finding),
         (_, size) => bad(
@@ -141,7 +141,7 @@ fn dead_ranges(tx: &Connection) -> Db<Check> {
         _ => bad(
             "dead ranges",
             Level::Failed,
-            format!("{count} events were inserted at positions that had been closed"),
+            format!("{} appeared at positions that had been closed", counted(count, "event")),
             "let no publisher set the position; deliver them with `pillarbox rewind`",
         ),
     })
@@ -154,7 +154,7 @@ fn deliveries(tx: &Connection) -> Db<Check> {
         _ => bad(
             "deliveries",
             Level::Failed,
-            format!("{count} deliveries have no event any more: somebody deleted rows of the log by hand"),
+            format!("{} without an event: somebody deleted rows of the log by hand", counted(count, "delivery")),
             "give them up with `pillarbox skip`, and let only `pillarbox prune` remove events",
         ),
     })

@@ -57,11 +57,14 @@ fn would_prune(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy) -> Db<
     let Some(keep) = policy.keep.filter(|_| policy.takes_events(!world.subscriptions.is_empty())) else {
         return Ok(pruned);
     };
-    let mut end = old_to(tx, world.pruned_to, before(world.now, keep))?;
+    let old = old_to(tx, world.pruned_to, before(world.now, keep))?;
+    let mut end = old;
     for subscription in &world.subscriptions {
         let mut floor = subscription.floor();
         if let Some(hold) = subscription.hold {
-            floor = floor.max(old_to(tx, world.pruned_to, before(world.now, hold))?);
+            let over = old_to(tx, world.pruned_to, before(world.now, hold))?;
+            pruned.undelivered += awaited(tx, subscription, over.min(old))?.count();
+            floor = floor.max(over);
         }
         if floor < end {
             end = floor;
@@ -97,7 +100,7 @@ fn before(now: Timestamp, age: Duration) -> i64 {
 fn prune_events(tx: &Transaction<'_>, world: &World, keep: Duration, slice: i64, pruned: &mut Pruned) -> Db<()> {
     let candidates = candidates(tx, world, before(world.now, keep), slice)?;
     let Some(oldest_to_keep) = candidates.last().map(|candidate| candidate.0) else { return Ok(()) };
-    expire_holds(tx, world, &candidates)?;
+    pruned.undelivered = expire_holds(tx, world, &candidates)?;
     // Floors first, deliveries second: a lane that parks an event moves its floor in the same transaction.
     let sql = "select s.name, min(c.floor) from pillarbox_cursor as c join pillarbox_subscription as s \
                on s.id = c.subscription group by s.id order by 2 limit 1";
@@ -144,8 +147,9 @@ fn candidates(tx: &Transaction<'_>, world: &World, oldest: i64, slice: i64) -> D
     Ok(candidates)
 }
 
-/// Moves subscriptions on whose hold is over for some of the candidates, recorded and with an alarm.
-fn expire_holds(tx: &Transaction<'_>, world: &World, candidates: &[(Position, i64)]) -> Db<()> {
+/// Moves subscriptions on whose hold is over for some of the candidates, recorded and with an alarm. How many they did not receive.
+fn expire_holds(tx: &Transaction<'_>, world: &World, candidates: &[(Position, i64)]) -> Db<u64> {
+    let mut undelivered = 0;
     for subscription in &world.subscriptions {
         let Some(hold) = subscription.hold else { continue };
         let oldest = before(world.now, hold);
@@ -156,6 +160,7 @@ fn expire_holds(tx: &Transaction<'_>, world: &World, candidates: &[(Position, i6
         let lanes = subscription.lanes.iter().filter(|lane| lane.cursor.floor < end);
         lanes.into_iter().try_for_each(|lane| jump(tx, subscription.id, lane, end))?;
         raise_revision(tx)?;
+        undelivered += dropped.count();
         if !dropped.is_empty() {
             tracing::error!(
                 subscription = subscription.name,
@@ -165,7 +170,7 @@ fn expire_holds(tx: &Transaction<'_>, world: &World, candidates: &[(Position, i6
             );
         }
     }
-    Ok(())
+    Ok(undelivered)
 }
 
 /// The events up to `end` that the subscription wants and has not settled.

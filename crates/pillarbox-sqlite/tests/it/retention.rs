@@ -27,6 +27,7 @@ async fn prune_all(store: &SqliteStore, policy: &PrunePolicy) -> Pruned {
         all.events += pruned.events;
         all.kept += pruned.kept;
         all.dead += pruned.dead;
+        all.undelivered += pruned.undelivered;
         all.dedup += pruned.dedup;
         if !pruned.more {
             return Pruned { held_by: pruned.held_by, ..all };
@@ -124,7 +125,10 @@ async fn a_hold_that_is_over_drops_only_what_was_awaited() {
     let mut settlement = write(lane, epoch, 1);
     settlement.cursor.settled.insert(4);
     assert!(settle(&store, settlement).await);
-    assert_eq!(prune_all(&store, &policy()).await.held_by.as_deref(), Some("keeper"));
+    let would = store.prune(&PrunePolicy { dry_run: true, ..policy() }).await.unwrap();
+    assert_eq!((would.undelivered, would.held_by.as_deref()), (2, Some("keeper")), "it would drop 2 and 5");
+    let pruned = prune_all(&store, &policy()).await;
+    assert_eq!((pruned.undelivered, pruned.held_by.as_deref()), (2, Some("keeper")));
 
     let books = store.books().await.unwrap();
     let book = books.lanes.iter().find(|book| book.subscription == "s").unwrap();

@@ -65,7 +65,8 @@ async fn check_of(database: &Database, id: Uuid, subscription: &str, cause: Caus
     let (operator, deadline) = (database.store(), Instant::now() + PATIENCE);
     loop {
         let found = why(&operator, id, subscription).await;
-        let text = format!("{} {}", found.message, found.advice.clone().unwrap_or_default());
+        let more = [&found.advice, &found.detail].map(|text| text.clone().unwrap_or_default());
+        let text = format!("{} {}", found.message, more.join(" "));
         if found.cause == cause && parts.iter().all(|part| text.contains(part)) {
             return;
         }
@@ -96,7 +97,8 @@ async fn delivered() {
     let database = Database::new();
     let id = database.publish_keys(&["a"])[0];
     deliver(&database, subscription(), Capture::new()).await;
-    check(&database, id, Cause::Delivered, &["settled by lane 0 in epoch 1 between"]).await;
+    check(&database, id, Cause::Delivered, &["it was delivered at about ", "settled by lane 0 in epoch 1 between"])
+        .await;
 }
 
 #[tokio::test]

@@ -48,7 +48,7 @@ fn a_kind_needs_its_keys_and_refuses_others() {
         (r#"path = "x""#, "a sink needs a kind: one of stdout, file, http, kafka"),
         (r#"kind = "fil""#, "there is no sink kind 'fil'; did you mean \"file\"?"),
         (r#"kind = "file""#, "sink kind 'file' needs `path`, for example path = \"out.ndjson\""),
-        (r#"kind = "file", path = """#, "sink.path: is empty"),
+        (r#"kind = "file", path = """#, "sink.path: must not be empty; for example path = \"out.ndjson\""),
         (r#"kind = "file", path = "x", fsyncs = true"#, "did you mean `fsync`?"),
         (r#"kind = "file", path = "x", fsync = "no""#, "sink.fsync: must be true or false"),
         (r#"kind = "chain""#, "sink kind 'chain' needs `sinks`, for example sinks = [{ kind"),

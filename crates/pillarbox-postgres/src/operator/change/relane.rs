@@ -33,13 +33,7 @@ pub(super) async fn relane(tx: &Transaction<'_>, world: &World, row: &Subscripti
     }
     tx.execute("update subscription set lanes = $2 where id = $1", &[&row.id.0, &(lanes as i32)]).await?;
     let deliveries = relane_deliveries(tx, row.id, lanes).await?;
-    let message = format!(
-        "'{}' has {lanes} lanes (it had {}), {deliveries} deliveries moved; resume it with `pillarbox resume {}`",
-        row.name,
-        row.lanes.len(),
-        row.name
-    );
-    Ok(Changed { count: u64::from(lanes), events: Vec::new(), message })
+    Ok(row.tell_relaned(lanes, deliveries))
 }
 
 fn refuse_unquiet(world: &World, row: &SubscriptionRow) -> Db<()> {

@@ -3,7 +3,7 @@ use std::fmt::Write;
 
 /// Text for one line on a terminal. What a terminal would act on is shown as an escape and does nothing: an event's key, or what a server
 /// says, must not clear the screen, change colours, turn the direction of text or begin a line of its own.
-pub(crate) fn visible(text: &str) -> Cow<'_, str> {
+pub fn visible(text: &str) -> Cow<'_, str> {
     escaped(text, |text, character| match character {
         '\n' => text.push_str("\\n"),
         '\r' => text.push_str("\\r"),
@@ -15,9 +15,13 @@ pub(crate) fn visible(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// JSON on one line, with the same characters as JSON escapes: what is read from it stays the same. They stand in strings alone.
-pub(crate) fn visible_json(json: &str) -> Cow<'_, str> {
+/// JSON on one line, with the same characters as JSON escapes: what is read from it stays the same. A raw tab or line break can only be
+/// white space between tokens and becomes a space; the others stand in strings alone.
+pub fn visible_json(json: &str) -> Cow<'_, str> {
     escaped(json, |text, character| {
+        if matches!(character, '\t' | '\n' | '\r') {
+            return text.push(' ');
+        }
         let mut units = [0; 2];
         for unit in character.encode_utf16(&mut units) {
             let _ = write!(text, "\\u{unit:04x}");
@@ -26,7 +30,8 @@ pub(crate) fn visible_json(json: &str) -> Cow<'_, str> {
 }
 
 fn escaped(text: &str, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
-    if !text.chars().any(is_active) {
+    // Without a way out of the loop it takes many bytes at a time, and there is hardly ever one of these.
+    if !text.bytes().fold(false, |found, byte| found | may_begin_active(byte)) {
         return Cow::Borrowed(text);
     }
     let mut out = String::with_capacity(text.len() + 8);
@@ -41,6 +46,11 @@ fn is_active(character: char) -> bool {
     let direction =
         matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     character.is_control() || direction || matches!(character, '\u{2028}' | '\u{2029}')
+}
+
+/// Whether the UTF-8 of a character that [`is_active`] can begin with the byte.
+fn may_begin_active(byte: u8) -> bool {
+    matches!(byte, 0..=0x1f | 0x7f | 0xc2 | 0xd8 | 0xe2)
 }
 
 #[cfg(test)]
@@ -58,10 +68,23 @@ mod tests {
     }
 
     #[test]
+    fn every_active_character_is_found_by_its_first_byte() {
+        for character in (char::MIN..=char::MAX).filter(|character| is_active(*character)) {
+            let text = format!("x{character}");
+            assert!(!visible(&text).contains(character), "{character:?}");
+        }
+    }
+
+    #[test]
     fn json_means_the_same() {
         let json = serde_json::to_string(HOSTILE).unwrap();
         let shown = visible_json(&json);
         assert!(!shown.chars().any(is_active), "{shown}");
         assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), HOSTILE);
+    }
+
+    #[test]
+    fn white_space_between_tokens_stays_white_space() {
+        assert_eq!(visible_json("{\r\n\t\"a\":\t\"\u{7f}\"\n}"), "{   \"a\": \"\\u007f\" }");
     }
 }
