@@ -140,6 +140,8 @@ const END: &str = "
     update pillarbox.cursor set floor = (select max(position) from pillarbox.event) where floor >= $events;
     insert into pillarbox.event (topic, key, type, payload)
     select 't', 'u' || g, 'y', '{}' from generate_series(1, $tail) as g;
+    update pillarbox.cursor set floor = (select max(position) from pillarbox.event)
+    where subscription in (select id from pillarbox.subscription where name like 'other %');
     update pillarbox.cursor as c
     set anchor_position = e.position, anchor_id = e.id
     from pillarbox.event as e
