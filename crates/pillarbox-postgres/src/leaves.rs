@@ -54,13 +54,19 @@ const MARGIN_OF_WATCH: i64 = 4;
 pub(crate) struct Upkeep {
     /// The dead ranges from here on have been looked at in this round.
     pub(crate) dead_looked_at: AtomicI64,
+    /// The copies of events up to here have been looked at in this round.
+    pub(crate) kept_looked_at: AtomicI64,
     /// Not before then is it tried again whether the leaf in use can be cut quickly.
     cut_again_at: Mutex<Option<Instant>>,
 }
 
 impl Default for Upkeep {
     fn default() -> Self {
-        Upkeep { dead_looked_at: AtomicI64::new(Position::MAX), cut_again_at: Mutex::default() }
+        Upkeep {
+            dead_looked_at: AtomicI64::new(Position::MAX),
+            kept_looked_at: AtomicI64::new(0),
+            cut_again_at: Mutex::default(),
+        }
     }
 }
 

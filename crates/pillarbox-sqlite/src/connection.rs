@@ -33,6 +33,8 @@ pub(crate) fn open(path: &Path, purpose: Purpose) -> Db<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
     prepare(&connection, purpose)?;
+    #[cfg(feature = "counted")]
+    crate::counted::watch(&connection, path);
     Ok(connection)
 }
 

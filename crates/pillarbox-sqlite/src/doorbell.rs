@@ -13,6 +13,9 @@ use crate::error::Db;
 use crate::ownership::{LockFolder, Probe};
 use crate::worker::Ending;
 
+/// The name of the thread that looks.
+pub(crate) const DOORBELL_THREAD: &str = "pillarbox-doorbell";
+
 /// How often a sleeping store looks for commits of other processes, and at its neighbour's lock.
 pub const DOORBELL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -266,7 +269,7 @@ impl Doorbell {
     pub(crate) fn spawn(bell: Arc<Bell>, connection: Connection, folder: LockFolder) -> Db<Self> {
         let path = connection.path().unwrap_or_default().to_owned();
         let listener = Listener { bell: bell.clone(), connection, folder, version: None, probed_at: None };
-        let thread = Ending::spawn("pillarbox-doorbell", move || listener.run())?;
+        let thread = Ending::spawn(DOORBELL_THREAD, move || listener.run())?;
         let handle = thread.thread().expect("it was started just now").clone();
         bell.thread.set(handle).expect("a bell has one thread");
         register(&path, &bell);

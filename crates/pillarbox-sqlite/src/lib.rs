@@ -21,6 +21,8 @@
 //! # }
 //! ```
 mod connection;
+#[cfg(feature = "counted")]
+pub mod counted;
 mod doorbell;
 mod error;
 mod home;

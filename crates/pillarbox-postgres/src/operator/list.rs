@@ -114,10 +114,14 @@ async fn unsettled(
     Ok(list)
 }
 
+/// Whether an index has what [`looked_at`] says in log order: as soon as enough is found, nothing more is looked at.
+fn is_in_order(query: &ListQuery) -> bool {
+    query.key.is_none() && matches!(query.state, None | Some(State::Dead | State::Delayed))
+}
+
 /// Whether [`looked_at`] says everything, so that no more rows are looked at than are wanted.
 fn is_exact(query: &ListQuery) -> bool {
-    let of_event = query.key.is_some() || query.topic.is_some() || query.correlation_id.is_some();
-    !of_event && matches!(query.state, None | Some(State::Dead | State::Delayed))
+    is_in_order(query) && query.topic.is_none() && query.correlation_id.is_none()
 }
 
 /// Which rows can be in the state that is asked for, or have the key, in the words of an index.
@@ -133,9 +137,13 @@ fn looked_at(query: &ListQuery) -> String {
             "and (d.key = $3 and d.state = 'dead' or d.key = $3 and d.state = 'delayed' \
              or d.key = $3 and d.state in ('pending', 'retrying', 'processing'))"
         }
+        // As positions that are gathered first: for two indexes together the server has no plan but to look at every row.
         Some(State::Pending) => {
-            "and (d.state in ('pending', 'retrying', 'processing') \
-             or d.state = 'delayed' and d.due_at <= clock_timestamp())"
+            "and d.position = any (array( \
+             select p.position from delivery as p where p.subscription = $1 and p.state in ('pending', 'retrying', 'processing') \
+             union all \
+             select p.position from delivery as p \
+             where p.subscription = $1 and p.state = 'delayed' and p.due_at <= clock_timestamp()))"
         }
         None => "",
     };
@@ -150,9 +158,8 @@ async fn deliveries(
     matcher: &Matcher<'_>,
 ) -> Db<Vec<ListRow>> {
     let limit = Position::try_from(query.limit).unwrap_or(Position::MAX);
-    let exact = is_exact(query);
-    let looked_at_max = if exact { limit } else { i64::MAX };
-    tx.batch_execute(if exact { IN_ORDER } else { "set local enable_sort = on" }).await?;
+    let looked_at_max = if is_exact(query) { limit } else { i64::MAX };
+    tx.batch_execute(if is_in_order(query) { IN_ORDER } else { "set local enable_sort = on" }).await?;
     let parameters = [
         (&subscription.id.0 as _, Type::INT8),
         (&query.state.map(State::name) as _, Type::TEXT),

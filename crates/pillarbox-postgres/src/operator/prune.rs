@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pillarbox::world::{LaneRow, SubscriptionRow};
@@ -24,6 +25,10 @@ use crate::types::{Time, multirange};
 /// The reason recorded for positions that somebody might still publish when the hold was over.
 pub(crate) const REASON_HOLD_OPEN: &str =
     "dropped by retention: the subscription's hold was over, and whoever drew this position had not committed";
+
+/// How many copies of events one run looks at: those of dead events may be very many, and joining relays wait meanwhile. The next run goes
+/// on from there, at once if some were not needed.
+const KEPT_LOOKED_AT_MAX: i64 = 500;
 
 /// How many positions of a leaf are counted by one statement.
 const COUNTED_AT_ONCE: i64 = 1_000_000;
@@ -99,14 +104,24 @@ async fn tidy(
         expire_holds(&tx, keep, slice, pruned).await?;
         tx.execute(include_str!("../sql/prune_skip.sql"), &[&Time(before(now, keep))]).await?;
     }
-    let kept = tx.execute(include_str!("../sql/prune_kept.sql"), &[&slice]).await?;
-    pruned.more |= kept as i64 == slice;
+    let kept_to = prune_kept(&tx, upkeep, pruned).await?;
     tx.execute(include_str!("../sql/prune_progress.sql"), &[]).await?;
     tx.execute(include_str!("../sql/progress_merge.sql"), &[&slice]).await?;
     // Last: whoever joins waits for what this locks.
     prune_former_filters(&tx).await?;
     tx.commit().await?;
+    upkeep.kept_looked_at.store(kept_to, Ordering::Relaxed);
     Ok(keep)
+}
+
+/// Copies of events that no delivery needs any more, among the next of them. Where the next run goes on.
+async fn prune_kept(tx: &Transaction<'_>, upkeep: &Upkeep, pruned: &mut Pruned) -> Db<Position> {
+    let place: [&(dyn ToSql + Sync); 2] = [&upkeep.kept_looked_at.load(Ordering::Relaxed), &KEPT_LOOKED_AT_MAX];
+    let row = tx.query_one(include_str!("../sql/prune_kept.sql"), &place).await?;
+    let (looked_at, last): (i64, Option<Position>) = (row.try_get(0)?, row.try_get(1)?);
+    let next = last.filter(|_| looked_at == KEPT_LOOKED_AT_MAX);
+    pruned.more |= next.is_some() && row.try_get::<_, i64>(2)? > 0;
+    Ok(next.unwrap_or(0))
 }
 
 /// Former filters under which nothing was passed that is still there. One that is being changed now is left for the next time:

@@ -17,5 +17,6 @@ where ($2::text is null or d.state = $2) and ($3::text is null or d.key = $3)
     and ($4::text is null or coalesce(e.topic, k.topic) = $4)
     and ($5::text is null or starts_with(coalesce(e.topic, k.topic), $5))
     and ($6::text is null or coalesce(e.headers, k.headers) ->> 'correlationid' = $6)
-order by d.position
+-- Which have this order: as soon as enough are found, no more are looked at.
+order by chosen.position
 limit $7::bigint

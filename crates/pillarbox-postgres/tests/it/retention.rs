@@ -79,6 +79,33 @@ async fn only_what_is_old_and_passed_by_all_is_removed() {
 }
 
 #[tokio::test]
+async fn a_copy_that_nobody_needs_is_found_among_many_that_are_needed() {
+    let database = Database::new().await;
+    database.publish_keys(&["a"; 600]).await;
+    let store = database.store().await;
+    own(&store, "s").await;
+    database
+        .execute(
+            "insert into pillarbox.event_kept select * from pillarbox.event;
+             insert into pillarbox.delivery (subscription, position, lane, arrival, state, attempts, due_at, since, died_at)
+             select s.id, e.position, 0, e.position, 'dead', 1, now(), now(), now()
+             from pillarbox.subscription as s, pillarbox.event as e where e.position < 600",
+        )
+        .await;
+    let kept = async || database.number("select count(*) from pillarbox.event_kept").await;
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        assert!(!store.prune(&policy()).await.unwrap().more);
+        seen.push(kept().await);
+    }
+    assert_eq!(seen, [600, 599, 599], "a run looks at a part of them, and the next one at the rest");
+    database.execute("delete from pillarbox.delivery where position <= 550").await;
+    store.prune(&policy()).await.unwrap();
+    prune_all(&store, &policy()).await;
+    assert_eq!(kept().await, 49, "it does not stop as long as it finds some");
+}
+
+#[tokio::test]
 async fn what_a_delivery_needs_is_kept_aside_as_long_as_it_needs_it() {
     let database = database(3).await;
     let ids = database.publish_keys(&["a", "b", "c"]).await;

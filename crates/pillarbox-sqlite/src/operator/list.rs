@@ -121,16 +121,34 @@ fn unsettled(
     Ok(list)
 }
 
-/// Which rows can be in the state that is asked for, or have the key, in the words of an index.
+/// The positions of rows that can be in the state that is asked for, or have the key. Which index serves is said: SQLite prefers the
+/// primary key, and with it every row of the subscription.
 fn looked_at(query: &ListQuery) -> &'static str {
     match (query.state, &query.key) {
-        (_, Some(_)) => "and d.key = ?3",
-        (Some(State::Dead), None) => "and d.stored = 'dead'",
-        (Some(State::Delayed), None) => "and d.stored = 'delayed'",
-        (Some(State::Processing | State::Retrying | State::Blocked), None) => {
-            "and d.stored in ('pending', 'processing', 'retrying')"
+        (_, Some(_)) => {
+            "select position from pillarbox_delivery indexed by pillarbox_delivery_key where subscription = ?1 and key = ?3"
         }
-        (None | Some(State::Pending), None) => "",
+        (Some(State::Dead), None) => {
+            "select position from pillarbox_delivery indexed by pillarbox_delivery_by_state \
+             where subscription = ?1 and state = 'dead'"
+        }
+        (Some(State::Delayed), None) => {
+            "select position from pillarbox_delivery indexed by pillarbox_delivery_by_state \
+             where subscription = ?1 and state = 'delayed'"
+        }
+        (Some(State::Processing | State::Retrying | State::Blocked), None) => {
+            "select position from pillarbox_delivery indexed by pillarbox_delivery_by_state \
+             where subscription = ?1 and state in ('pending', 'processing', 'retrying')"
+        }
+        (Some(State::Pending), None) => {
+            "select position from pillarbox_delivery indexed by pillarbox_delivery_by_state \
+             where subscription = ?1 and state in ('pending', 'processing', 'retrying') \
+             union all \
+             select position from pillarbox_delivery indexed by pillarbox_delivery_delayed \
+             where subscription = ?1 and state = 'delayed' \
+                 and due_at <= cast((julianday('now') - 2440587.5) * 86400000 + 0.5 as integer)"
+        }
+        (None, None) => "select position from pillarbox_delivery where subscription = ?1",
     }
 }
 

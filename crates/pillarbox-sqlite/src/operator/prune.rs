@@ -4,7 +4,7 @@ use pillarbox::world::{LaneRow, SubscriptionRow, World};
 use pillarbox::{
     Cursor, Mode, Position, PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD, RangeSet, SubscriptionId, Timestamp,
 };
-use rusqlite::{Transaction, params};
+use rusqlite::{OptionalExtension, Transaction, params};
 
 use super::change::{give_up, judge_again, touch_lanes};
 use super::risen::deliver_risen;
@@ -18,6 +18,10 @@ use crate::store::Desk;
 
 /// Records of progress older than this are merged by the hour.
 const PROGRESS_FINE_MS: i64 = 3_600_000;
+
+/// How many copies of events one run looks at: those of dead events may be very many, and publishers wait meanwhile. The next run goes on from
+/// there, at once if some were not needed.
+const KEPT_LOOKED_AT_MAX: i64 = 500;
 
 /// Removes one slice of what nobody needs. It holds the write lock throughout: no cursor moves, no delivery appears and no
 /// rewind happens between what it reads and what it removes.
@@ -39,12 +43,30 @@ pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> 
     if let Some(keep) = policy.keep.filter(|_| policy.takes_events(!world.subscriptions.is_empty())) {
         prune_events(tx, &world, keep, slice, &mut pruned)?;
     }
-    let kept = tx.execute(include_str!("../sql/prune_kept.sql"), [slice])?;
+    prune_kept(tx, &mut pruned)?;
     prune_dedup(tx, &world, &policy, slice, &mut pruned)?;
     crate::inbox::prune(tx, world.now, &policy, &mut pruned)?;
     prune_progress(tx, &world, slice)?;
-    pruned.more |= kept as i64 == slice;
     Ok(pruned)
+}
+
+/// Copies of events that no delivery needs any more, among the next of them.
+fn prune_kept(tx: &Transaction<'_>, pruned: &mut Pruned) -> Db<()> {
+    let sql = "select value from pillarbox_meta where name = 'kept_looked_at'";
+    let after: Position = tx.prepare_cached(sql)?.query_row([], |row| row.get(0)).optional()?.unwrap_or(0);
+    let mut statement = tx.prepare_cached(include_str!("../sql/kept_next.sql"))?;
+    let (looked_at, last): (i64, Option<Position>) =
+        statement.query_row([after, KEPT_LOOKED_AT_MAX], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let gone = match last {
+        Some(last) => tx.prepare_cached(include_str!("../sql/prune_kept.sql"))?.execute([after, last])?,
+        None => 0,
+    };
+    let next = last.filter(|_| looked_at == KEPT_LOOKED_AT_MAX);
+    if next.unwrap_or(0) != after {
+        set_meta(tx, "kept_looked_at", next.unwrap_or(0))?;
+    }
+    pruned.more |= next.is_some() && gone > 0;
+    Ok(())
 }
 
 /// What all slices together would remove now.

@@ -19,7 +19,7 @@ left join (
     select
         subscription, min(position) as position,
         min(case when state = 'retrying' then due_at end) as due_at
-    from pillarbox_delivery
+    from pillarbox_delivery indexed by pillarbox_delivery_by_state
     where subscription in (select id from pillarbox_subscription) and state in ('pending', 'processing', 'retrying')
     group by subscription
 ) as l on l.subscription = s.id

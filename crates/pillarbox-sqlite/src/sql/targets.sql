@@ -9,13 +9,13 @@ from (
     union all
     select * from (
         select position, lane, key
-        from pillarbox_delivery
+        from pillarbox_delivery indexed by pillarbox_delivery_key
         where ?2 is null and ?3 is not null and subscription = ?1 and key = ?3 and state = 'dead'
     )
     union all
     select * from (
         select position, lane, key
-        from pillarbox_delivery
+        from pillarbox_delivery indexed by pillarbox_delivery_by_state
         where ?2 is null and ?3 is null and subscription = ?1 and state = 'dead'
         order by position
         limit ?4

@@ -1,29 +1,236 @@
-//! What statements cost as a log grows: how SQLite finds what they ask for.
+//! What operations cost as a log grows, in steps of SQLite's virtual machine; and how SQLite finds what statements ask for.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use pillarbox::{Position, RangeSet, Timestamp};
+use pillarbox_sqlite::{SqliteStore, counted};
+use pillarbox_testkit::growth::{
+    Dimension, EVENTS, FACTOR, Ground, OTHER_INSTANCE, SEEDED, SMALL, TAIL, Work, create, judge, measure,
+};
 use rusqlite::Connection;
 
 use crate::fixture::Database;
+
+/// Steps of the virtual machine that count as one: about what one row takes to be looked at.
+const STEPS: u64 = 10;
+
+struct Log {
+    /// Dropped with the value.
+    _database: Database,
+    store: SqliteStore,
+}
+
+impl Ground for Log {
+    type Store = SqliteStore;
+
+    fn store(&self) -> &SqliteStore {
+        &self.store
+    }
+
+    async fn begin(&self) {
+        counted::take();
+    }
+
+    async fn work(&self) -> Work {
+        let mut counted: Vec<_> = counted::take().into_iter().collect();
+        counted.sort_by_key(|(_, counted)| -counted.steps);
+        // For whoever looks for what broke a promise.
+        for (sql, counted) in counted.iter().take(2) {
+            eprintln!("    {} x {} {:.200}", counted.runs, counted.steps, sql.replace('\n', " "));
+        }
+        let statements = counted.iter().map(|(_, counted)| counted.runs).sum();
+        let steps: i64 = counted.iter().map(|(_, counted)| counted.steps).sum();
+        Work { statements, steps: steps.max(0) as u64 / STEPS }
+    }
+}
+
+impl Log {
+    async fn new(dimension: Dimension, size: usize) -> Log {
+        let database = Database::new();
+        let count = dimension.count(size);
+        create(&database.store()).await;
+        let values = [
+            ("$events", EVENTS.to_string()),
+            ("$first", (EVENTS - SEEDED).to_string()),
+            ("$tail", TAIL.to_string()),
+            ("$other", OTHER_INSTANCE.0.to_string()),
+            ("$now", Timestamp::now().0.to_string()),
+            ("$settled", settled(dimension, count).to_string()),
+            ("$n", count.to_string()),
+        ];
+        let sql = [NUMBERS, SEED, grow(dimension), END].join(";\n");
+        database.execute(&values.iter().fold(sql, |sql, (name, value)| sql.replace(name, value)));
+        counted::count(&database.path);
+        let store = database.store();
+        Log { _database: database, store }
+    }
+}
+
+/// What the stream has settled above its floor.
+fn settled(dimension: Dimension, count: usize) -> RangeSet {
+    let first = (EVENTS - SEEDED) as Position;
+    match dimension {
+        Dimension::Holes => {
+            (1..=count as Position).map(|number| first - 2 * number + 1..=first - 2 * number + 1).collect()
+        }
+        _ => RangeSet::from_iter([10..=EVENTS as Position]),
+    }
+}
+
+/// The numbers from 1 on, as many as any other statement needs.
+const NUMBERS: &str = "
+    create temp table number (g integer primary key);
+    with recursive more (g) as (select 1 union all select g + 1 from more where g < max($n, $events))
+    insert into number select g from more";
+
+/// A little of everything: events that all have passed, and rows of the queue at the last of them. Half of what can be claimed has a key,
+/// and another row of that key behind it.
+const SEED: &str = "
+    insert into pillarbox_event (topic, key, type, payload) select 't', 'k' || g, 'y', '{}' from number where g <= $events;
+    update pillarbox_cursor set floor = $events;
+    update pillarbox_subscription set paused = 1, paused_by = 'operator' where name = 'idle';
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, ready_at)
+    select s.id, $first + g, 0, $first + g, case when g % 2 = 0 then 'c' || ((g - 1) / 4) end, 'pending', 0, $now, $now,
+        case when g % 4 <> 0 then $now - 60000 + g end
+    from pillarbox_subscription as s, number
+    where s.name = 'queue' and g <= 300;
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
+    select s.id, $first + 301, 0, $first + 301, 'seed', 'dead', 3, $now, $now, $now
+    from pillarbox_subscription as s where s.name = 'queue'
+    union all
+    select s.id, $first + 302, 0, $first + 302, 'seed', 'delayed', 0, $now + 86400000, $now, null
+    from pillarbox_subscription as s where s.name = 'queue'";
+
+/// The end of the log: an event that all have settled, and some that nobody has read.
+const END: &str = "
+    insert into pillarbox_event (topic, key, type, payload) values ('t', 'last', 'y', '{}');
+    update pillarbox_cursor set floor = (select max(position) from pillarbox_event) where floor >= $events;
+    insert into pillarbox_event (topic, key, type, payload) select 't', 'u' || g, 'y', '{}' from number where g <= $tail;
+    update pillarbox_cursor set floor = (select max(position) from pillarbox_event)
+    where subscription in (select id from pillarbox_subscription where name like 'other %');
+    update pillarbox_cursor set anchor_position = (
+        select max(position) from pillarbox_event
+        where position <= case when settled = '' then floor else $events end
+    );
+    update pillarbox_cursor set anchor_id = (select id from pillarbox_event where position = anchor_position)";
+
+fn grow(dimension: Dimension) -> &'static str {
+    match dimension {
+        Dimension::Log => {
+            "insert into pillarbox_event (topic, key, type, payload)
+             select 't', 'k' || g, 'y', '{}' from number where g <= $n;
+             update pillarbox_cursor set floor = $events + $n"
+        }
+        Dimension::Records => {
+            "insert into pillarbox_progress (subscription, lane, epoch, floor_from, floor_to, started_at, ended_at)
+             select s.id, 0, 1, g - 1, g, $now - 60000, $now - 60000 from pillarbox_subscription as s, number where g <= $n;
+             insert into pillarbox_skip (subscription, position, position_to, reason, at)
+             select s.id, g, g, 'r', $now from pillarbox_subscription as s, number where g <= $n"
+        }
+        Dimension::Dead => {
+            "insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
+             select s.id, g, 0, g, 'd' || g, 'dead', 3, $now, $now, $now from pillarbox_subscription as s, number where g <= $n;
+             insert into pillarbox_event_kept select * from pillarbox_event where position <= $n"
+        }
+        Dimension::Delayed => {
+            "insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
+             select s.id, g, 0, g, 'd' || g, 'delayed', 0, $now + 86400000, $now
+             from pillarbox_subscription as s, number where g <= $n"
+        }
+        Dimension::Due => {
+            "insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
+             select s.id, 1000000 + g, 0, $events + g, 'one', 'delayed', 0, $now - 1000, $now
+             from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n"
+        }
+        Dimension::Waiting => {
+            "insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, ready_at)
+             select s.id, g, 0, $events + g, 'one', 'pending', 0, $now, $now, case when g = 1 then $now end
+             from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n"
+        }
+        Dimension::Pairs => {
+            "insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, ready_at)
+             select s.id, g + 1000000 * t, 0, $events + 1000000 * t + g, 'p' || g, 'pending', 0, $now, $now,
+                 case when t = 0 then $now end
+             from pillarbox_subscription as s, (select 0 as t union all select 1), number where s.name = 'queue' and g <= $n"
+        }
+        Dimension::Claims => {
+            "insert into pillarbox_instance (id, host, pid, version, started_at, beat_at, subscriptions)
+             select $other, 'there', 1, '0', $now, $now + 86400000, '[' || id || ']' from pillarbox_subscription where name = 'queue';
+             insert into pillarbox_delivery
+                 (subscription, position, lane, arrival, key, state, attempts, due_at, since, owner, claim, claimed_at)
+             select s.id, g, 0, $events + g, 'o' || g, 'processing', 0, $now, $now, $other, g, $now
+             from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n"
+        }
+        Dimension::DeadRanges => {
+            "update sqlite_sequence set seq = $events + 3 * $n where name = 'pillarbox_event';
+             insert into pillarbox_dead_range (low, high, closed_at)
+             select $events + 3 * g, $events + 3 * g, $now from number where g <= $n;
+             update pillarbox_cursor set floor = $events + 3 * $n"
+        }
+        Dimension::Backlog => {
+            "update pillarbox_cursor set floor = $first - $n
+             where subscription = (select id from pillarbox_subscription where name = 'stream');
+             update pillarbox_subscription set paused = 1, paused_by = 'operator' where name = 'stream'"
+        }
+        Dimension::Holes => {
+            "update pillarbox_cursor set floor = $first - 2 * $n, settled = '$settled'
+             where subscription = (select id from pillarbox_subscription where name = 'stream')"
+        }
+        Dimension::AboveHole => {
+            "update pillarbox_cursor set floor = 8, settled = '$settled'
+             where subscription = (select id from pillarbox_subscription where name = 'stream');
+             insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
+             select s.id, g + 10, 0, g, 'd' || g, 'dead', 3, $now, $now, $now
+             from pillarbox_subscription as s, number where s.name = 'stream' and g <= $n"
+        }
+        Dimension::Subscriptions => {
+            "insert into pillarbox_subscription
+                 (name, filter, mode, lanes, on_dead, retry, processing_timeout_ms, defined_by, created_at)
+             select 'other ' || g, s.filter, 'stream', 1, s.on_dead, s.retry, s.processing_timeout_ms, s.defined_by, s.created_at
+             from pillarbox_subscription as s, number where s.name = 'stream' and g <= $n;
+             insert into pillarbox_cursor (subscription, lane, floor)
+             select id, 0, $events from pillarbox_subscription where name like 'other %'"
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_operation_costs_more_than_is_promised_as_the_log_grows() {
+    let mut broken = Vec::new();
+    for dimension in Dimension::ALL {
+        // One after the other: there is one count in a process.
+        let small = measure(&Log::new(dimension, SMALL).await).await;
+        let large = measure(&Log::new(dimension, SMALL * FACTOR).await).await;
+        for ((operation, small), (_, large)) in small.into_iter().zip(large) {
+            eprintln!("{dimension:?} {operation:?} {small:?} {large:?}");
+            broken.extend(judge(operation, dimension, small, large));
+        }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
 
 /// Tables that grow without end, and must be looked up in.
 const GROWING: [&str; 4] = ["pillarbox_event", "pillarbox_event_kept", "pillarbox_delivery", "pillarbox_dead_range"];
 
 /// Statements that go through a whole table or index, and why they may. Everything else has to find what it wants.
-const WHOLE: [(&str, &str); 7] = [
+const WHOLE: [(&str, &str); 6] = [
     ("deliveries_without_event", "doctor checks every delivery"),
     ("odd_ids", "doctor checks every id"),
     ("kept_count", "counts up to a limit"),
-    ("prune_kept", "retention, in slices"),
     ("risen", "the ranges that were proven dead; SQLite leaves hardly any"),
     ("reset", "empties everything"),
     ("version_id", "of what is kept aside; the log has an index"),
 ];
 
 /// The ways in which a list says which rows it looks at.
-const LISTED: [&str; 4] =
-    ["", "and d.key = ?3", "and d.stored = 'dead'", "and d.stored in ('pending', 'processing', 'retrying')"];
+const LISTED: [&str; 4] = [
+    "select position from pillarbox_delivery where subscription = ?1",
+    "select position from pillarbox_delivery indexed by pillarbox_delivery_key where subscription = ?1 and key = ?3",
+    "select position from pillarbox_delivery indexed by pillarbox_delivery_by_state where subscription = ?1 and state = 'dead'",
+    "select position from pillarbox_delivery indexed by pillarbox_delivery_by_state
+     where subscription = ?1 and state in ('pending', 'processing', 'retrying')",
+];
 
 /// How SQLite goes about a statement, without those lines that find something.
 fn scans(connection: &Connection, sql: &str) -> Vec<String> {

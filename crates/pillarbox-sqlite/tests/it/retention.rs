@@ -90,6 +90,30 @@ async fn what_a_delivery_needs_is_kept_aside_as_long_as_it_needs_it() {
 }
 
 #[tokio::test]
+async fn a_copy_that_nobody_needs_is_found_among_many_that_are_needed() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 600]);
+    let store = database.store();
+    own(&store, "s").await;
+    database.execute(
+        "insert into pillarbox_event_kept select * from pillarbox_event;
+         insert into pillarbox_delivery (subscription, position, lane, arrival, state, attempts, due_at, since, died_at)
+         select s.id, e.position, 0, e.position, 'dead', 1, 0, 0, 0
+         from pillarbox_subscription as s, pillarbox_event as e where e.position < 600",
+    );
+    let mut kept = Vec::new();
+    for _ in 0..3 {
+        assert!(!store.prune(&policy()).await.unwrap().more);
+        kept.push(store.status().await.unwrap().log.kept);
+    }
+    assert_eq!(kept, [600, 599, 599], "a run looks at a part of them, and the next one at the rest");
+    database.execute("delete from pillarbox_delivery where position <= 550");
+    store.prune(&policy()).await.unwrap();
+    prune_all(&store, &policy()).await;
+    assert_eq!(store.status().await.unwrap().log.kept, 49, "it does not stop as long as it finds some");
+}
+
+#[tokio::test]
 async fn a_hold_that_is_over_gives_way_and_is_recorded() {
     let database = Database::new();
     let ids = database.publish_keys(&["a"; 4]);
