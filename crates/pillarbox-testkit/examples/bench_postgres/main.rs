@@ -21,6 +21,7 @@ mod takeover;
 use std::path::Path;
 use std::process::ExitCode;
 
+use pillarbox::Subscription;
 use pillarbox_testkit::postgres::Server;
 
 use crate::cuts::Way;
@@ -73,7 +74,7 @@ fn child(arguments: &[String]) -> Result<()> {
         "takeover" => runtime.block_on(takeover::kills(url, count, Pace::Steady))?,
         "cuts" => runtime.block_on(cuts::cuts(url, count, Way::CutOff))?,
         "freezes" => runtime.block_on(cuts::cuts(url, count, Way::Frozen))?,
-        "start_many" => runtime.block_on(start::start(url, count, 1))?,
+        "start_many" => runtime.block_on(start::start(url, count, Subscription::new("").lanes))?,
         "start_lanes" => runtime.block_on(start::start(url, count, 256))?,
         "takeover_busy" => runtime.block_on(takeover::kills(url, count, Pace::Flood))?,
         cuts::RELAY => return runtime.block_on(cuts::relay(url)),
