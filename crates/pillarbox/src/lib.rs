@@ -42,6 +42,7 @@ mod flood_guard;
 mod grace;
 mod handler;
 mod health;
+mod holes;
 mod lane;
 pub mod metric;
 mod operator;

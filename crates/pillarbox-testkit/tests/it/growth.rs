@@ -148,13 +148,14 @@ async fn a_step_does_not_look_at_delayed_rows() {
 }
 
 /// Every other position is an open transaction's.
-fn leave_holes(log: &MemoryLog, holes: usize) -> Tx {
-    let open = log.begin();
-    for index in 0..holes {
+fn leave_holes(log: &MemoryLog, holes: usize) -> Vec<Tx> {
+    let leave = |index| {
+        let open = log.begin();
         log.insert(open, NewEvent::new("hole", "happened"));
         publish(log, "other", 1, |_| format!("k{index}"));
-    }
-    open
+        open
+    };
+    (0..holes).map(leave).collect()
 }
 
 #[tokio::test]
@@ -181,6 +182,36 @@ async fn a_step_does_not_look_at_each_hole_for_each_lane() {
         costs[0],
         costs[1]
     );
+}
+
+/// How much the steps look at, at most, while ten of so many holes close one after the other; each lane has settled events between them.
+async fn close_holes(holes: usize, subscriptions: usize) -> u64 {
+    let log = log();
+    let wants = |number| Subscription { lanes: 8, ..Subscription::new(format!("s{number}")).topics(["other"]) };
+    let mut driver = start(&log, (0..subscriptions).map(wants).collect(), EngineConfig::default()).await;
+    let mut open = leave_holes(&log, holes);
+    driver.go_on(Input::Published).await.unwrap();
+    while !driver.at_sink().is_empty() {
+        driver.deliver(0).await.unwrap();
+    }
+    driver.pass(Duration::from_millis(500)).await.unwrap();
+    driver.take_steps();
+    for _ in 0..10 {
+        log.commit(open.remove(open.len() / 2));
+        driver.go_on(Input::Published).await.unwrap();
+    }
+    driver.take_steps().into_iter().max().unwrap_or(0)
+}
+
+#[tokio::test]
+async fn a_hole_that_closes_costs_no_look_at_the_others_for_each_lane() {
+    let (few, many) = (close_holes(20, 10).await, close_holes(500, 10).await);
+    println!("a hole that closes: {few} with 20 holes, {many} with 500, in 80 lanes");
+    // Each of the others is asked for, shown and kept once, not once a lane.
+    assert!(many <= few + 480 * 4, "a step looks at {few} things with 20 holes and at {many} with 500");
+    let one = close_holes(500, 1).await;
+    println!("with 500 holes: {one} in 8 lanes, {many} in 80");
+    assert!(many <= one + 72 * LOOKS_A_LANE, "a step looks at {one} things with 8 lanes and at {many} with 80");
 }
 
 #[tokio::test]
