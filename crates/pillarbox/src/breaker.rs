@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use crate::dispatcher::{BatchId, Item};
@@ -332,10 +332,10 @@ impl Breaker {
         }
     }
 
-    /// Forgets the events of a lane that is no longer this instance's.
-    pub(crate) fn forget_lane(&mut self, lane: u32) {
+    /// Forgets the events of lanes that are no longer this instance's.
+    pub(crate) fn forget_lanes(&mut self, lanes: &HashSet<u32>) {
         if !self.suspects.is_empty() {
-            self.suspects.retain(|_, suspect| suspect.lane != lane);
+            self.suspects.retain(|_, suspect| !lanes.contains(&suspect.lane));
         }
     }
 
@@ -537,7 +537,7 @@ mod tests {
         assert!(!breaker.suspects(5) && breaker.suspects(6) && breaker.suspects(last));
         let elsewhere = Item { lane: 1, ..item(last + 1) };
         breaker.suspect(at(5000), &elsewhere, &unclear());
-        breaker.forget_lane(0);
+        breaker.forget_lanes(&HashSet::from([0]));
         assert_eq!(breaker.suspects.keys().copied().collect::<Vec<_>>(), [last + 1]);
         assert_eq!(breaker.suspect(at(5900), &elsewhere, &unclear()), Charge::Event, "it is alone again");
     }

@@ -336,6 +336,8 @@ pub struct Engine {
     subscribers: Vec<Subscriber>,
     /// Where each subscription is among the subscribers.
     indexes: HashMap<SubscriptionId, usize>,
+    /// When something is to be done for a queue that rests, at the earliest.
+    rest_until: Duration,
     grace: Grace,
     clock: DatabaseClock,
     /// The highest position that any poll has told of.
@@ -468,6 +470,7 @@ impl Engine {
             ownership: Ownership::new(joined.instance, config.lease_ttl, features),
             indexes: subscribers.iter().enumerate().map(|(index, sub)| (sub.id, index)).collect(),
             subscribers,
+            rest_until: Duration::MAX,
             grace: Grace::default(),
             clock: DatabaseClock::new(joined.time, mono),
             horizon: 0,
@@ -523,7 +526,7 @@ impl Engine {
             self.learn_time(mono, fleet.time);
         }
         let now = self.now(mono);
-        self.rouse(&input);
+        self.rouse(now, &input);
         match input {
             Input::Observed(fleet) => self.observed(now, fleet),
             Input::Taken(epochs) => self.taken(epochs),
@@ -562,14 +565,30 @@ impl Engine {
         Now { mono, wall: self.clock.at(mono) }
     }
 
-    /// Subscriptions that rest are not looked at until an input concerns them.
-    fn rouse(&mut self, input: &Input) {
-        match input {
+    /// Subscriptions that rest are not looked at until an input concerns them, or the time has come to look for rows of a queue.
+    fn rouse(&mut self, now: Now, input: &Input) {
+        let concerns_all = match input {
             Input::Delivered { batch, .. } | Input::Aborted { batch } | Input::HandedBack { batch, .. } => {
                 self.subscribers[batch.0].resting = false;
+                false
             }
-            Input::Rang | Input::Published => {}
-            _ => self.subscribers.iter_mut().for_each(|sub| sub.resting = false),
+            Input::Rang | Input::Published => false,
+            _ => true,
+        };
+        if concerns_all || now.mono >= self.rest_until {
+            self.subscribers.iter_mut().for_each(|sub| sub.resting = false);
+            self.rest_until = Duration::MAX;
+        }
+    }
+
+    /// Subscriptions for which nothing is to be done rest.
+    fn lay_to_rest(&mut self, now: Now) {
+        for sub in self.subscribers.iter_mut().filter(|sub| !sub.resting) {
+            looked_at(sub.lanes.len());
+            sub.resting = sub.may_rest(now, self.horizon);
+            if let Some(queue) = sub.queue.as_ref().filter(|_| sub.resting) {
+                self.rest_until = queue.deadline(now).map_or(self.rest_until, |at| at.min(self.rest_until));
+            }
         }
     }
 
@@ -580,7 +599,11 @@ impl Engine {
 
     fn rang(&mut self, now: Now) {
         self.rang_at.get_or_insert(now.mono);
-        self.subscribers.iter_mut().filter_map(|sub| sub.queue.as_mut()).for_each(|queue| queue.wake(now));
+        for sub in &mut self.subscribers {
+            let Some(queue) = &mut sub.queue else { continue };
+            queue.wake(now);
+            sub.resting = false;
+        }
     }
 
     /// When to step with [`Input::Tick`] if nothing else happens before. Always later than now: what is due now was done by the
@@ -599,6 +622,7 @@ impl Engine {
         }
         self.backoff.values().for_each(|entry| sooner(Some(entry.1)));
         sooner(self.queue_deadline(now));
+        sooner(Some(self.rest_until));
         for sub in self.awake() {
             looked_at(sub.lanes.len());
             sooner(sub.breaker.deadline());
@@ -717,8 +741,7 @@ impl Engine {
         self.call_finish(now);
         self.call_recover(now);
         self.settle(now);
-        let horizon = self.horizon;
-        self.subscribers.iter_mut().filter(|sub| !sub.resting).for_each(|sub| sub.resting = sub.may_rest(now, horizon));
+        self.lay_to_rest(now);
         self.tell_unlogged(now);
         let calls = self.settling.is_some() || self.taking.is_some() || self.loading.is_some() || self.observing;
         if self.draining && self.is_empty() && !calls && self.to_load.is_empty() && self.to_load_later.is_empty() {

@@ -409,15 +409,18 @@ impl Lane {
     /// Somebody begins to look which keys of a queue have rows, under this number. What is `unwritten` may escape that look, and so may
     /// whatever is given a row while it lasts.
     pub(crate) fn begin_look(&mut self, number: u64, unwritten: impl Iterator<Item = KeyHash>) {
+        looked_at(self.queue.len());
         let written_later = self.queue.iter().filter_map(|queued| queued.delivery.key_hash());
         self.keys_given = KeysGiven { look: Some(number), keys: unwritten.chain(written_later).collect() };
     }
 
     /// The look of this number is over: these are the only keys that have rows, besides those that were given some meanwhile. Says
     /// nothing to a lane that was loaded after the look had begun.
-    pub(crate) fn end_look(&mut self, number: u64, found: impl Iterator<Item = KeyHash>) {
+    pub(crate) fn end_look(&mut self, number: u64, mut found: HashSet<KeyHash>) {
         if self.keys_given.look == Some(number) {
-            self.queued_keys = Some(found.chain(self.keys_given.keys.iter().copied()).collect());
+            looked_at(self.keys_given.keys.len());
+            found.extend(&self.keys_given.keys);
+            self.queued_keys = Some(found);
             self.keys_unknown = false;
         }
     }

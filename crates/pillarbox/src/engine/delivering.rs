@@ -68,7 +68,7 @@ impl Engine {
                     let again = self.claim_over(now, index, item, claim, outcome);
                     if let Some(key) = item.key.filter(|_| failed && !again) {
                         stopped.insert(key);
-                        self.subscribers[index].give_back(|other| other.key == Some(key));
+                        self.subscribers[index].give_back_of(key);
                     }
                     again
                 }

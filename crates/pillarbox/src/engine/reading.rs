@@ -209,6 +209,7 @@ impl Engine {
         let definition = sub.definition.clone();
         let filter = &definition.filter;
         let all = filter.is_all();
+        looked_at(scan.events.len());
         for event in &scan.events {
             if !all && !filter.wants(event) {
                 continue;

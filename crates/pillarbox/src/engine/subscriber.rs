@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -129,7 +129,8 @@ impl Subscriber {
         };
         let nothing_here = self.dispatcher.is_empty() && self.announced.is_empty() && self.due_behind.is_empty();
         let unhindered = self.stopped.is_none() && self.breaker.permit(now) == Permit::All;
-        self.queue.is_none() && nothing_here && unhindered && self.lanes().all(at_rest)
+        let queue_rests = self.queue.as_ref().is_none_or(|queue| queue.may_rest(now, self.paused));
+        queue_rests && nothing_here && unhindered && self.lanes().all(at_rest)
     }
 
     /// What operators are told.
@@ -398,26 +399,28 @@ impl Subscriber {
         }
     }
 
-    /// A lane that stops takes back what it has announced and not sent, and drops what is not at the sink.
-    pub(super) fn settle_down(&mut self, number: u32) {
-        match self.lanes[number as usize].as_mut() {
-            Some(lane) if !lane.quiet => lane.quiet = true,
-            _ => return,
+    /// Lanes that stop take back what they have announced and not sent, and drop what is not at the sink.
+    pub(super) fn settle_down(&mut self, numbers: Vec<u32>) {
+        if numbers.is_empty() {
+            return;
         }
-        self.drop_waiting(number);
-        let Some(lane) = self.lanes[number as usize].as_mut() else { return };
-        for row in lane.interrupted() {
-            if !self.dispatcher.is_at_sink(number, row.position) {
-                lane.withdraw(row.position, row.key_hash());
+        self.drop_waiting(&numbers.iter().copied().collect());
+        for number in numbers {
+            let Some(lane) = self.lanes[number as usize].as_mut() else { continue };
+            lane.quiet = true;
+            for row in lane.interrupted() {
+                if !self.dispatcher.is_at_sink(number, row.position) {
+                    lane.withdraw(row.position, row.key_hash());
+                }
             }
         }
     }
 
-    /// Drops what a lane has here that is not at the sink.
-    fn drop_waiting(&mut self, number: u32) {
-        self.breaker.forget_lane(number);
-        let announced = self.announced.extract_if(.., |item| item.lane == number);
-        for item in self.dispatcher.purge(number).into_iter().chain(announced) {
+    /// Drops what lanes have here that is not at the sink.
+    fn drop_waiting(&mut self, numbers: &HashSet<u32>) {
+        self.breaker.forget_lanes(numbers);
+        let announced = self.announced.extract_if(.., |item| numbers.contains(&item.lane));
+        for item in self.dispatcher.purge(numbers).into_iter().chain(announced) {
             self.bytes -= item.event.size();
             // It comes again to whoever has the lane then.
             self.breaker.forget(item.event.position);
@@ -431,13 +434,24 @@ impl Subscriber {
 
     /// Forgets a lane: it is another's now, or loaded anew.
     pub(super) fn drop_lane(&mut self, number: u32) {
-        let Some(lane) = self.lanes.get_mut(number as usize).and_then(Option::take) else { return };
-        self.own_attempts.retain(|(of, _), _| *of != number);
-        self.own_attempts.extend(lane.own_attempts().map(|(position, attempt)| ((number, position), attempt)));
-        self.drop_waiting(number);
-        self.queue.iter_mut().for_each(|queue| queue.lane_gone(self.id, number));
-        self.due_behind.values_mut().for_each(|rows| rows.retain(|row| row.0 != number));
-        // Whatever is in a write under way leaves the window with that.
-        self.window -= lane.window;
+        self.drop_lanes([number]);
+    }
+
+    pub(super) fn drop_lanes(&mut self, numbers: impl IntoIterator<Item = u32>) {
+        let mut dropped = HashSet::new();
+        for number in numbers {
+            let Some(lane) = self.lanes.get_mut(number as usize).and_then(Option::take) else { continue };
+            dropped.insert(number);
+            self.own_attempts.retain(|(of, _), _| *of != number);
+            self.own_attempts.extend(lane.own_attempts().map(|(position, attempt)| ((number, position), attempt)));
+            self.queue.iter_mut().for_each(|queue| queue.lane_gone(self.id, number));
+            // Whatever is in a write under way leaves the window with that.
+            self.window -= lane.window;
+        }
+        if dropped.is_empty() {
+            return;
+        }
+        self.drop_waiting(&dropped);
+        self.due_behind.values_mut().for_each(|rows| rows.retain(|row| !dropped.contains(&row.0)));
     }
 }
