@@ -22,6 +22,8 @@ pub(crate) struct Dispatcher {
     keys: HashMap<u64, Busy, BuildHasherDefault<PassThrough>>,
     batches: BTreeMap<BatchId, Vec<Item>>,
     next_batch: BatchId,
+    /// How often something came, ended or was freed.
+    changes: u64,
     in_flight: usize,
     /// Of each lane, by its number.
     lanes: Vec<OfLane>,
@@ -93,6 +95,7 @@ impl Dispatcher {
             keys: HashMap::default(),
             batches: BTreeMap::new(),
             next_batch: 1,
+            changes: 0,
             in_flight: 0,
             lanes: Vec::new(),
             held: 0,
@@ -120,6 +123,7 @@ impl Dispatcher {
 
     /// Events that were at the sink are not any more, and went.
     fn left_sink(&mut self, items: &[Item]) {
+        self.changes += 1;
         self.in_flight -= items.len();
         for item in items {
             if let Some(lane) = self.lanes.get_mut(item.lane as usize) {
@@ -127,6 +131,11 @@ impl Dispatcher {
                 lane.here -= 1;
             }
         }
+    }
+
+    /// Differs from before if an event may be fit to be sent that was not.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Events at the sink.
@@ -292,6 +301,7 @@ impl Dispatcher {
     /// The newest of its key. It waits in line even if its key is under way: what waits for a key was cut from the line, so it is
     /// older than anything of that key that is in line.
     pub(crate) fn push(&mut self, item: Item) {
+        self.changes += 1;
         self.claims |= item.claim.is_some();
         Dispatcher::came(&mut self.lanes, &item);
         self.ready.push_back(item);
@@ -299,6 +309,7 @@ impl Dispatcher {
 
     /// Older than all others of their keys, none of which may be at the sink.
     pub(crate) fn push_front(&mut self, items: Vec<Item>) {
+        self.changes += 1;
         self.claims |= items.iter().any(|item| item.claim.is_some());
         items.iter().for_each(|item| Dispatcher::came(&mut self.lanes, item));
         items.into_iter().rev().for_each(|item| self.ready.push_front(item));
@@ -394,6 +405,7 @@ impl Dispatcher {
 
     /// A key is no longer under way; what waited behind it.
     pub(crate) fn release(&mut self, key: KeyHash) -> VecDeque<Item> {
+        self.changes += 1;
         let waiting = self.keys.remove(&key.0).map(|busy| busy.waiting).unwrap_or_default();
         Dispatcher::went(&mut self.lanes, &waiting);
         waiting

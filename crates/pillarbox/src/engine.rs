@@ -15,16 +15,15 @@ use self::subscriber::Subscriber;
 use crate::database_clock::DatabaseClock;
 use crate::dispatcher::BatchId;
 use crate::grace::Grace;
-use crate::lane::Lane;
 use crate::ownership::Ownership;
 use crate::work::looked_at;
 #[doc(hidden)]
 pub use crate::work::work;
 use crate::{
-    Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, DEAD_HEADS_MAX, Definition, DeliveredAttempt, Epoch, Event,
-    FailedAttempt, Fleet, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneWrite, Outcome, Page, PollRequest,
-    Position, RangeSet, RecoverRequest, Recovered, RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures,
-    Subscription, SubscriptionId, Take, Timestamp,
+    Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, Definition, DeliveredAttempt, Epoch, Event, FailedAttempt,
+    Fleet, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneWrite, Outcome, Page, PollRequest, Position, RangeSet,
+    RecoverRequest, Recovered, RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures, Subscription,
+    SubscriptionId, Take, Timestamp,
 };
 
 /// The two clocks of a step: `mono` never jumps and measures waits; `wall` is the database's time of day, which due times are kept in.
@@ -626,6 +625,7 @@ impl Engine {
         for sub in self.awake() {
             looked_at(sub.lanes.len());
             sooner(sub.breaker.deadline());
+            sooner(sub.breaker.other_deadline());
             let due = sub.active().filter_map(|lane| lane.next_due_after(now.wall)).min();
             sooner(due.map(|due| now.mono + due.since(now.wall)));
         }
@@ -782,33 +782,7 @@ impl Engine {
 
     fn update_stopped(&mut self) {
         for sub in self.subscribers.iter_mut().filter(|sub| !sub.resting) {
-            looked_at(sub.lanes.len());
-            let chains: usize = sub.lanes().map(Lane::chains).sum();
-            let rows: usize = sub.lanes().map(Lane::rows).sum();
-            // Not every chain is a failing key: delayed events that are due are chains too.
-            let failing: usize = sub.lanes().map(Lane::failing).sum();
-            let overfull = sub.lanes().find(|lane| lane.overfull).map(|lane| lane.reference.lane);
-            sub.stopped = if let Some(lane) = overfull {
-                Some(format!(
-                    "more than {DEAD_HEADS_MAX} keys of lane {lane} are held back by a dead event; requeue or skip some, or set \
-                     on_dead = skip"
-                ))
-            } else if failing >= self.config.parked_max {
-                Some(format!(
-                    "{failing} keys are failing, as many as max_parked allows; requeue or skip some, or mend the receiver"
-                ))
-            } else if sub.queue.as_ref().is_some_and(|queue| queue.rows >= self.config.blocked_max as u64) {
-                Some(format!("more than max_blocked = {} deliveries wait in the queue", self.config.blocked_max))
-            } else if rows - chains.min(rows) >= self.config.blocked_max {
-                Some(format!("{rows} deliveries wait behind failing keys, as many as max_blocked allows"))
-            } else if sub.lanes().any(|lane| lane.holes.len() >= self.config.ranges_max) {
-                Some(format!(
-                    "more than max_ranges = {} holes are open: a transaction with very many events has not ended",
-                    self.config.ranges_max
-                ))
-            } else {
-                None
-            };
+            sub.stopped = sub.stop_reason(&self.config);
         }
     }
 

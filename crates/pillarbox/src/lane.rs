@@ -52,6 +52,9 @@ pub(crate) struct Lane {
     rows: usize,
     /// Chains whose head has failed.
     failing: usize,
+    /// The last chain whose head was seen to have failed, and the last that became the longest.
+    failing_chain: Option<ChainKey>,
+    longest_chain: Option<ChainKey>,
     /// At this time so many heads were due that no delayed row need join them, and none has gone since.
     crowded: Option<Timestamp>,
     /// It has stopped and has dropped what is not at the sink.
@@ -214,6 +217,8 @@ impl Lane {
             reads_again_to: None,
             rows: 0,
             failing: 0,
+            failing_chain: None,
+            longest_chain: None,
             crowded: None,
             quiet: false,
             parked: state.deliveries.iter().map(|delivery| delivery.position).filter(|at| !settled_at(*at)).collect(),
@@ -467,12 +472,34 @@ impl Lane {
         self.failing
     }
 
+    /// The head of a key that is failing, if one is.
+    pub(crate) fn failing_head(&mut self) -> Option<&Delivery> {
+        if self.failing == 0 {
+            return None;
+        }
+        let is_failing = |key: &ChainKey| self.chains.get(key).is_some_and(Chain::is_failing);
+        if !self.failing_chain.as_ref().is_some_and(is_failing) {
+            looked_at(self.chains.len());
+            self.failing_chain = self.chains.iter().find(|entry| entry.1.is_failing()).map(|entry| *entry.0);
+        }
+        self.chains.get(&self.failing_chain?)?.rows.front()
+    }
+
+    /// How many deliveries wait behind the head of a long chain, and that head. It was the longest when a row was last added to it.
+    pub(crate) fn longest_chain(&self) -> Option<(usize, &Delivery)> {
+        let chain = self.chains.get(&self.longest_chain?)?;
+        Some((chain.rows.len() - 1, chain.rows.front()?))
+    }
+
     /// Changes the chain of a key; one that is empty afterwards is none any more.
     fn change_chain<R>(&mut self, key: ChainKey, change: impl FnOnce(&mut Chain) -> R) -> Option<R> {
         let chain = self.chains.get_mut(&key)?;
         self.failing -= usize::from(chain.is_failing());
         let result = change(chain);
         self.failing += usize::from(chain.is_failing());
+        if chain.is_failing() {
+            self.failing_chain = Some(key);
+        }
         if chain.rows.is_empty() {
             self.chains.remove(&key);
         }
@@ -509,6 +536,10 @@ impl Lane {
         });
         if count == Some(1) {
             self.schedule(chain);
+        }
+        let longest = self.longest_chain.and_then(|key| self.chains.get(&key)).map_or(0, |chain| chain.rows.len());
+        if count.is_some_and(|count| count > longest) {
+            self.longest_chain = Some(chain);
         }
     }
 

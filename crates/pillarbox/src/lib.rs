@@ -65,8 +65,8 @@ pub mod world;
 pub use attempt_log::{ATTEMPTS_LOGGED_INTERVAL, ATTEMPTS_LOGGED_MAX, DeliveredAttempt, FailedAttempt, NextTry};
 pub use audit::{Audit, Auditor, MISSING_LISTED_MAX, Missing, MissingReason, SubscriptionAudit};
 pub use breaker::{
-    BREAKER_ALONE_MAX, BREAKER_BASE, BREAKER_CAP, BREAKER_KEYS_MAX, BREAKER_SUSPECT_AFTER, BREAKER_SUSPECTS_MAX,
-    RETRY_AFTER_MAX,
+    BREAKER_ALONE_MAX, BREAKER_BASE, BREAKER_CAP, BREAKER_KEYS_MAX, BREAKER_OTHER_WAIT, BREAKER_SUSPECT_AFTER,
+    BREAKER_SUSPECTS_MAX, RETRY_AFTER_MAX,
 };
 pub use cloud_event::{BinaryEvent, CLOUD_EVENT_START, CloudEvents, EXTENSION_NAME_MAX, received_id};
 pub use definition::{Definition, FORMER_FILTERS_MAX, FormerFilter, FormerFilters, PassedUnder};

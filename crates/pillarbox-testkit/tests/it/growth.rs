@@ -153,6 +153,26 @@ async fn a_step_does_not_look_at_what_waits_for_a_sink_that_is_down() {
 }
 
 #[tokio::test]
+async fn a_step_does_not_look_at_what_waits_behind_an_event_that_may_be_poison() {
+    for mode in [Mode::Stream, Mode::Queue] {
+        let mut costs = Vec::new();
+        for waiting in [100, 5_000] {
+            let log = log();
+            let poisoned = Subscription { mode, ..subscription("poisoned") };
+            let mut driver = start(&log, vec![poisoned, subscription("other")], EngineConfig::default()).await;
+            publish(&log, "poisoned", waiting, |_| "k".to_owned());
+            driver.go_on(Input::Published).await.unwrap();
+            for _ in 0..4 {
+                driver.fail(0, &Failure::sink("down")).await.unwrap();
+                driver.pass(Duration::from_secs(5)).await.unwrap();
+            }
+            costs.push(deliver_others(&log, &mut driver, 20).await);
+        }
+        check_growth(&format!("events behind one that may be poison, {mode:?}"), costs[0], costs[1]);
+    }
+}
+
+#[tokio::test]
 async fn a_step_does_not_look_at_delayed_rows() {
     let mut costs = Vec::new();
     for rows in [100, 5_000] {

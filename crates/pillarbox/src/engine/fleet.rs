@@ -194,8 +194,7 @@ impl Engine {
             for row in interrupted {
                 let failure =
                     Failure { kind: "crash", ..Failure::event("the process ended while it worked on this event") };
-                let trial = Trial { position: row.position, event: None, attempts: row.attempts, since: row.since };
-                let failed = self.failed(index, now, trial, &failure, Charge::Event);
+                let failed = self.failed(index, now, Trial::unread(&row, row.attempts), &failure, Charge::Event);
                 let (on_dead, key) = (self.subscribers[index].definition.on_dead, row.key_hash());
                 let lane = self.lane_mut(reference).expect("just loaded");
                 lane.fail(row.position, key, failed, on_dead);

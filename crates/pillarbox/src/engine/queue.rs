@@ -9,9 +9,9 @@ use crate::dispatcher::{BatchId, Item, NO_LANE};
 use crate::lane::{Lane, Phase, Row};
 use crate::work::looked_at;
 use crate::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Epoch, Event, Failure, InstanceId, KEYS_TOLD_MAX,
-    KeyHash, Now, Outcome, Position, RecoverRequest, Recovered, RecoveryCause, SinkFeatures, State, SubscriptionId,
-    Timestamp, WAITING_COUNTED, lane_of,
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Epoch, Failure, InstanceId, KEYS_TOLD_MAX, KeyHash,
+    Now, Outcome, Position, RecoverRequest, Recovered, RecoveryCause, SinkFeatures, State, SubscriptionId, Timestamp,
+    WAITING_COUNTED, lane_of,
 };
 
 /// An event that has been at the sink for this long gets a row in the queue, and whatever waits then too.
@@ -519,7 +519,9 @@ impl Engine {
         if charge == Charge::Sink {
             return true;
         }
-        self.claim_failed(now, index, claim, (item.attempts + 1, Some(&item.event)), &failure, charge);
+        let working = self.subscribers[index].queue.as_ref().and_then(|queue| queue.working.get(&claim));
+        let since = working.map_or(now.wall, |working| working.since);
+        self.claim_failed(now, index, claim, Trial::of(item, since), &failure, charge);
         false
     }
 
@@ -528,13 +530,15 @@ impl Engine {
         now: Now,
         index: usize,
         claim: ClaimId,
-        (attempts, event): (u32, Option<&Event>),
+        trial: Trial<'_>,
         failure: &Failure,
         charge: Charge,
     ) {
-        let working = self.subscribers[index].queue.as_ref().and_then(|queue| queue.working.get(&claim));
-        let Some((position, since)) = working.map(|working| (working.position, working.since)) else { return };
-        let failed = self.failed(index, now, Trial { position, event, attempts, since }, failure, charge);
+        let queue = self.subscribers[index].queue.as_ref();
+        if !queue.is_some_and(|queue| queue.working.contains_key(&claim)) {
+            return;
+        }
+        let failed = self.failed(index, now, trial, failure, charge);
         let sub = &mut self.subscribers[index];
         if let Some(queue) = &mut sub.queue {
             queue.end(sub.id, claim, ClaimFate::Failed(failed));
@@ -591,7 +595,8 @@ impl Engine {
         }
         let Some(event) = event else {
             let failure = Failure::permanent("the event is neither in the log nor kept aside");
-            return self.claim_failed(now, index, claim, (delivery.attempts + 1, None), &failure, Charge::Event);
+            let trial = Trial::unread(&delivery, delivery.attempts + 1);
+            return self.claim_failed(now, index, claim, trial, &failure, Charge::Event);
         };
         sub.bytes += event.size();
         queue.event_bytes = event.size().max(queue.event_bytes - queue.event_bytes / 16);

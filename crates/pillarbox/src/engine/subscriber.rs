@@ -6,12 +6,14 @@ use super::queue::Queue;
 use super::{EngineConfig, PROMOTE_MAX};
 use crate::attempt_log::LineLimit;
 use crate::breaker::{Breaker, Permit};
+use crate::counted::counted;
 use crate::dispatcher::{Dispatcher, Item};
 use crate::flood_guard::FloodGuard;
 use crate::lane::{ChainKey, Lane, Phase};
+use crate::work::looked_at;
 use crate::{
-    Definition, Delivery, Epoch, Event, Filter, KeyHash, Mode, Now, Position, SinkFeatures, Subscription,
-    SubscriptionId, SubscriptionReport, SubscriptionView, Timestamp,
+    DEAD_HEADS_MAX, Definition, Delivery, Epoch, Event, Filter, KeyHash, Mode, Now, Position, SinkFeatures,
+    Subscription, SubscriptionId, SubscriptionReport, SubscriptionView, Timestamp,
 };
 
 /// Events at the sink, delivered, the breaker's next try, the flood guard, and why it is stopped.
@@ -49,6 +51,8 @@ pub(super) struct Subscriber {
     pub(super) announced: Vec<Item>,
     /// Attempts that were announced under an epoch which is over, and their numbers: by lane and position.
     pub(super) own_attempts: HashMap<(u32, Position), u32>,
+    /// No event was fit for this permit when the dispatcher had changed so often.
+    pub(super) fruitless: Option<(Permit, u64)>,
     /// Of a queue.
     pub(super) queue: Option<Queue>,
     /// Delayed deliveries that are due while an event of their key is at the sink: they take their place when that is over.
@@ -80,6 +84,7 @@ impl Subscriber {
             first_lane: 0,
             announced: Vec::new(),
             own_attempts: HashMap::new(),
+            fruitless: None,
             queue: (spec.mode == Mode::Queue).then(|| Queue::new(sink)),
             due_behind: HashMap::new(),
             told: (Definition::of(&spec, 0), spec.lanes),
@@ -131,6 +136,53 @@ impl Subscriber {
         let unhindered = self.stopped.is_none() && self.breaker.permit(now) == Permit::All;
         let queue_rests = self.queue.as_ref().is_none_or(|queue| queue.may_rest(now, self.paused));
         queue_rests && nothing_here && unhindered && self.lanes().all(at_rest)
+    }
+
+    /// Why a limit stops it, if one does.
+    pub(super) fn stop_reason(&mut self, config: &EngineConfig) -> Option<String> {
+        looked_at(self.lanes.len());
+        let (mut chains, mut rows, mut failing) = (0, 0, 0);
+        for lane in self.lanes() {
+            // Not every chain is a failing key: delayed events that are due are chains too.
+            (chains, rows, failing) = (chains + lane.chains(), rows + lane.rows(), failing + lane.failing());
+        }
+        let blocked = rows - chains.min(rows);
+        if let Some(lane) = self.lanes.iter_mut().flatten().find(|lane| lane.overfull) {
+            let number = lane.reference.lane;
+            let example = lane.failing_head().map_or_else(String::new, |head| format!(", one of them {}", name(head)));
+            return Some(format!(
+                "more than {DEAD_HEADS_MAX} keys of lane {number} are held back by a dead event{example}; requeue or skip some, or \
+                 set on_dead = skip"
+            ));
+        }
+        if failing >= config.parked_max {
+            let (verb, one) = if failing == 1 { ("is", "") } else { ("are", "one of them ") };
+            let mut heads = self.lanes.iter_mut().flatten().filter_map(Lane::failing_head);
+            let example = heads.next().map_or_else(String::new, |head| format!(", {one}{}", name(head)));
+            return Some(format!(
+                "{} {verb} failing, as many as max_parked allows{example}; requeue or skip some, or mend the receiver",
+                counted(failing as u64, "key")
+            ));
+        }
+        if self.queue.as_ref().is_some_and(|queue| queue.rows >= config.blocked_max as u64) {
+            return Some(format!("more than max_blocked = {} deliveries wait in the queue", config.blocked_max));
+        }
+        if blocked >= config.blocked_max {
+            let noun = if blocked == 1 { "delivery waits" } else { "deliveries wait" };
+            let longest = self.lanes().filter_map(Lane::longest_chain).max_by_key(|chain| chain.0);
+            let example =
+                longest.map_or_else(String::new, |(count, head)| format!(", {count} of them behind {}", name(head)));
+            return Some(format!(
+                "{blocked} {noun} behind failing keys, as many as max_blocked allows{example}; requeue or skip what holds them back, \
+                 or mend the receiver"
+            ));
+        }
+        self.lanes().any(|lane| lane.holes.len() >= config.ranges_max).then(|| {
+            format!(
+                "more than max_ranges = {} holes are open: a transaction with very many events has not ended",
+                config.ranges_max
+            )
+        })
     }
 
     /// What operators are told.
@@ -454,4 +506,9 @@ impl Subscriber {
         self.drop_waiting(&dropped);
         self.due_behind.values_mut().for_each(|rows| rows.retain(|row| !dropped.contains(&row.0)));
     }
+}
+
+/// What people know a delivery by that holds others back.
+fn name(head: &Delivery) -> String {
+    head.key.as_ref().map_or_else(|| format!("position {}", head.position), |key| format!("key '{key}'"))
 }
