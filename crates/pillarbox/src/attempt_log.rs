@@ -40,6 +40,8 @@ pub enum NextTry {
     At(Timestamp),
     /// No attempt was counted: it is tried again when the sink is, at this time or when another event shows that it is up.
     WithSink(Timestamp),
+    /// No attempt was counted, and the receiver wants nothing more: it is tried again when somebody resumes the subscription.
+    Resumed,
     /// It is dead.
     Never,
 }

@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use crate::dispatcher::{BatchId, Item};
@@ -11,8 +11,12 @@ pub const BREAKER_BASE: Duration = Duration::from_millis(500);
 /// The longest wait for a sink that is down.
 pub const BREAKER_CAP: Duration = Duration::from_secs(30);
 
-/// A sink with one receiver is considered unwell when the first tries of so many different keys were refused in a row.
+/// When so many different keys have failed in a row the sink is down, not they; and a sink with one receiver is considered unwell when the
+/// first tries of so many were refused in a row.
 pub const BREAKER_KEYS_MAX: usize = 5;
+
+/// While two keys fail or more, and less than [`BREAKER_KEYS_MAX`], an event of another key is tried so long after the last of them began to.
+pub const BREAKER_OTHER_WAIT: Duration = Duration::from_secs(1);
 
 /// A sink that fails for one key alone is said to be down after so many failures in a row with no other event to tell.
 pub const BREAKER_ALONE_MAX: u32 = 3;
@@ -29,8 +33,10 @@ pub(crate) struct Breaker {
     state: State,
     /// The probe under way.
     probe: Option<BatchId>,
-    /// The event of another key under way, while one key alone fails.
+    /// The event of another key under way, while few keys fail.
     other: Option<BatchId>,
+    /// From when on such an event may be sent.
+    other_at: Duration,
     doubt: Doubt,
     /// Consecutive failures that were not an event's fault.
     failures: u32,
@@ -66,13 +72,13 @@ enum State {
 }
 
 /// Who has failed since the sink last took an event.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default)]
 enum Doubt {
     #[default]
     Nobody,
-    /// Events of this key alone: it may be their fault, so that others are not held back.
-    Key(u64),
-    /// Several keys, or no receiver was there: it is the sink's fault.
+    /// Events of these few keys alone: it may be their fault, so that others are not held back.
+    Keys(Vec<u64>),
+    /// Many keys, or no receiver was there: it is the sink's fault.
     Sink,
 }
 
@@ -98,7 +104,7 @@ pub(crate) enum Permit {
     All,
     /// One event, to see whether the sink is back; the fittest that there is.
     Probe,
-    /// One event of another key than the one that fails: it tells whether the sink is down, and is not to wait if it is not.
+    /// One event of another key than those that fail: it tells whether the sink is down, and is not to wait if it is not.
     Other,
     /// Nothing.
     Nothing,
@@ -129,7 +135,7 @@ impl Breaker {
             Permit::Nothing
         } else if self.probe.is_none() && now.mono >= until {
             Permit::Probe
-        } else if self.is_in_doubt() && !self.asked {
+        } else if self.other_deadline().is_some_and(|at| now.mono >= at) {
             Permit::Other
         } else {
             Permit::Nothing
@@ -139,6 +145,17 @@ impl Breaker {
     /// When the answer of [`Breaker::permit`] changes by itself.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         if let State::Open { until } = self.state { Some(until) } else { None }
+    }
+
+    /// For how long nothing but an event of another key is sent.
+    pub(crate) fn wait(&self, now: Now) -> Duration {
+        self.deadline().unwrap_or_default().saturating_sub(now.mono)
+    }
+
+    /// From when on an event of another key than the few that fail may be sent.
+    pub(crate) fn other_deadline(&self) -> Option<Duration> {
+        let few = matches!(self.doubt, Doubt::Keys(_)) && self.is_open() && !self.asked;
+        few.then_some(self.other_at)
     }
 
     /// What was permitted is on its way.
@@ -213,7 +230,7 @@ impl Breaker {
     pub(crate) fn unfitness(&self, permit: Permit, position: Position, key: u64, first_try: bool) -> u8 {
         let refused_before = !first_try || self.refused.contains(&key);
         match permit {
-            Permit::Other if self.suspects(position) || self.doubt == Doubt::Key(key) => u8::MAX,
+            Permit::Other if self.suspects(position) || self.doubts(key) => u8::MAX,
             _ if self.suspects(position) => 2,
             _ => u8::from(self.refuses_all() && refused_before != self.retry_next),
         }
@@ -297,18 +314,30 @@ impl Breaker {
 
     /// An event of this key has failed, and it is not known whose fault that was.
     fn doubt(&mut self, now: Now, key: u64) {
-        match self.doubt {
-            Doubt::Nobody => self.doubt = Doubt::Key(key),
-            Doubt::Key(failing) if failing != key => {
-                self.doubt = Doubt::Sink;
+        match &mut self.doubt {
+            Doubt::Nobody => {
+                self.doubt = Doubt::Keys(vec![key]);
+                self.other_at = now.mono;
+            }
+            Doubt::Keys(keys) if !keys.contains(&key) => {
                 // How often the first failed alone says nothing of how long the sink is down.
-                if !self.asked {
+                if keys.len() == 1 && !self.asked {
                     self.failures = 0;
                     self.state = State::Open { until: now.mono };
                 }
+                keys.push(key);
+                self.other_at = now.mono + BREAKER_OTHER_WAIT;
+                if keys.len() >= BREAKER_KEYS_MAX {
+                    self.doubt = Doubt::Sink;
+                }
             }
-            Doubt::Key(_) | Doubt::Sink => {}
+            Doubt::Keys(_) | Doubt::Sink => {}
         }
+    }
+
+    /// Whether this is one of the few keys that fail.
+    fn doubts(&self, key: u64) -> bool {
+        matches!(&self.doubt, Doubt::Keys(keys) if keys.contains(&key))
     }
 
     /// Forgets the oldest suspect when there are too many, but not this one.
@@ -332,16 +361,16 @@ impl Breaker {
         }
     }
 
-    /// Forgets the events of a lane that is no longer this instance's.
-    pub(crate) fn forget_lane(&mut self, lane: u32) {
+    /// Forgets the events of lanes that are no longer this instance's.
+    pub(crate) fn forget_lanes(&mut self, lanes: &HashSet<u32>) {
         if !self.suspects.is_empty() {
-            self.suspects.retain(|_, suspect| suspect.lane != lane);
+            self.suspects.retain(|_, suspect| !lanes.contains(&suspect.lane));
         }
     }
 
     /// Whether one key alone fails, so that it may be the fault of its event.
     fn is_in_doubt(&self) -> bool {
-        matches!(self.doubt, Doubt::Key(_))
+        matches!(&self.doubt, Doubt::Keys(keys) if keys.len() == 1)
     }
 
     /// Whether sending failed so often in a row that waiting is no use to somebody in a hurry.
@@ -479,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn one_key_alone_holds_nobody_back_and_a_second_one_does() {
+    fn one_key_alone_holds_nobody_back_and_a_second_one_for_a_second() {
         let down = Failure::sink("500");
         let mut breaker = Breaker::default();
         for second in 0..20 {
@@ -493,13 +522,46 @@ mod tests {
         breaker.suspect(at(1201), &item(8), &down);
         breaker.over(2);
         breaker.over(1);
-        assert_eq!(breaker.permit(at(1201)), Permit::Nothing, "two keys: the sink is down");
+        assert_eq!(breaker.permit(at(1201)), Permit::Nothing, "two keys: the sink may be down");
         assert_eq!(breaker.deadline(), Some(at(1201).mono + BREAKER_BASE), "its wait begins anew");
+        assert_eq!(breaker.other_deadline(), Some(at(1201).mono + BREAKER_OTHER_WAIT));
         assert!(breaker.report().is_some());
         breaker.suspect(at(1203), &item(9), &down);
         assert_eq!(breaker.deadline(), Some(at(1203).mono + BREAKER_BASE * 2));
         breaker.success(10);
         assert_eq!((breaker.permit(at(1203)), breaker.report()), (Permit::All, None));
+        assert_eq!(breaker.other_deadline(), None);
+    }
+
+    #[test]
+    fn another_key_is_tried_each_second_until_so_many_have_failed_that_the_sink_is_down() {
+        let down = Failure::sink("500");
+        let mut breaker = Breaker::default();
+        for key in 1..BREAKER_KEYS_MAX as i64 {
+            breaker.suspect(at(10), &item(key), &down);
+            // As the probe it fails again and again; the wait for the next one is the longest.
+            (11..50).for_each(|second| _ = breaker.suspect(at(second * 60), &item(key), &down));
+            assert_eq!(breaker.permit(at(49 * 60 + 1)), Permit::Other, "{key} keys fail, and another does not wait");
+            for failing in 1..=key {
+                assert_eq!(breaker.unfitness(Permit::Other, 1000, failing as u64, true), u8::MAX, "{failing} fails");
+            }
+            assert_eq!(breaker.unfitness(Permit::Other, 1000, 1000, true), 0);
+        }
+        let last = BREAKER_KEYS_MAX as i64;
+        breaker.suspect(at(3000), &item(last), &down);
+        assert_eq!((breaker.permit(at(3001)), breaker.other_deadline()), (Permit::Nothing, None), "it is down");
+        breaker.success(last);
+        breaker.suspect(at(4000), &item(1), &down);
+        assert_eq!(breaker.permit(at(4000)), Permit::All, "it counts from the start");
+    }
+
+    #[test]
+    fn a_receiver_that_says_how_long_to_wait_is_not_tried_with_another_key() {
+        let throttled = Failure { retry_after: Some(Duration::from_secs(60)), ..Failure::sink("429") };
+        let mut breaker = Breaker::default();
+        breaker.suspect(at(0), &item(7), &throttled);
+        breaker.suspect(at(0), &item(8), &throttled);
+        assert_eq!((breaker.permit(at(59)), breaker.other_deadline()), (Permit::Nothing, None));
     }
 
     #[test]
@@ -538,7 +600,7 @@ mod tests {
         assert!(!breaker.suspects(5) && breaker.suspects(6) && breaker.suspects(last));
         let elsewhere = Item { lane: 1, ..item(last + 1) };
         breaker.suspect(at(5000), &elsewhere, &unclear());
-        breaker.forget_lane(0);
+        breaker.forget_lanes(&HashSet::from([0]));
         assert_eq!(breaker.suspects.keys().copied().collect::<Vec<_>>(), [last + 1]);
         assert_eq!(breaker.suspect(at(5900), &elsewhere, &unclear()), Charge::Event, "it is alone again");
     }

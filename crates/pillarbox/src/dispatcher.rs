@@ -22,9 +22,20 @@ pub(crate) struct Dispatcher {
     keys: HashMap<u64, Busy, BuildHasherDefault<PassThrough>>,
     batches: BTreeMap<BatchId, Vec<Item>>,
     next_batch: BatchId,
+    /// How often something came, ended or was freed.
+    changes: u64,
     in_flight: usize,
+    /// Of each lane, by its number.
+    lanes: Vec<OfLane>,
     /// Keys that are held.
     held: usize,
+}
+
+/// How many events of a lane are here, and how many of them at the sink.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct OfLane {
+    here: usize,
+    at_sink: usize,
 }
 
 /// A batch's number within one engine, from 1.
@@ -62,6 +73,14 @@ impl Item {
 struct Busy {
     batch: BatchId,
     waiting: VecDeque<Item>,
+    /// Its events at the sink were all asked whether they get a claim.
+    claimed: bool,
+}
+
+impl Busy {
+    fn new(batch: BatchId) -> Self {
+        Busy { batch, waiting: VecDeque::new(), claimed: false }
+    }
 }
 
 impl Dispatcher {
@@ -76,9 +95,47 @@ impl Dispatcher {
             keys: HashMap::default(),
             batches: BTreeMap::new(),
             next_batch: 1,
+            changes: 0,
             in_flight: 0,
+            lanes: Vec::new(),
             held: 0,
         }
+    }
+
+    /// An event came in.
+    fn came(lanes: &mut Vec<OfLane>, item: &Item) {
+        if item.lane == NO_LANE {
+            return;
+        }
+        let number = item.lane as usize;
+        if number >= lanes.len() {
+            lanes.resize(number + 1, OfLane::default());
+        }
+        lanes[number].here += 1;
+    }
+
+    /// Events that were not at the sink went.
+    fn went<'a>(lanes: &mut [OfLane], items: impl IntoIterator<Item = &'a Item>) {
+        for item in items {
+            lanes.get_mut(item.lane as usize).into_iter().for_each(|lane| lane.here -= 1);
+        }
+    }
+
+    /// Events that were at the sink are not any more, and went.
+    fn left_sink(&mut self, items: &[Item]) {
+        self.changes += 1;
+        self.in_flight -= items.len();
+        for item in items {
+            if let Some(lane) = self.lanes.get_mut(item.lane as usize) {
+                lane.at_sink -= 1;
+                lane.here -= 1;
+            }
+        }
+    }
+
+    /// Differs from before if an event may be fit to be sent that was not.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Events at the sink.
@@ -105,7 +162,7 @@ impl Dispatcher {
     pub(crate) fn hold(&mut self, key: KeyHash) {
         self.keys.entry(key.0).or_insert_with(|| {
             self.held += 1;
-            Busy { batch: HELD, waiting: VecDeque::new() }
+            Busy::new(HELD)
         });
     }
 
@@ -134,12 +191,53 @@ impl Dispatcher {
             busy.waiting = Vec::into(kept);
         }
         taken.extend(self.ready.take(pick));
+        Dispatcher::went(&mut self.lanes, &taken);
+        taken
+    }
+
+    /// Takes out what is not at the sink and `pick` names among the events of a key; the oldest first.
+    pub(crate) fn take_of(&mut self, key: KeyHash, pick: impl Fn(&Item) -> bool) -> Vec<Item> {
+        let mut taken = Vec::new();
+        // What waits was cut from the line, so it is older than what is in line still.
+        if let Some(busy) = self.keys.get_mut(&key.0).filter(|busy| !busy.waiting.is_empty()) {
+            looked_at(busy.waiting.len());
+            let (picked, kept) = std::mem::take(&mut busy.waiting).into_iter().partition::<Vec<Item>, _>(&pick);
+            taken = picked;
+            busy.waiting = kept.into();
+        }
+        taken.extend(self.ready.take_of(key, pick));
+        Dispatcher::went(&mut self.lanes, &taken);
         taken
     }
 
     /// What is at the sink, batch by batch.
-    pub(crate) fn running(&mut self) -> impl Iterator<Item = (BatchId, &mut [Item])> {
-        self.batches.iter_mut().map(|(batch, items)| (*batch, items.as_mut_slice()))
+    pub(crate) fn running(&self) -> impl Iterator<Item = (BatchId, &[Item])> {
+        self.batches.iter().map(|(batch, items)| (*batch, items.as_slice()))
+    }
+
+    /// Gives claims to events at the sink, as `claim` says for each; they belong to no lane any more.
+    pub(crate) fn claim_running(&mut self, mut claim: impl FnMut(BatchId, &[Item], &Item) -> Option<ClaimId>) {
+        looked_at(self.in_flight);
+        for (batch, items) in &mut self.batches {
+            for index in 0..items.len() {
+                if let Some(claim) = claim(*batch, items, &items[index]) {
+                    give_claim(&mut self.lanes, &mut items[index], claim);
+                }
+            }
+        }
+    }
+
+    /// The same for the events of one key. Each is asked for once.
+    pub(crate) fn claim_running_of(&mut self, key: KeyHash, mut claim: impl FnMut(&Item) -> Option<ClaimId>) {
+        let Some(busy) = self.keys.get_mut(&key.0).filter(|busy| !busy.claimed) else { return };
+        busy.claimed = true;
+        let Some(items) = self.batches.get_mut(&busy.batch) else { return };
+        looked_at(items.len());
+        for item in items.iter_mut().filter(|item| item.key == Some(key)) {
+            if let Some(claim) = claim(item) {
+                give_claim(&mut self.lanes, item, claim);
+            }
+        }
     }
 
     /// The first `count` events of a batch are over, the rest goes on. Their keys stay under way until [`Dispatcher::release`].
@@ -147,13 +245,14 @@ impl Dispatcher {
         let Some(items) = self.batches.get_mut(&batch) else { return Vec::new() };
         let rest = items.split_off(count.min(items.len()));
         let first = std::mem::replace(items, rest);
-        self.in_flight -= first.len();
+        self.left_sink(&first);
         first
     }
 
     /// The key that has most events here that are not at the sink, and how many.
     pub(crate) fn largest_key(&self) -> Option<(KeyHash, usize)> {
         let mut counts: HashMap<KeyHash, usize> = HashMap::new();
+        looked_at(self.ready.len() + self.keys.len());
         let waiting = self.keys.values().flat_map(|busy| &busy.waiting);
         for key in self.ready.iter().chain(waiting).filter_map(|item| item.key) {
             *counts.entry(key).or_default() += 1;
@@ -183,15 +282,7 @@ impl Dispatcher {
 
     /// Takes out everything of a key that is not at the sink, oldest first.
     pub(crate) fn extract(&mut self, key: KeyHash) -> Vec<Item> {
-        let mut items: Vec<Item> = Vec::new();
-        if self.ready.has_key(key) {
-            items = self.ready.take(|item| item.key == Some(key));
-        }
-        let waiting = self.keys.get_mut(&key.0).map(|busy| std::mem::take(&mut busy.waiting)).unwrap_or_default();
-        // What waits was cut from the line, so it is older than what is in line still.
-        let mut waiting: Vec<Item> = waiting.into();
-        waiting.append(&mut items);
-        waiting
+        self.take_of(key, |_| true)
     }
 
     /// Whether an event that was refused before could be sent and is not.
@@ -210,13 +301,17 @@ impl Dispatcher {
     /// The newest of its key. It waits in line even if its key is under way: what waits for a key was cut from the line, so it is
     /// older than anything of that key that is in line.
     pub(crate) fn push(&mut self, item: Item) {
+        self.changes += 1;
         self.claims |= item.claim.is_some();
+        Dispatcher::came(&mut self.lanes, &item);
         self.ready.push_back(item);
     }
 
     /// Older than all others of their keys, none of which may be at the sink.
     pub(crate) fn push_front(&mut self, items: Vec<Item>) {
+        self.changes += 1;
         self.claims |= items.iter().any(|item| item.claim.is_some());
+        items.iter().for_each(|item| Dispatcher::came(&mut self.lanes, item));
         items.into_iter().rev().for_each(|item| self.ready.push_front(item));
     }
 
@@ -248,13 +343,13 @@ impl Dispatcher {
     /// Cuts a batch of one event: the first of the least `unfitness`.
     pub(crate) fn cut_probe(&mut self, unfitness: impl Fn(&Item) -> u8) -> Option<BatchId> {
         let mut passed = HashSet::new();
-        let mut best: Option<(u8, usize)> = None;
-        looked_at(self.ready.len());
-        for (index, item) in self.ready.iter().enumerate() {
+        let mut best: Option<(u8, i64)> = None;
+        for (number, item) in self.ready.numbered() {
+            looked_at(1);
             let first_of_key = item.key.is_none_or(|key| !self.keys.contains_key(&key.0) && passed.insert(key));
             let least = best.map_or(u8::MAX, |best| best.0);
             if first_of_key && unfitness(item) < least {
-                best = Some((unfitness(item), index));
+                best = Some((unfitness(item), number));
             }
             if best.is_some_and(|best| best.0 == 0) {
                 break;
@@ -270,7 +365,7 @@ impl Dispatcher {
         let Some(key) = item.key else { return Some(item) };
         match self.keys.get_mut(&key.0) {
             None => {
-                self.keys.insert(key.0, Busy { batch, waiting: VecDeque::new() });
+                self.keys.insert(key.0, Busy::new(batch));
                 Some(item)
             }
             // Once one of the key waits, all later ones do.
@@ -289,6 +384,9 @@ impl Dispatcher {
         let batch = self.next_batch;
         self.next_batch += 1;
         self.in_flight += items.len();
+        for item in &items {
+            self.lanes.get_mut(item.lane as usize).into_iter().for_each(|lane| lane.at_sink += 1);
+        }
         self.batches.insert(batch, items);
         Some(batch)
     }
@@ -301,13 +399,16 @@ impl Dispatcher {
     /// A batch is over. Its keys stay under way until [`Dispatcher::release`].
     pub(crate) fn finish(&mut self, batch: BatchId) -> Vec<Item> {
         let items = self.batches.remove(&batch).unwrap_or_default();
-        self.in_flight -= items.len();
+        self.left_sink(&items);
         items
     }
 
     /// A key is no longer under way; what waited behind it.
     pub(crate) fn release(&mut self, key: KeyHash) -> VecDeque<Item> {
-        self.keys.remove(&key.0).map(|busy| busy.waiting).unwrap_or_default()
+        self.changes += 1;
+        let waiting = self.keys.remove(&key.0).map(|busy| busy.waiting).unwrap_or_default();
+        Dispatcher::went(&mut self.lanes, &waiting);
+        waiting
     }
 
     /// A worker that is held up by event `kept - 1` of its batch gives the rest back, as far as `keep` wants it; returns what is dropped.
@@ -318,7 +419,7 @@ impl Dispatcher {
         }
         let rest = items.split_off(kept);
         let held: HashSet<KeyHash> = items.iter().filter_map(|item| item.key).collect();
-        self.in_flight -= rest.len();
+        self.left_sink(&rest);
         let (rest, dropped): (Vec<Item>, Vec<Item>) = rest.into_iter().partition(keep);
         let mut waited: Vec<Item> = Vec::new();
         for key in dropped.iter().filter_map(|item| item.key).filter(|key| !held.contains(key)) {
@@ -328,6 +429,7 @@ impl Dispatcher {
             rest.into_iter().partition(|item| item.key.is_some_and(|key| held.contains(&key)));
         for item in behind.into_iter().rev() {
             let key = item.key.expect("only items with a key are behind one");
+            Dispatcher::came(&mut self.lanes, &item);
             self.keys.get_mut(&key.0).expect("the key is under way").waiting.push_front(item);
         }
         // What waited for their keys comes behind them, in the order in which it waited.
@@ -337,105 +439,192 @@ impl Dispatcher {
         dropped
     }
 
-    /// Drops what is not at the sink yet, for a lane that is given up or loaded anew; returns it.
-    pub(crate) fn purge(&mut self, lane: u32) -> Vec<Item> {
-        self.take(|item| item.lane == lane)
+    /// Drops what is not at the sink yet, for lanes that are given up or loaded anew; returns it.
+    pub(crate) fn purge(&mut self, lanes: &HashSet<u32>) -> Vec<Item> {
+        let waiting = |lane: &u32| self.lanes.get(*lane as usize).is_some_and(|lane| lane.here > lane.at_sink);
+        if !lanes.iter().any(waiting) {
+            return Vec::new();
+        }
+        self.take(|item| lanes.contains(&item.lane))
     }
 
     /// Whether a lane has events here, at the sink or not.
     pub(crate) fn holds(&self, lane: u32) -> bool {
-        self.items().any(|item| item.lane == lane)
-    }
-
-    /// Everything that is here, at the sink or not.
-    pub(crate) fn items(&self) -> impl Iterator<Item = &Item> {
-        let waiting = self.keys.values().flat_map(|busy| &busy.waiting);
-        looked_at(self.ready.len());
-        self.batches.values().flatten().chain(self.ready.iter()).chain(waiting)
+        self.lanes.get(lane as usize).is_some_and(|lane| lane.here > 0)
     }
 
     /// Whether this event of a lane is at the sink.
     pub(crate) fn is_at_sink(&self, lane: u32, position: Position) -> bool {
-        self.batches.values().flatten().any(|item| item.lane == lane && item.event.position == position)
+        let at_sink = |item: &Item| item.lane == lane && item.event.position == position;
+        if self.in_flight_of(lane) == 0 {
+            return false;
+        }
+        looked_at(self.in_flight);
+        self.batches.values().flatten().any(at_sink)
     }
 
     /// How many events of a lane are at the sink.
     pub(crate) fn in_flight_of(&self, lane: u32) -> usize {
-        looked_at(self.in_flight);
-        self.batches.values().flatten().filter(|item| item.lane == lane).count()
+        self.lanes.get(lane as usize).map_or(0, |lane| lane.at_sink)
     }
 }
 
-/// What could be sent, in order, and which keys it has.
+/// An event at the sink belongs to its claim from now on, and to no lane.
+fn give_claim(lanes: &mut [OfLane], item: &mut Item, claim: ClaimId) {
+    if let Some(lane) = lanes.get_mut(item.lane as usize) {
+        lane.here -= 1;
+        lane.at_sink -= 1;
+    }
+    (item.claim, item.lane) = (Some(claim), NO_LANE);
+}
+
+/// What could be sent, in order, and where the events of each key are in it: those of a key can be taken out without a look at others.
 #[derive(Debug, Default)]
 struct Line {
-    items: VecDeque<Item>,
-    keys: HashMap<u64, usize, BuildHasherDefault<PassThrough>>,
+    /// By number, without gaps. A slot is empty where an event was taken from the middle; the first one never is.
+    slots: VecDeque<Slot>,
+    /// The number of the first slot.
+    first: i64,
+    len: usize,
+    keys: HashMap<u64, OfKey, BuildHasherDefault<PassThrough>>,
     /// Events that were refused before.
     retries: usize,
 }
 
+#[derive(Debug)]
+struct Slot {
+    item: Option<Item>,
+    /// The number of the next one of its key.
+    next: Option<i64>,
+}
+
+/// The numbers of the first and the last event of a key.
+#[derive(Debug)]
+struct OfKey {
+    first: i64,
+    last: i64,
+}
+
+/// A line is made anew without its empty slots when there are more of them than events, and than this.
+const EMPTY_SLOTS_MIN: usize = 64;
+
 impl Line {
     fn len(&self) -> usize {
-        self.items.len()
+        self.len
     }
 
     fn is_empty(&self) -> bool {
-        self.items.is_empty()
+        self.len == 0
     }
 
     fn iter(&self) -> impl Iterator<Item = &Item> {
-        self.items.iter()
+        self.slots.iter().filter_map(|slot| slot.item.as_ref())
+    }
+
+    /// With the number of each.
+    fn numbered(&self) -> impl Iterator<Item = (i64, &Item)> {
+        (self.first..).zip(&self.slots).filter_map(|(number, slot)| Some((number, slot.item.as_ref()?)))
     }
 
     fn has_key(&self, key: KeyHash) -> bool {
         self.keys.contains_key(&key.0)
     }
 
-    fn came(&mut self, item: &Item) {
-        self.retries += usize::from(item.attempts > 0);
-        item.key.into_iter().for_each(|key| *self.keys.entry(key.0).or_default() += 1);
+    fn slot(&mut self, number: i64) -> &mut Slot {
+        &mut self.slots[(number - self.first) as usize]
     }
 
-    fn went(&mut self, item: &Item) {
-        self.retries -= usize::from(item.attempts > 0);
-        let Some(key) = item.key else { return };
-        if let Entry::Occupied(mut count) = self.keys.entry(key.0) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
+    fn push_back(&mut self, item: Item) {
+        let number = self.first + self.slots.len() as i64;
+        let key = self.came(&item);
+        self.slots.push_back(Slot { item: Some(item), next: None });
+        let Some(key) = key else { return };
+        match self.keys.entry(key.0) {
+            Entry::Vacant(entry) => _ = entry.insert(OfKey { first: number, last: number }),
+            Entry::Occupied(mut entry) => {
+                let last = std::mem::replace(&mut entry.get_mut().last, number);
+                self.slot(last).next = Some(number);
             }
         }
     }
 
-    fn push_back(&mut self, item: Item) {
-        self.came(&item);
-        self.items.push_back(item);
+    fn push_front(&mut self, item: Item) {
+        self.first -= 1;
+        let number = self.first;
+        let key = self.came(&item);
+        let of_key = key.map(|key| self.keys.entry(key.0).or_insert(OfKey { first: number, last: number }));
+        let next = of_key.map(|of_key| std::mem::replace(&mut of_key.first, number)).filter(|next| *next != number);
+        self.slots.push_front(Slot { item: Some(item), next });
     }
 
-    fn push_front(&mut self, item: Item) {
-        self.came(&item);
-        self.items.push_front(item);
+    fn came(&mut self, item: &Item) -> Option<KeyHash> {
+        self.len += 1;
+        self.retries += usize::from(item.attempts > 0);
+        item.key
     }
 
     fn pop_front(&mut self) -> Option<Item> {
-        let item = self.items.pop_front()?;
-        self.went(&item);
+        self.remove(self.first)
+    }
+
+    /// Takes out an event that is the first of its key, or has none.
+    fn remove(&mut self, number: i64) -> Option<Item> {
+        let index = usize::try_from(number - self.first).ok()?;
+        let Slot { item, next } = self.slots.get_mut(index)?;
+        let (item, next) = (item.take()?, *next);
+        if let Some(Entry::Occupied(mut of_key)) = item.key.map(|key| self.keys.entry(key.0)) {
+            assert_eq!(of_key.get().first, number, "only the first of a key is taken out alone");
+            match next {
+                Some(next) => of_key.get_mut().first = next,
+                None => _ = of_key.remove(),
+            }
+        }
+        self.went(std::slice::from_ref(&item));
         Some(item)
     }
 
-    fn remove(&mut self, index: usize) -> Option<Item> {
-        let item = self.items.remove(index)?;
-        self.went(&item);
-        Some(item)
+    /// Events were taken out.
+    fn went(&mut self, items: &[Item]) {
+        self.len -= items.len();
+        self.retries -= items.iter().filter(|item| item.attempts > 0).count();
+        while self.slots.front().is_some_and(|slot| slot.item.is_none()) {
+            self.slots.pop_front();
+            self.first += 1;
+        }
+        if self.slots.len() > 2 * self.len + EMPTY_SLOTS_MIN {
+            looked_at(self.slots.len());
+            let slots = std::mem::take(self).slots;
+            slots.into_iter().filter_map(|slot| slot.item).for_each(|item| self.push_back(item));
+        }
     }
 
     /// Takes out what `pick` names.
     fn take(&mut self, pick: impl Fn(&Item) -> bool) -> Vec<Item> {
-        looked_at(self.items.len());
-        let (taken, kept): (Vec<Item>, Vec<Item>) = std::mem::take(&mut self.items).into_iter().partition(pick);
-        self.items = kept.into();
-        taken.iter().for_each(|item| self.went(item));
+        looked_at(self.len);
+        let items = std::mem::take(self).slots.into_iter().filter_map(|slot| slot.item);
+        let (taken, kept): (Vec<Item>, Vec<Item>) = items.partition(pick);
+        kept.into_iter().for_each(|item| self.push_back(item));
+        taken
+    }
+
+    /// Takes out what `pick` names of the events of a key.
+    fn take_of(&mut self, key: KeyHash, pick: impl Fn(&Item) -> bool) -> Vec<Item> {
+        let (mut taken, mut kept) = (Vec::new(), Vec::new());
+        let mut next = self.keys.remove(&key.0).map(|of_key| of_key.first);
+        while let Some(number) = next {
+            let slot = self.slot(number);
+            next = slot.next.take();
+            match slot.item.take_if(|item| pick(item)) {
+                Some(item) => taken.push(item),
+                None => kept.push(number),
+            }
+        }
+        looked_at(taken.len() + kept.len());
+        kept.windows(2).for_each(|pair| self.slot(pair[0]).next = Some(pair[1]));
+        if let (Some(&first), Some(&last)) = (kept.first(), kept.last()) {
+            self.keys.insert(key.0, OfKey { first, last });
+        }
+        self.went(&taken);
         taken
     }
 }
@@ -467,7 +656,37 @@ mod tests {
     use super::*;
     use crate::{Headers, Payload, Timestamp};
 
+    impl Dispatcher {
+        /// Counts anew what is counted as it comes and goes.
+        fn check_counts(&self) {
+            let mut lanes = vec![OfLane::default(); self.lanes.len()];
+            let waiting = self.keys.values().flat_map(|busy| &busy.waiting);
+            for item in self.ready.iter().chain(waiting).filter(|item| item.lane != NO_LANE) {
+                lanes[item.lane as usize].here += 1;
+            }
+            for item in self.batches.values().flatten().filter(|item| item.lane != NO_LANE) {
+                lanes[item.lane as usize].here += 1;
+                lanes[item.lane as usize].at_sink += 1;
+            }
+            assert_eq!(lanes, self.lanes);
+            assert_eq!(self.ready.iter().count(), self.ready.len());
+            assert!(self.ready.slots.len() <= 2 * self.ready.len() + EMPTY_SLOTS_MIN, "empty slots have a limit");
+            let mut keys: BTreeMap<u64, Vec<i64>> = BTreeMap::new();
+            for (number, item) in self.ready.numbered() {
+                item.key.into_iter().for_each(|key| keys.entry(key.0).or_default().push(number));
+            }
+            assert_eq!(keys.len(), self.ready.keys.len());
+            for (key, numbers) in keys {
+                let next = |number: &i64| self.ready.slots[(*number - self.ready.first) as usize].next;
+                let linked: Vec<i64> = std::iter::successors(Some(self.ready.keys[&key].first), next).collect();
+                assert_eq!((&linked, linked.last()), (&numbers, Some(&self.ready.keys[&key].last)));
+            }
+        }
+    }
+
+    /// Each key has a lane of its own.
     fn item(position: Position, key: Option<u8>) -> Item {
+        let lane = key.map_or(9, u32::from);
         let key = key.map(|key| format!("k{key}").into_boxed_str());
         let event = Event {
             position,
@@ -483,15 +702,11 @@ mod tests {
             created_at: Timestamp(0),
             malformed: None,
         };
-        Item {
-            key: event.key_hash(),
-            event: Arc::new(event),
-            lane: 0,
-            epoch: 1,
-            attempts: 0,
-            parked: false,
-            claim: None,
-        }
+        Item { key: event.key_hash(), event: Arc::new(event), lane, epoch: 1, attempts: 0, parked: false, claim: None }
+    }
+
+    fn key_hash(key: u8) -> KeyHash {
+        KeyHash::of(&format!("k{key}"))
     }
 
     /// What happens next in a run of the model.
@@ -503,6 +718,11 @@ mod tests {
         /// A batch ends; from the given share on nothing was tried.
         Finish(prop::sample::Index, u8),
         HandBack(prop::sample::Index, u8),
+        /// Some of the events of a key are taken out.
+        TakeOf(u8, Position),
+        /// What is at the sink of a key gets a claim.
+        Claim(u8),
+        Purge(u32),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -513,6 +733,9 @@ mod tests {
             1 => Just(Step::Probe),
             3 => (index(), 0u8..6).prop_map(|(batch, tried)| Step::Finish(batch, tried)),
             1 => (index(), 1u8..4).prop_map(|(batch, kept)| Step::HandBack(batch, kept)),
+            1 => (0u8..4, 1i64..4).prop_map(|(key, every)| Step::TakeOf(key, every)),
+            1 => (0u8..4).prop_map(Step::Claim),
+            1 => (0u32..10).prop_map(Step::Purge),
         ]
     }
 
@@ -572,6 +795,14 @@ mod tests {
                     Step::HandBack(index, kept) if !open.is_empty() => {
                         dispatcher.hand_back(*index.get(&open), kept.into(), |_| true);
                     }
+                    Step::TakeOf(key, every) => {
+                        let taken = dispatcher.take_of(key_hash(key), |item| item.event.position % every == 0);
+                        prop_assert!(taken.iter().all(|item| item.key == Some(key_hash(key))));
+                        prop_assert!(taken.is_sorted_by_key(|item| item.event.position), "the oldest first");
+                        done += taken.len();
+                    }
+                    Step::Claim(key) => dispatcher.claim_running_of(key_hash(key), |item| item.claim.is_none().then_some(ClaimId(1))),
+                    Step::Purge(lane) => done += dispatcher.purge(&HashSet::from([lane])).len(),
                     _ => {}
                 }
                 let mut holders: BTreeMap<KeyHash, usize> = BTreeMap::new();
@@ -583,6 +814,7 @@ mod tests {
                 }
                 prop_assert!(holders.values().all(|&holders| holders == 1), "a key in two batches");
                 prop_assert!(open.len() <= 3);
+                dispatcher.check_counts();
             }
             while !open.is_empty() || dispatcher.has_ready() {
                 open.extend(dispatcher.cut(|_| false));
@@ -593,6 +825,21 @@ mod tests {
             prop_assert!(sent.values().all(|positions| positions.is_sorted()), "out of order: {:?}", sent);
             prop_assert_eq!(done, pushed as usize, "lost");
         }
+    }
+
+    #[test]
+    fn taking_out_a_key_costs_what_it_has() {
+        const KEYS: u64 = 200;
+        let mut dispatcher = Dispatcher::new(1, 10, true, true);
+        (1..=KEYS as i64 * 3)
+            .for_each(|position| dispatcher.push(item(position, Some((position % KEYS as i64) as u8))));
+        let before = crate::work::work();
+        for key in 0..KEYS as u8 {
+            assert_eq!(dispatcher.take_of(key_hash(key), |_| true).len(), 3);
+        }
+        let cost = crate::work::work() - before;
+        assert!(cost <= KEYS * 3 * 4, "{cost} for {} events in line", KEYS * 3);
+        assert!(dispatcher.is_empty());
     }
 
     #[test]

@@ -15,16 +15,15 @@ use self::subscriber::Subscriber;
 use crate::database_clock::DatabaseClock;
 use crate::dispatcher::BatchId;
 use crate::grace::Grace;
-use crate::lane::Lane;
 use crate::ownership::Ownership;
 use crate::work::looked_at;
 #[doc(hidden)]
 pub use crate::work::work;
 use crate::{
-    Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, DEAD_HEADS_MAX, Definition, DeliveredAttempt, Epoch, Event,
-    FailedAttempt, Fleet, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneWrite, Outcome, Page, PollRequest,
-    Position, RangeSet, RecoverRequest, Recovered, RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures,
-    Subscription, SubscriptionId, Take, Timestamp,
+    Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, Definition, DeliveredAttempt, Epoch, Event, FailedAttempt,
+    Fleet, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneWrite, Outcome, Page, PollRequest, Position, RangeSet,
+    RecoverRequest, Recovered, RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures, Subscription,
+    SubscriptionId, Take, Timestamp,
 };
 
 /// The two clocks of a step: `mono` never jumps and measures waits; `wall` is the database's time of day, which due times are kept in.
@@ -336,6 +335,8 @@ pub struct Engine {
     subscribers: Vec<Subscriber>,
     /// Where each subscription is among the subscribers.
     indexes: HashMap<SubscriptionId, usize>,
+    /// When something is to be done for a queue that rests, at the earliest.
+    rest_until: Duration,
     grace: Grace,
     clock: DatabaseClock,
     /// The highest position that any poll has told of.
@@ -468,6 +469,7 @@ impl Engine {
             ownership: Ownership::new(joined.instance, config.lease_ttl, features),
             indexes: subscribers.iter().enumerate().map(|(index, sub)| (sub.id, index)).collect(),
             subscribers,
+            rest_until: Duration::MAX,
             grace: Grace::default(),
             clock: DatabaseClock::new(joined.time, mono),
             horizon: 0,
@@ -523,7 +525,7 @@ impl Engine {
             self.learn_time(mono, fleet.time);
         }
         let now = self.now(mono);
-        self.rouse(&input);
+        self.rouse(now, &input);
         match input {
             Input::Observed(fleet) => self.observed(now, fleet),
             Input::Taken(epochs) => self.taken(epochs),
@@ -562,14 +564,30 @@ impl Engine {
         Now { mono, wall: self.clock.at(mono) }
     }
 
-    /// Subscriptions that rest are not looked at until an input concerns them.
-    fn rouse(&mut self, input: &Input) {
-        match input {
+    /// Subscriptions that rest are not looked at until an input concerns them, or the time has come to look for rows of a queue.
+    fn rouse(&mut self, now: Now, input: &Input) {
+        let concerns_all = match input {
             Input::Delivered { batch, .. } | Input::Aborted { batch } | Input::HandedBack { batch, .. } => {
                 self.subscribers[batch.0].resting = false;
+                false
             }
-            Input::Rang | Input::Published => {}
-            _ => self.subscribers.iter_mut().for_each(|sub| sub.resting = false),
+            Input::Rang | Input::Published => false,
+            _ => true,
+        };
+        if concerns_all || now.mono >= self.rest_until {
+            self.subscribers.iter_mut().for_each(|sub| sub.resting = false);
+            self.rest_until = Duration::MAX;
+        }
+    }
+
+    /// Subscriptions for which nothing is to be done rest.
+    fn lay_to_rest(&mut self, now: Now) {
+        for sub in self.subscribers.iter_mut().filter(|sub| !sub.resting) {
+            looked_at(sub.lanes.len());
+            sub.resting = sub.may_rest(now, self.horizon);
+            if let Some(queue) = sub.queue.as_ref().filter(|_| sub.resting) {
+                self.rest_until = queue.deadline(now).map_or(self.rest_until, |at| at.min(self.rest_until));
+            }
         }
     }
 
@@ -580,7 +598,11 @@ impl Engine {
 
     fn rang(&mut self, now: Now) {
         self.rang_at.get_or_insert(now.mono);
-        self.subscribers.iter_mut().filter_map(|sub| sub.queue.as_mut()).for_each(|queue| queue.wake(now));
+        for sub in &mut self.subscribers {
+            let Some(queue) = &mut sub.queue else { continue };
+            queue.wake(now);
+            sub.resting = false;
+        }
     }
 
     /// When to step with [`Input::Tick`] if nothing else happens before. Always later than now: what is due now was done by the
@@ -599,9 +621,11 @@ impl Engine {
         }
         self.backoff.values().for_each(|entry| sooner(Some(entry.1)));
         sooner(self.queue_deadline(now));
+        sooner(Some(self.rest_until));
         for sub in self.awake() {
             looked_at(sub.lanes.len());
             sooner(sub.breaker.deadline());
+            sooner(sub.breaker.other_deadline());
             let due = sub.active().filter_map(|lane| lane.next_due_after(now.wall)).min();
             sooner(due.map(|due| now.mono + due.since(now.wall)));
         }
@@ -717,8 +741,7 @@ impl Engine {
         self.call_finish(now);
         self.call_recover(now);
         self.settle(now);
-        let horizon = self.horizon;
-        self.subscribers.iter_mut().filter(|sub| !sub.resting).for_each(|sub| sub.resting = sub.may_rest(now, horizon));
+        self.lay_to_rest(now);
         self.tell_unlogged(now);
         let calls = self.settling.is_some() || self.taking.is_some() || self.loading.is_some() || self.observing;
         if self.draining && self.is_empty() && !calls && self.to_load.is_empty() && self.to_load_later.is_empty() {
@@ -759,33 +782,8 @@ impl Engine {
 
     fn update_stopped(&mut self) {
         for sub in self.subscribers.iter_mut().filter(|sub| !sub.resting) {
-            looked_at(sub.lanes.len());
-            let chains: usize = sub.lanes().map(Lane::chains).sum();
-            let rows: usize = sub.lanes().map(Lane::rows).sum();
-            // Not every chain is a failing key: delayed events that are due are chains too.
-            let failing: usize = sub.lanes().map(Lane::failing).sum();
-            let overfull = sub.lanes().find(|lane| lane.overfull).map(|lane| lane.reference.lane);
-            sub.stopped = if let Some(lane) = overfull {
-                Some(format!(
-                    "more than {DEAD_HEADS_MAX} keys of lane {lane} are held back by a dead event; requeue or skip some, or set \
-                     on_dead = skip"
-                ))
-            } else if failing >= self.config.parked_max {
-                Some(format!(
-                    "{failing} keys are failing, as many as max_parked allows; requeue or skip some, or mend the receiver"
-                ))
-            } else if sub.queue.as_ref().is_some_and(|queue| queue.rows >= self.config.blocked_max as u64) {
-                Some(format!("more than max_blocked = {} deliveries wait in the queue", self.config.blocked_max))
-            } else if rows - chains.min(rows) >= self.config.blocked_max {
-                Some(format!("{rows} deliveries wait behind failing keys, as many as max_blocked allows"))
-            } else if sub.lanes().any(|lane| lane.holes.len() >= self.config.ranges_max) {
-                Some(format!(
-                    "more than max_ranges = {} holes are open: a transaction with very many events has not ended",
-                    self.config.ranges_max
-                ))
-            } else {
-                None
-            };
+            sub.stopped = sub.stop_reason(&self.config);
+            sub.overfull = sub.overfull_reason();
         }
     }
 

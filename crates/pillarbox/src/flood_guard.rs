@@ -12,8 +12,8 @@ pub const FLOOD_DEAD_WITHIN: Duration = Duration::from_secs(3600);
 /// [`FLOOD_DEAD_MAX`] events have died within [`FLOOD_DEAD_WITHIN`]; while it does, nothing becomes dead.
 #[derive(Debug, Default)]
 pub(crate) struct FloodGuard {
-    /// The last keys, newest at the back, and whether they failed. Successes are noted only while a failure is in sight.
-    keys: VecDeque<(u64, bool)>,
+    /// The last keys, newest at the back. Successes are noted only while a failure is in sight.
+    keys: VecDeque<Ended>,
     failed: usize,
     /// When the last events died.
     dead: VecDeque<Duration>,
@@ -21,21 +21,31 @@ pub(crate) struct FloodGuard {
     flooded: bool,
 }
 
+/// How the newest event of a key ended.
+#[derive(Debug, Clone, Copy)]
+struct Ended {
+    key: u64,
+    failed: bool,
+    at: Duration,
+}
+
 impl FloodGuard {
-    /// Notes how the newest event of a key ended.
-    pub(crate) fn note(&mut self, key: u64, failed: bool) {
+    /// Notes how the newest event of a key ended. A key whose event died may never come again: after [`FLOOD_DEAD_WITHIN`] it says nothing
+    /// of those that do.
+    pub(crate) fn note(&mut self, now: Duration, key: u64, failed: bool) {
         if !failed && self.failed == 0 {
             return;
         }
-        if let Some(index) = self.keys.iter().position(|entry| entry.0 == key) {
-            let (_, was) = self.keys.remove(index).expect("the index was just found");
-            self.failed -= usize::from(was);
+        if let Some(index) = self.keys.iter().position(|entry| entry.key == key) {
+            let before = self.keys.remove(index).expect("the index was just found");
+            self.failed -= usize::from(before.failed);
         }
-        self.keys.push_back((key, failed));
+        self.keys.push_back(Ended { key, failed, at: now });
         self.failed += usize::from(failed);
-        if self.keys.len() > FLOOD_KEYS {
-            let (_, was) = self.keys.pop_front().expect("more than none");
-            self.failed -= usize::from(was);
+        let is_old = |first: &mut Ended| now.saturating_sub(first.at) > FLOOD_DEAD_WITHIN;
+        while self.keys.len() > FLOOD_KEYS || self.keys.front_mut().is_some_and(is_old) {
+            let first = self.keys.pop_front().expect("more than none");
+            self.failed -= usize::from(first.failed);
         }
         self.flooded &= self.most_fail();
     }
@@ -65,32 +75,35 @@ impl FloodGuard {
 mod tests {
     use super::*;
 
+    const NOW: Duration = Duration::ZERO;
+
     #[test]
     fn opens_past_half_of_the_distinct_keys_and_closes_when_they_recover() {
         let mut guard = FloodGuard::default();
-        (0..25).for_each(|key| guard.note(key, true));
-        (0..25).for_each(|key| guard.note(key, true));
+        (0..25).for_each(|key| guard.note(NOW, key, true));
+        (0..25).for_each(|key| guard.note(NOW, key, true));
         assert!(!guard.is_open(), "25 of 50 is not more than half");
-        guard.note(25, true);
+        guard.note(NOW, 25, true);
         assert!(guard.is_open());
-        guard.note(3, false);
+        guard.note(NOW, 3, false);
         assert!(!guard.is_open());
     }
 
     #[test]
     fn failures_leave_with_the_window() {
         let mut guard = FloodGuard::default();
-        (0..30).for_each(|key| guard.note(key, true));
-        (100..150).for_each(|key| guard.note(key, false));
+        (0..30).for_each(|key| guard.note(NOW, key, true));
+        (100..150).for_each(|key| guard.note(NOW, key, false));
         assert!(!guard.is_open());
         assert_eq!(guard.failed, 0);
     }
 
     /// An event of this key dies; whether the guard is open then.
     fn die(guard: &mut FloodGuard, key: u64, second: u64) -> bool {
-        guard.note(key, true);
+        let now = Duration::from_secs(second);
+        guard.note(now, key, true);
         if !guard.is_open() {
-            guard.note_dead(Duration::from_secs(second));
+            guard.note_dead(now);
         }
         guard.is_open()
     }
@@ -101,9 +114,10 @@ mod tests {
             let mut guard = FloodGuard::default();
             let dead = (0..800).take_while(|n| !die(&mut guard, n % keys, *n)).count() + 1;
             assert_eq!(dead, FLOOD_DEAD_MAX, "{keys} keys");
-            guard.note(0, true);
+            let now = Duration::from_secs(800);
+            guard.note(now, 0, true);
             assert!(guard.is_open(), "as long as they fail");
-            (0..keys).for_each(|key| guard.note(key, false));
+            (0..keys).for_each(|key| guard.note(now, key, false));
             assert!(!guard.is_open());
         }
     }
@@ -113,7 +127,7 @@ mod tests {
         let mut guard = FloodGuard::default();
         for round in 0..100 {
             assert!(!die(&mut guard, 1, round), "round {round}");
-            (2..5).for_each(|key| guard.note(key, false));
+            (2..5).for_each(|key| guard.note(Duration::from_secs(round), key, false));
         }
     }
 
@@ -122,5 +136,19 @@ mod tests {
         let mut guard = FloodGuard::default();
         let hour = FLOOD_DEAD_WITHIN.as_secs();
         assert!((0..100).all(|n| !die(&mut guard, 1, n * hour / 8)));
+    }
+
+    #[test]
+    fn keys_whose_events_have_died_do_not_keep_it_open_for_ever() {
+        let mut guard = FloodGuard::default();
+        (0..5).for_each(|key| guard.note(NOW, 100 + key, false));
+        assert!((0..FLOOD_DEAD_MAX as u64).any(|key| die(&mut guard, key, key)), "it opens");
+        let mut second = 0;
+        while guard.is_open() {
+            second += 60;
+            assert!(second < 2 * FLOOD_DEAD_WITHIN.as_secs(), "healthy keys go on, and it stays open");
+            (0..5).for_each(|key| guard.note(Duration::from_secs(second), 100 + key, false));
+        }
+        assert!(second > FLOOD_DEAD_WITHIN.as_secs(), "not before the failures are an hour old");
     }
 }

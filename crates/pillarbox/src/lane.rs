@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::holes::Holes;
 use crate::work::looked_at;
 use crate::{
     AttemptError, ClaimId, Cursor, Delivery, Epoch, Event, Failed, KeyHash, LaneRef, LaneState, LaneWrite, Mode,
@@ -21,7 +22,7 @@ pub(crate) struct Lane {
     /// Everything up to here has been shown to the lane, but for the holes.
     pub(crate) top: Position,
     /// Positions up to `top` that no read has shown yet.
-    pub(crate) holes: RangeSet,
+    pub(crate) holes: Holes,
     /// The poll under way was asked for this lane too.
     pub(crate) asked: bool,
     /// The lowest hole that the poll being looked at did not ask for, or [`Position::MAX`].
@@ -51,6 +52,9 @@ pub(crate) struct Lane {
     rows: usize,
     /// Chains whose head has failed.
     failing: usize,
+    /// The last chain whose head was seen to have failed, and the last that became the longest.
+    failing_chain: Option<ChainKey>,
+    longest_chain: Option<ChainKey>,
     /// At this time so many heads were due that no delayed row need join them, and none has gone since.
     crowded: Option<Timestamp>,
     /// It has stopped and has dropped what is not at the sink.
@@ -196,7 +200,7 @@ impl Lane {
             definition: state.definition.number,
             phase: Phase::Active,
             top,
-            holes: settled.missing(floor + 1, top),
+            holes: settled.missing(floor + 1, top).into(),
             asked: false,
             bound: Position::MAX,
             open: BTreeSet::new(),
@@ -213,6 +217,8 @@ impl Lane {
             reads_again_to: None,
             rows: 0,
             failing: 0,
+            failing_chain: None,
+            longest_chain: None,
             crowded: None,
             quiet: false,
             parked: state.deliveries.iter().map(|delivery| delivery.position).filter(|at| !settled_at(*at)).collect(),
@@ -297,21 +303,27 @@ impl Lane {
         }
     }
 
-    /// A scan was looked at: the top and the holes are as it left them. Ranges that a hole divided become one when it closes.
-    pub(crate) fn scanned(&mut self, holes_closed: bool) {
+    /// A scan was looked at: these are the holes that it left up to the top, and these it has closed. Ranges that a hole divided become
+    /// one when it closes.
+    pub(crate) fn scanned(&mut self, holes: Holes, closed: &RangeSet) {
+        self.holes = holes;
         std::mem::take(&mut self.early).into_iter().for_each(|position| self.pass(position));
-        if !holes_closed {
+        if closed.is_empty() {
             return;
         }
+        looked_at(closed.len());
         self.drop_passed(self.floor());
-        let mut joined: Vec<(Position, Position)> = Vec::with_capacity(self.ahead.len());
-        for (low, high) in std::mem::take(&mut self.ahead) {
-            match joined.last_mut() {
-                Some(last) if self.unsettled_below(low).is_none_or(|below| below < last.1) => last.1 = high,
-                _ => joined.push((low, high)),
-            }
+        closed.iter().for_each(|hole| self.join_at(*hole.start()));
+    }
+
+    /// Makes one of the ranges on both sides of a position that is settled, if all between them is.
+    fn join_at(&mut self, position: Position) {
+        let Some((&low, &end)) = self.ahead.range(..position).next_back() else { return };
+        let Some((&start, &high)) = self.ahead.range(position..).next() else { return };
+        if self.unsettled_below(start).is_none_or(|below| below < end) {
+            self.ahead.remove(&start);
+            self.ahead.insert(low, high);
         }
-        self.ahead.extend(joined);
     }
 
     /// The highest position below this one that is open or a hole.
@@ -402,15 +414,18 @@ impl Lane {
     /// Somebody begins to look which keys of a queue have rows, under this number. What is `unwritten` may escape that look, and so may
     /// whatever is given a row while it lasts.
     pub(crate) fn begin_look(&mut self, number: u64, unwritten: impl Iterator<Item = KeyHash>) {
+        looked_at(self.queue.len());
         let written_later = self.queue.iter().filter_map(|queued| queued.delivery.key_hash());
         self.keys_given = KeysGiven { look: Some(number), keys: unwritten.chain(written_later).collect() };
     }
 
     /// The look of this number is over: these are the only keys that have rows, besides those that were given some meanwhile. Says
     /// nothing to a lane that was loaded after the look had begun.
-    pub(crate) fn end_look(&mut self, number: u64, found: impl Iterator<Item = KeyHash>) {
+    pub(crate) fn end_look(&mut self, number: u64, mut found: HashSet<KeyHash>) {
         if self.keys_given.look == Some(number) {
-            self.queued_keys = Some(found.chain(self.keys_given.keys.iter().copied()).collect());
+            looked_at(self.keys_given.keys.len());
+            found.extend(&self.keys_given.keys);
+            self.queued_keys = Some(found);
             self.keys_unknown = false;
         }
     }
@@ -457,12 +472,34 @@ impl Lane {
         self.failing
     }
 
+    /// The head of a key that is failing, if one is.
+    pub(crate) fn failing_head(&mut self) -> Option<&Delivery> {
+        if self.failing == 0 {
+            return None;
+        }
+        let is_failing = |key: &ChainKey| self.chains.get(key).is_some_and(Chain::is_failing);
+        if !self.failing_chain.as_ref().is_some_and(is_failing) {
+            looked_at(self.chains.len());
+            self.failing_chain = self.chains.iter().find(|entry| entry.1.is_failing()).map(|entry| *entry.0);
+        }
+        self.chains.get(&self.failing_chain?)?.rows.front()
+    }
+
+    /// How many deliveries wait behind the head of a long chain, and that head. It was the longest when a row was last added to it.
+    pub(crate) fn longest_chain(&self) -> Option<(usize, &Delivery)> {
+        let chain = self.chains.get(&self.longest_chain?)?;
+        Some((chain.rows.len() - 1, chain.rows.front()?))
+    }
+
     /// Changes the chain of a key; one that is empty afterwards is none any more.
     fn change_chain<R>(&mut self, key: ChainKey, change: impl FnOnce(&mut Chain) -> R) -> Option<R> {
         let chain = self.chains.get_mut(&key)?;
         self.failing -= usize::from(chain.is_failing());
         let result = change(chain);
         self.failing += usize::from(chain.is_failing());
+        if chain.is_failing() {
+            self.failing_chain = Some(key);
+        }
         if chain.rows.is_empty() {
             self.chains.remove(&key);
         }
@@ -499,6 +536,10 @@ impl Lane {
         });
         if count == Some(1) {
             self.schedule(chain);
+        }
+        let longest = self.longest_chain.and_then(|key| self.chains.get(&key)).map_or(0, |chain| chain.rows.len());
+        if count.is_some_and(|count| count > longest) {
+            self.longest_chain = Some(chain);
         }
     }
 
@@ -837,8 +878,14 @@ mod tests {
         }
         lane.top = kinds.len() as Position;
         let holes = kinds.iter().enumerate().filter(|(_, kind)| **kind == Kind::Hole);
-        holes.for_each(|(index, _)| lane.holes.insert(index as Position + 1));
-        lane.scanned(false);
+        let holes: RangeSet = holes.map(|(index, _)| index as Position + 1..=index as Position + 1).collect();
+        lane.scanned(holes.into(), &RangeSet::new());
+    }
+
+    fn close(lane: &mut Lane, closed: &RangeSet) {
+        let mut holes = RangeSet::clone(&lane.holes);
+        holes.subtract(closed);
+        lane.scanned(holes.into(), closed);
     }
 
     /// What is the lane's own and done is settled, what is open or a hole is not, and whatever the cursor leaves out is asked for again.
@@ -878,36 +925,33 @@ mod tests {
         #[test]
         fn the_cursor_says_what_came_out_of_turn_and_nothing_else(
             mut kinds in kinds(),
-            steps in prop::collection::vec((any::<prop::sample::Index>(), 0u8..3), 0..80),
+            steps in prop::collection::vec((any::<prop::sample::Index>(), 0u8..3, 1usize..8), 0..80),
         ) {
             let mut lane = lane(Cursor::default());
             show(&mut lane, &kinds);
             check_cursor(&lane, &kinds);
-            for (index, step) in steps {
+            for (index, step, length) in steps {
                 let index = index.index(kinds.len());
-                let position = index as Position + 1;
-                match (kinds[index], step) {
-                    (Kind::Open, _) => {
-                        lane.done(position, Uuid::nil());
-                        kinds[index] = Kind::Done;
-                    }
-                    (Kind::Hole, 0) => {
-                        lane.holes.remove(position);
-                        lane.scanned(true);
-                        kinds[index] = Kind::Other;
-                    }
-                    // An event of the lane's own appears; it may be settled at once, as one that has a row is.
-                    (Kind::Hole, step) => {
-                        lane.admit(position);
-                        if step == 1 {
-                            lane.done(position, Uuid::nil());
-                        }
-                        lane.holes.remove(position);
-                        lane.scanned(true);
-                        kinds[index] = if step == 1 { Kind::Done } else { Kind::Open };
-                    }
-                    _ => {}
+                if kinds[index] == Kind::Open {
+                    lane.done(index as Position + 1, Uuid::nil());
+                    kinds[index] = Kind::Done;
                 }
+                // Of the lane's own events that appear some are settled at once, as one that has a row is.
+                let becomes = [Kind::Other, Kind::Done, Kind::Open][usize::from(step)];
+                let mut closed = RangeSet::new();
+                let near = kinds.iter_mut().enumerate().skip(index).take(length);
+                for (index, kind) in near.filter(|(_, kind)| **kind == Kind::Hole) {
+                    let position = index as Position + 1;
+                    if becomes != Kind::Other {
+                        lane.admit(position);
+                    }
+                    if becomes == Kind::Done {
+                        lane.done(position, Uuid::nil());
+                    }
+                    closed.insert(position);
+                    *kind = becomes;
+                }
+                close(&mut lane, &closed);
                 check_cursor(&lane, &kinds);
             }
         }
@@ -927,7 +971,7 @@ mod tests {
     #[test]
     fn what_lies_above_a_hole_and_is_long_is_not_read_again() {
         let mut lane = lane(Cursor::default());
-        lane.holes.insert(5);
+        lane.holes = RangeSet::from_iter([5..=5]).into();
         lane.top = 5 + TAIL_MIN - 1;
         assert_eq!(lane.cursor(10).settled, RangeSet::new());
         lane.top = 5 + TAIL_MIN;

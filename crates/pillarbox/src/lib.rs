@@ -42,6 +42,7 @@ mod flood_guard;
 mod grace;
 mod handler;
 mod health;
+mod holes;
 mod lane;
 pub mod metric;
 mod operator;
@@ -65,8 +66,8 @@ pub mod world;
 pub use attempt_log::{ATTEMPTS_LOGGED_INTERVAL, ATTEMPTS_LOGGED_MAX, DeliveredAttempt, FailedAttempt, NextTry};
 pub use audit::{Audit, Auditor, MISSING_LISTED_MAX, Missing, MissingReason, SubscriptionAudit};
 pub use breaker::{
-    BREAKER_ALONE_MAX, BREAKER_BASE, BREAKER_CAP, BREAKER_KEYS_MAX, BREAKER_SUSPECT_AFTER, BREAKER_SUSPECTS_MAX,
-    RETRY_AFTER_MAX,
+    BREAKER_ALONE_MAX, BREAKER_BASE, BREAKER_CAP, BREAKER_KEYS_MAX, BREAKER_OTHER_WAIT, BREAKER_SUSPECT_AFTER,
+    BREAKER_SUSPECTS_MAX, RETRY_AFTER_MAX,
 };
 pub use cloud_event::{BinaryEvent, CLOUD_EVENT_START, CloudEvents, EXTENSION_NAME_MAX, received_id};
 #[doc(hidden)]

@@ -20,6 +20,9 @@ use crate::{
 /// How often a relay removes what retention allows and lets the store look after its files.
 pub const RETENTION_INTERVAL: Duration = Duration::from_secs(30);
 
+/// One part in this many of a drain's time is left for giving the lanes back.
+const LEAVE_PART: u32 = 5;
+
 /// How often a relay that starts tries again to join because somebody else keeps what it needs locked.
 const BUSY_JOINS_MAX: u32 = 2;
 
@@ -28,7 +31,8 @@ const BUSY_JOINS_MAX: u32 = 2;
 pub struct RelayConfig {
     /// Intervals and limits.
     pub engine: EngineConfig,
-    /// How long a drain may take before what is still at a sink is cancelled. Default: 25 s.
+    /// How long a drain may take. What is still at a sink when a fifth of it is left, or 5 s if that is less, is cancelled, so that there is
+    /// time to give the lanes back. Default: 25 s.
     pub shutdown_grace: Duration,
     /// What is removed from the log once nobody needs it; looked at every [`RETENTION_INTERVAL`]. Default: events of 7 days ago that
     /// every subscription has passed. None: nothing is ever removed.
@@ -237,14 +241,16 @@ impl Relay {
         }
     }
 
-    /// Stops reading, finishes what is at the sinks, settles it and gives the lanes back: nothing comes again. After
-    /// `shutdown_grace` what is still at a sink is cancelled.
+    /// Stops reading, finishes what is at the sinks, settles it and gives the lanes back: nothing comes again. What is still at a sink
+    /// shortly before `shutdown_grace` is over is cancelled, and comes again. Never takes longer than that.
     pub async fn drain(mut self) -> Result<()> {
         let _ = self.commands.send(Command::Drain);
-        let ended = tokio::time::timeout(self.shutdown_grace, self.end.wait_for(Option::is_some)).await.is_ok();
+        let grace = self.shutdown_grace;
+        let leave = LEAVE_TIMEOUT.min(grace / LEAVE_PART);
+        let ended = tokio::time::timeout(grace - leave, self.end.wait_for(Option::is_some)).await.is_ok();
         if !ended {
-            tracing::warn!(grace = ?self.shutdown_grace, "the drain took too long; stopping, what is in flight comes again");
-            self.stop().await;
+            tracing::warn!(?grace, "the drain took too long; stopping, what is in flight comes again");
+            self.stop_within(leave).await;
             return Ok(());
         }
         let end = self.end.borrow().clone();
@@ -255,9 +261,13 @@ impl Relay {
     }
 
     /// Stops at once: calls to sinks are cancelled, their events come again.
-    pub async fn stop(mut self) {
+    pub async fn stop(self) {
+        self.stop_within(LEAVE_TIMEOUT).await;
+    }
+
+    async fn stop_within(mut self, time: Duration) {
         let _ = self.commands.send(Command::Stop);
-        let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.end.wait_for(Option::is_some)).await;
+        let _ = tokio::time::timeout(time, self.end.wait_for(Option::is_some)).await;
     }
 
     /// Waits until the relay has ended by itself, and says why.

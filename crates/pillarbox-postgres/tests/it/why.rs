@@ -251,7 +251,7 @@ async fn stopped() {
     let relay = builder_with(&database, engine).await.subscribe(subscription(), sink).start().await.unwrap();
     relay.until_idle().await.unwrap();
     let id = database.publish(&[NewEvent::new("t", "good").key("other")]).await[0];
-    check(&database, id, Cause::Stopped, &["1 keys are failing", "max_parked"]).await;
+    check(&database, id, Cause::Stopped, &["1 key is failing", "max_parked", "key 'k'"]).await;
 }
 
 #[tokio::test]

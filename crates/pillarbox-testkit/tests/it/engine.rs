@@ -3,10 +3,10 @@ use std::time::Duration;
 
 use pillarbox::engine::{Action, Engine, EngineConfig, Input};
 use pillarbox::{
-    BREAKER_BASE, BREAKER_KEYS_MAX, BatchId, Cursor, Definition, Delivery, Event, FLOOD_DEAD_MAX, Failure, Fleet,
-    Headers, InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, OnDead, Outcome, Page, PollRequest,
-    Position, RetryPolicy, Scan, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, SubscriptionView,
-    Timestamp, Writer,
+    ATTEMPTS_LOGGED_INTERVAL, BREAKER_BASE, BREAKER_KEYS_MAX, BatchId, Cursor, Definition, Delivery, Event,
+    FLOOD_DEAD_MAX, FailedAttempt, Failure, Fleet, Headers, InstanceId, InstanceView, Joined, LaneRef, LaneState,
+    LaneView, Lock, NextTry, OnDead, Outcome, Page, PollRequest, Position, RetryPolicy, Scan, SinkFeatures, State,
+    StoreFeatures, Subscription, SubscriptionId, SubscriptionView, Timestamp, Writer,
 };
 use uuid::Uuid;
 
@@ -54,11 +54,20 @@ impl Bench {
     }
 
     fn with(subscription: Subscription, view: SubscriptionView, sink: SinkFeatures) -> Self {
+        Bench::with_limits(subscription, view, sink, EngineConfig::default())
+    }
+
+    fn with_limits(
+        subscription: Subscription,
+        view: SubscriptionView,
+        sink: SinkFeatures,
+        config: EngineConfig,
+    ) -> Self {
         let joined =
             Joined { instance: ME, log_id: Uuid::nil(), incarnation: 1, subscriptions: vec![view], time: BEGAN };
         let features = StoreFeatures { lock_proves_life: true, settle_interval: Duration::ZERO };
         let subscriptions = vec![(subscription, sink)];
-        let engine = Engine::new(EngineConfig::default(), Duration::ZERO, &joined, features, subscriptions);
+        let engine = Engine::new(config, Duration::ZERO, &joined, features, subscriptions);
         Bench { engine, now: Duration::ZERO, at_sink: Vec::new() }
     }
 
@@ -474,6 +483,10 @@ fn a_receiver_that_wants_nothing_more_pauses_the_subscription_and_costs_no_attem
     let actions = bench.answer(first, &gone, 3);
     let reason = format!("410 Gone (event {})", events(&[1])[0].id);
     assert_eq!(pauses(&actions), [reason.as_str()], "asked for once a batch");
+    let told = bench.engine.take_figures().failed_attempts;
+    let line = |failed: &FailedAttempt| (failed.position, failed.attempt, failed.kind, failed.next);
+    assert_eq!(told.iter().map(line).collect::<Vec<_>>(), [1, 2, 3].map(|at| (at, 1, gone.kind, NextTry::Resumed)));
+    assert!(told[0].event == Some(events(&[1])[0].id) && told[0].error == "410 Gone");
     assert_eq!(bench.breaker().as_deref(), Some("410 Gone"));
     let (waited, again, positions) = bench.until_sent();
     assert!(waited >= BREAKER_BASE - Duration::from_millis(100), "probed after {waited:?}");
@@ -497,6 +510,93 @@ fn a_receiver_that_wants_nothing_more_pauses_the_subscription_and_costs_no_attem
     assert_eq!(positions, [1]);
     bench.go_on(Input::Delivered { batch: probe, outcomes: vec![Outcome::Delivered] });
     assert_eq!(bench.until_sent().2, [2, 3]);
+}
+
+#[test]
+fn failed_attempts_are_logged_up_to_a_limit_and_the_rest_is_counted() {
+    let (mut bench, first) = sending(25, 25, SinkFeatures::default());
+    bench.answer(first, &Failure::event("no"), 25);
+    let figures = bench.engine.take_figures();
+    let told: Vec<Position> = figures.failed_attempts.iter().map(|failed| failed.position).collect();
+    assert_eq!(told, (1..=10).collect::<Vec<_>>());
+    assert!(figures.failed_attempts.iter().all(|failed| failed.kind == "event" && failed.attempt == 1));
+    assert!(figures.failed_unlogged.is_empty(), "the interval is not over: {:?}", figures.failed_unlogged);
+    let began = bench.now;
+    // What is retried meanwhile stays at the sink.
+    let unlogged = loop {
+        bench.go_on(Input::Tick);
+        let figures = bench.engine.take_figures();
+        assert!(figures.failed_attempts.is_empty());
+        if let Some(count) = figures.failed_unlogged.get("s") {
+            break *count;
+        }
+        assert!(bench.now - began < ATTEMPTS_LOGGED_INTERVAL * 2, "nobody says how many more there were");
+    };
+    assert!(bench.now - began >= ATTEMPTS_LOGGED_INTERVAL - Duration::from_millis(100));
+    assert_eq!(unlogged, 15);
+}
+
+/// A lane with these rows of keys a, b, …; what the limits say of its subscription.
+fn stopped(limits: EngineConfig, rows: &[(&str, u32)]) -> Option<String> {
+    let spec = Subscription { lanes: 1, ..Subscription::new("s") };
+    let mut bench = Bench::with_limits(spec, view(), SinkFeatures::default(), limits);
+    let row = |(index, (key, attempts)): (usize, &(&str, u32))| Delivery {
+        position: index as Position + 1,
+        key: (!key.is_empty()).then(|| (*key).into()),
+        arrival: index as i64 + 1,
+        state: if *attempts > 0 { State::Retrying } else { State::Pending },
+        attempts: *attempts,
+        due_at: BEGAN.plus(Duration::from_secs(3600)),
+        since: BEGAN,
+    };
+    let deliveries = rows.iter().enumerate().map(row).collect();
+    let cursor = Cursor { floor: rows.len() as Position, ..Cursor::default() };
+    bench.step(Input::Tick);
+    bench.step(Input::Observed(fleet(view(), None, 0)));
+    bench.step(Input::Taken(vec![Some(1)]));
+    bench.step(Input::Loaded(vec![Some(LaneState { cursor, deliveries, ..LaneState::default() })]));
+    bench.engine.report().subscriptions["s"].stopped.clone()
+}
+
+#[test]
+fn a_limit_that_stops_a_subscription_names_a_key() {
+    let parked = |parked_max| EngineConfig { parked_max, ..EngineConfig::default() };
+    let says = |limits, rows: &[(&str, u32)]| stopped(limits, rows).unwrap_or_default();
+    assert_eq!(stopped(parked(2), &[("a", 1), ("a", 0), ("b", 0)]), None, "one less");
+    let one = says(parked(1), &[("b", 0), ("a", 1)]);
+    assert!(one.starts_with("1 key is failing, as many as max_parked allows, key 'a'; "), "{one}");
+    let alone = says(parked(1), &[("", 3)]);
+    assert!(alone.contains("1 key is failing, as many as max_parked allows, position 1; "), "{alone}");
+    let two = says(parked(2), &[("a", 1), ("b", 1)]);
+    assert!(two.starts_with("2 keys are failing, as many as max_parked allows, one of them key '"), "{two}");
+    let blocked = |blocked_max| EngineConfig { blocked_max, ..EngineConfig::default() };
+    assert_eq!(stopped(blocked(2), &[("a", 1), ("a", 0), ("b", 1)]), None, "one less");
+    let few = says(blocked(1), &[("a", 1), ("a", 0), ("b", 1)]);
+    assert!(
+        few.starts_with("1 delivery waits behind failing keys, as many as max_blocked allows, 1 of them "),
+        "{few}"
+    );
+    let many = says(blocked(3), &[("a", 1), ("a", 0), ("b", 1), ("b", 0), ("b", 0), ("c", 1)]);
+    let long = "3 deliveries wait behind failing keys, as many as max_blocked allows, 2 of them behind key 'b'; ";
+    assert!(many.starts_with(long), "{many}");
+}
+
+#[test]
+fn an_attempt_that_ended_with_its_process_is_logged_with_its_key() {
+    let mut bench = Bench::new(Subscription { lanes: 1, ..Subscription::new("s") }, view());
+    let row = Delivery {
+        position: 4,
+        key: Some("k".into()),
+        arrival: 1,
+        state: State::Processing,
+        attempts: 2,
+        due_at: Timestamp(0),
+        since: Timestamp(0),
+    };
+    bench.own_as(LaneState { takeovers: CAREFUL, deliveries: vec![row], ..LaneState::default() });
+    let told = bench.engine.take_figures().failed_attempts;
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!((told[0].position, told[0].key.as_deref(), told[0].attempt, told[0].kind), (4, Some("k"), 2, "crash"));
 }
 
 #[test]
@@ -639,10 +739,12 @@ fn a_lane_whose_blocked_keys_are_not_all_known_stands_still_and_says_so() {
     assert!(actions.iter().any(|action| matches!(action, Action::Load(_))), "{actions:?}");
 }
 
-/// What a receiver got that fails for event 1 and takes all others.
+/// What a receiver got that fails for some events and takes all others.
 #[derive(Default)]
 struct Poisoned {
-    /// How often it got event 1, and the numbers of those attempts.
+    /// It fails for all events up to this one.
+    poison: Position,
+    /// How often it got one of those, and the numbers of those attempts.
     tries: Vec<u32>,
     taken: Vec<Position>,
     /// Each time that the sink was said to be down, or no longer.
@@ -671,7 +773,7 @@ impl Poisoned {
     }
 
     fn take(&mut self, position: Position, number: u32) -> Outcome {
-        if position > 1 {
+        if position > self.poison {
             self.taken.push(position);
             return Outcome::Delivered;
         }
@@ -698,7 +800,7 @@ fn an_event_that_always_fails_delays_no_other_key_and_its_sink_is_not_said_to_be
     for workers in [1, 4] {
         let spec = Subscription { lanes: 1, workers, batch_size: 10, ..Subscription::new("s") };
         let mut bench = Bench::new(spec, view());
-        let mut receiver = Poisoned::default();
+        let mut receiver = Poisoned { poison: 1, ..Poisoned::default() };
         bench.own(Cursor::default());
         receiver.go_on(&mut bench, Input::Polled(page(1, 1, vec![scan(0, 1, &[1])])));
         receiver.wait(&mut bench, Duration::from_secs(50));
@@ -724,6 +826,37 @@ fn an_event_that_always_fails_delays_no_other_key_and_its_sink_is_not_said_to_be
 }
 
 #[test]
+fn events_of_a_few_keys_that_fail_before_any_other_is_taken_delay_no_other_key_for_longer_than_a_second() {
+    for (poison, wait) in [(2, 0), (2, 50), (3, 0), (3, 50), (4, 50)] {
+        let spec = Subscription { lanes: 1, workers: 4, batch_size: 10, ..Subscription::new("s") };
+        let mut bench = Bench::new(spec, view());
+        let mut receiver = Poisoned { poison, ..Poisoned::default() };
+        bench.own(Cursor::default());
+        let all: Vec<Position> = (1..=poison).collect();
+        receiver.go_on(&mut bench, Input::Polled(page(1, poison, vec![scan(0, poison, &all)])));
+        receiver.wait(&mut bench, Duration::from_secs(wait));
+        assert!(!receiver.tries.is_empty() && receiver.taken.is_empty());
+        let good = poison + 1;
+        let published = bench.now;
+        receiver.publish(&mut bench, good);
+        while receiver.taken.is_empty() {
+            receiver.go_on(&mut bench, Input::Tick);
+            assert!(
+                bench.now - published < Duration::from_secs(2),
+                "{poison} poison, after {wait} s: it waits too long"
+            );
+        }
+        assert_eq!((&receiver.taken, bench.breaker()), (&vec![good], None));
+        // From then on nobody waits at all.
+        for position in good + 1..good + 10 {
+            receiver.publish(&mut bench, position);
+            assert_eq!(receiver.taken.last(), Some(&position), "{poison} poison: it is sent when it is read");
+            receiver.wait(&mut bench, Duration::from_secs(3));
+        }
+    }
+}
+
+#[test]
 fn a_sink_that_fails_for_several_keys_is_down_and_gets_few_probes() {
     for failure in
         [Failure::sink("503"), Failure::unclear("timeout", "no answer"), Failure::unreachable("connect", "refused")]
@@ -732,7 +865,9 @@ fn a_sink_that_fails_for_several_keys_is_down_and_gets_few_probes() {
         bench.answer(first, &failure, 1);
         let (mut requests, mut distinct) = (1, vec![1]);
         let began = bench.now;
+        let mut early = 0;
         while bench.now - began < Duration::from_secs(180) {
+            early = if bench.now - began < Duration::from_secs(10) { requests } else { early };
             for (batch, positions) in std::mem::take(&mut bench.at_sink) {
                 requests += 1;
                 distinct.extend(&positions);
@@ -741,6 +876,7 @@ fn a_sink_that_fails_for_several_keys_is_down_and_gets_few_probes() {
             }
             bench.go_on(Input::Tick);
         }
+        assert!(early <= 9, "{early} requests in 10 s");
         assert!((8..20).contains(&requests), "{requests} requests in 180 s");
         assert!(bench.breaker().is_some() && bench.engine.take_figures().sinks.len() == 1);
         assert!(distinct.len() > 2, "each probe is another event: {distinct:?}");

@@ -37,10 +37,29 @@ async fn start(log: &MemoryLog, subscriptions: Vec<Subscription>, config: Engine
     driver
 }
 
-/// How much nine of ten steps look at, at most, while `others` events of another subscription are delivered. A single step may do more, as
-/// one does that moves what waits to the delivery table.
-async fn deliver_others(log: &MemoryLog, driver: &mut Driver<MemoryStore>, others: usize) -> u64 {
+/// What steps look at.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    /// The most that nine of ten do.
+    usual: u64,
+    /// The most that any does.
+    most: u64,
+    /// All together.
+    sum: u64,
+    /// Events that they moved to the delivery table.
+    moved: u64,
+}
+
+fn cost_of(mut steps: Vec<u64>, moved: usize) -> Cost {
+    steps.sort_unstable();
+    let (usual, most) = (steps[steps.len() * 9 / 10], steps[steps.len() - 1]);
+    Cost { usual, most, sum: steps.iter().sum(), moved: moved as u64 }
+}
+
+/// What the steps look at while `others` events of another subscription are delivered.
+async fn deliver_others(log: &MemoryLog, driver: &mut Driver<MemoryStore>, others: usize) -> Cost {
     driver.take_steps();
+    driver.take_settlements();
     publish(log, "other", others, |index| format!("o{index}"));
     driver.go_on(Input::Published).await.unwrap();
     for _ in 0..others {
@@ -48,15 +67,19 @@ async fn deliver_others(log: &MemoryLog, driver: &mut Driver<MemoryStore>, other
         driver.deliver(index.expect("an event of the other subscription is at the sink")).await.unwrap();
     }
     driver.pass(Duration::from_millis(100)).await.unwrap();
-    let mut steps = driver.take_steps();
-    steps.sort_unstable();
-    steps[steps.len() * 9 / 10]
+    let moved = rows_put(driver);
+    cost_of(driver.take_steps(), moved)
 }
 
-/// The cost of a step is no higher with many than with few.
-fn check_growth(what: &str, few: u64, many: u64) {
-    println!("{what}: {few} with few, {many} with many");
-    assert!(many <= few + 16, "{what}: a step looks at {few} things with few and at {many} with many");
+/// The cost of a step is no higher with many than with few, of any step, and all together cost about the same; but a step that moves what
+/// waits to the delivery table, once, looks at it.
+fn check_growth(what: &str, few: Cost, many: Cost) {
+    println!("{what}: {few:?} with few, {many:?} with many");
+    let usual = many.usual <= few.usual + 16;
+    let most = many.most <= few.most + many.moved + 16;
+    let sum = many.sum <= few.sum + few.sum / 4 + many.moved;
+    let grown = !(usual && most && sum);
+    assert!(!grown, "{what}: steps look at {few:?} with few and at {many:?} with many");
 }
 
 /// One key whose first event is dead, with many behind it.
@@ -73,7 +96,9 @@ async fn with_blocked(log: &MemoryLog, rows: usize) -> Driver<MemoryStore> {
 
 /// How many rows were written.
 fn rows_put(driver: &mut Driver<MemoryStore>) -> usize {
-    driver.take_settlements().iter().flat_map(|settlement| &settlement.lanes).map(|write| write.put.len()).sum()
+    let settlements = driver.take_settlements();
+    let writes = settlements.iter().flat_map(|settlement| &settlement.lanes);
+    writes.map(|write| write.put.len() + write.queue.len()).sum()
 }
 
 #[tokio::test]
@@ -128,6 +153,26 @@ async fn a_step_does_not_look_at_what_waits_for_a_sink_that_is_down() {
 }
 
 #[tokio::test]
+async fn a_step_does_not_look_at_what_waits_behind_an_event_that_may_be_poison() {
+    for mode in [Mode::Stream, Mode::Queue] {
+        let mut costs = Vec::new();
+        for waiting in [100, 5_000] {
+            let log = log();
+            let poisoned = Subscription { mode, ..subscription("poisoned") };
+            let mut driver = start(&log, vec![poisoned, subscription("other")], EngineConfig::default()).await;
+            publish(&log, "poisoned", waiting, |_| "k".to_owned());
+            driver.go_on(Input::Published).await.unwrap();
+            for _ in 0..4 {
+                driver.fail(0, &Failure::sink("down")).await.unwrap();
+                driver.pass(Duration::from_secs(5)).await.unwrap();
+            }
+            costs.push(deliver_others(&log, &mut driver, 20).await);
+        }
+        check_growth(&format!("events behind one that may be poison, {mode:?}"), costs[0], costs[1]);
+    }
+}
+
+#[tokio::test]
 async fn a_step_does_not_look_at_delayed_rows() {
     let mut costs = Vec::new();
     for rows in [100, 5_000] {
@@ -148,13 +193,14 @@ async fn a_step_does_not_look_at_delayed_rows() {
 }
 
 /// Every other position is an open transaction's.
-fn leave_holes(log: &MemoryLog, holes: usize) -> Tx {
-    let open = log.begin();
-    for index in 0..holes {
+fn leave_holes(log: &MemoryLog, holes: usize) -> Vec<Tx> {
+    let leave = |index| {
+        let open = log.begin();
         log.insert(open, NewEvent::new("hole", "happened"));
         publish(log, "other", 1, |_| format!("k{index}"));
-    }
-    open
+        open
+    };
+    (0..holes).map(leave).collect()
 }
 
 #[tokio::test]
@@ -183,32 +229,95 @@ async fn a_step_does_not_look_at_each_hole_for_each_lane() {
     );
 }
 
+/// How much the steps look at, at most, while ten of so many holes close one after the other; each lane has settled events between them.
+async fn close_holes(holes: usize, subscriptions: usize) -> u64 {
+    let log = log();
+    let wants = |number| Subscription { lanes: 8, ..Subscription::new(format!("s{number}")).topics(["other"]) };
+    let mut driver = start(&log, (0..subscriptions).map(wants).collect(), EngineConfig::default()).await;
+    let mut open = leave_holes(&log, holes);
+    driver.go_on(Input::Published).await.unwrap();
+    while !driver.at_sink().is_empty() {
+        driver.deliver(0).await.unwrap();
+    }
+    driver.pass(Duration::from_millis(500)).await.unwrap();
+    driver.take_steps();
+    for _ in 0..10 {
+        log.commit(open.remove(open.len() / 2));
+        driver.go_on(Input::Published).await.unwrap();
+    }
+    driver.take_steps().into_iter().max().unwrap_or(0)
+}
+
+#[tokio::test]
+async fn a_hole_that_closes_costs_no_look_at_the_others_for_each_lane() {
+    let (few, many) = (close_holes(20, 10).await, close_holes(500, 10).await);
+    println!("a hole that closes: {few} with 20 holes, {many} with 500, in 80 lanes");
+    // Each of the others is asked for, shown and kept once, not once a lane.
+    assert!(many <= few + 480 * 4, "a step looks at {few} things with 20 holes and at {many} with 500");
+    let one = close_holes(500, 1).await;
+    println!("with 500 holes: {one} in 8 lanes, {many} in 80");
+    assert!(many <= one + 72 * LOOKS_A_LANE, "a step looks at {one} things with 8 lanes and at {many} with 80");
+}
+
 #[tokio::test]
 async fn idle_subscriptions_cost_nothing_when_another_delivers() {
-    let mut costs = Vec::new();
-    for count in [10, 200] {
-        let log = log();
-        let mut subscriptions: Vec<_> = (0..count).map(|number| subscription(&format!("s{number}"))).collect();
-        subscriptions.push(subscription("other"));
-        let mut driver = start(&log, subscriptions, EngineConfig::default()).await;
-        driver.pass(Duration::from_secs(2)).await.unwrap();
-        publish(&log, "other", 20, |index| format!("o{index}"));
-        driver.go_on(Input::Published).await.unwrap();
-        let (mut delivered, mut all) = (0, 0);
-        while !driver.at_sink().is_empty() {
-            driver.take_steps();
-            driver.deliver(0).await.unwrap();
-            // The first step is the sink's answer, the others are those of the store.
-            let steps = driver.take_steps();
-            delivered = delivered.max(steps[0]);
-            all = all.max(steps.into_iter().max().unwrap_or(0));
+    for mode in [Mode::Stream, Mode::Queue] {
+        let mut costs = Vec::new();
+        for count in [10, 200] {
+            let log = log();
+            let idle = |number| Subscription { mode, ..subscription(&format!("s{number}")) };
+            let mut subscriptions: Vec<_> = (0..count).map(idle).collect();
+            subscriptions.push(Subscription { mode, ..subscription("other") });
+            let mut driver = start(&log, subscriptions, EngineConfig::default()).await;
+            driver.pass(Duration::from_secs(2)).await.unwrap();
+            publish(&log, "other", 20, |index| format!("o{index}"));
+            driver.go_on(Input::Published).await.unwrap();
+            let (mut answers, mut most) = (Vec::new(), 0);
+            while !driver.at_sink().is_empty() {
+                driver.take_steps();
+                driver.deliver(0).await.unwrap();
+                // The first step is the sink's answer, the others are those of the store.
+                let steps = driver.take_steps();
+                answers.push(steps[0]);
+                most = most.max(steps.into_iter().max().unwrap_or(0));
+            }
+            let lanes = 2 * (count as u64 + 1);
+            println!("{count} idle subscriptions, {mode:?}: {most} looks a step, {lanes} lanes");
+            assert!(most <= LOOKS_A_LANE * lanes + 100, "a step looks at {most} things with {lanes} lanes");
+            costs.push(cost_of(answers, 0));
         }
-        let lanes = 2 * (count as u64 + 1);
-        println!("{count} idle subscriptions: {delivered} looks an answer of a sink, {all} a step, {lanes} lanes");
-        assert!(all <= LOOKS_A_LANE * lanes + 100, "a step looks at {all} things with {lanes} lanes");
-        costs.push(delivered);
+        check_growth(&format!("idle subscriptions, {mode:?}"), costs[0], costs[1]);
     }
-    check_growth("idle subscriptions", costs[0], costs[1]);
+}
+
+/// What the steps look at that read `hot` events of a key of a queue which is at work, while `waiting` others are in line.
+async fn read_hot_key(waiting: usize, hot: usize) -> Cost {
+    let log = log();
+    let queue = Subscription { mode: Mode::Queue, workers: 2, ..subscription("q") };
+    let mut driver = start(&log, vec![queue], EngineConfig::default()).await;
+    publish(&log, "q", 1, |_| "hot".to_owned());
+    driver.go_on(Input::Published).await.unwrap();
+    // It takes so long that it gets a row, and then it is known that no other has one.
+    driver.pass(Duration::from_secs(2)).await.unwrap();
+    driver.take_settlements();
+    publish(&log, "q", waiting, |index| format!("w{index}"));
+    driver.go_on(Input::Published).await.unwrap();
+    assert_eq!((driver.at_sink().len(), rows_put(&mut driver)), (2, 0), "the others are in memory");
+    driver.take_steps();
+    publish(&log, "q", hot, |_| "hot".to_owned());
+    driver.go_on(Input::Published).await.unwrap();
+    let cost = cost_of(driver.take_steps(), 0);
+    driver.pass(Duration::from_millis(40)).await.unwrap();
+    assert_eq!(rows_put(&mut driver), hot, "each goes behind the one at work");
+    cost
+}
+
+#[tokio::test]
+async fn an_event_of_a_hot_key_costs_no_look_at_what_waits() {
+    check_growth("events in line", read_hot_key(50, 500).await, read_hot_key(5_000, 500).await);
+    let (few, many) = (read_hot_key(1_000, 100).await, read_hot_key(1_000, 1_500).await);
+    println!("events of a hot key: {few:?} for 100, {many:?} for 1,500");
+    assert!(many.most <= few.most + 1_400 * 4, "an event costs a constant: {few:?}, {many:?}");
 }
 
 /// How much all steps of a drain look at, with so many subscriptions that have something to write.
@@ -235,6 +344,27 @@ async fn a_drain_costs_in_proportion_to_the_subscriptions() {
     let (few, many) = (drain(25).await, drain(200).await);
     println!("a drain looks at {few} things with 25 subscriptions and at {many} with 200");
     assert!(many <= few * 8 * 2, "eight times as many subscriptions cost {few} and {many}");
+}
+
+/// What the steps of a drain look at, of one subscription with so many lanes and events at the sink.
+async fn drain_lanes(lanes: u32, workers: usize) -> u64 {
+    let log = log();
+    let wide = Subscription { lanes, workers, batch_size: 10, ..Subscription::new("wide") };
+    let mut driver = start(&log, vec![wide], EngineConfig::default()).await;
+    publish(&log, "wide", workers * 20, |index| format!("k{index}"));
+    driver.go_on(Input::Published).await.unwrap();
+    assert_eq!(driver.at_sink().len(), workers);
+    driver.take_steps();
+    driver.go_on(Input::Drain).await.unwrap();
+    driver.take_steps().into_iter().max().unwrap_or(0)
+}
+
+#[tokio::test]
+async fn a_drain_does_not_look_at_what_is_here_for_each_lane() {
+    let (lanes, events) = (drain_lanes(128, 5).await, drain_lanes(8, 100).await);
+    let both = drain_lanes(128, 100).await;
+    println!("a step of a drain looks at {lanes} things with many lanes, {events} with many events, {both} with both");
+    assert!(both <= lanes + events, "many lanes cost {lanes}, many events {events}, both {both}");
 }
 
 #[tokio::test]

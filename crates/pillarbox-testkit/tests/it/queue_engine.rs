@@ -2,7 +2,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input};
+use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input, work};
 use pillarbox::{
     ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Definition, Delivery, Event, Failure, Fleet, Headers,
     InstanceId, InstanceView, Joined, KEYS_TOLD_MAX, LaneRef, LaneState, LaneView, Lock, Mode, Outcome, Page, Payload,
@@ -24,6 +24,8 @@ struct Bench {
     engine: Engine,
     now: Duration,
     actions: Vec<Action>,
+    /// The most that a step has looked at.
+    most: u64,
 }
 
 fn event(position: Position, key: &str) -> Arc<Event> {
@@ -78,7 +80,7 @@ impl Bench {
         let features = StoreFeatures { lock_proves_life: true, settle_interval: Duration::ZERO };
         let queue = Subscription { mode: Mode::Queue, lanes: 1, workers, ..Subscription::new("q") };
         let engine = Engine::new(EngineConfig::default(), Duration::ZERO, &joined, features, vec![(queue, sink)]);
-        let mut bench = Bench { engine, now: Duration::ZERO, actions: Vec::new() };
+        let mut bench = Bench { engine, now: Duration::ZERO, actions: Vec::new(), most: 0 };
         bench.step(Input::Tick);
         bench.step(Input::Observed(fleet(None, &[])));
         bench.step(Input::Taken(vec![Some(1)]));
@@ -104,7 +106,9 @@ impl Bench {
             Input::Observed(fleet) => Input::Observed(Fleet { time: BEGAN.plus(self.now), ..fleet }),
             input => input,
         };
+        let before = work();
         self.actions.extend(self.engine.step(self.now, input));
+        self.most = self.most.max(work() - before);
     }
 
     fn take<T>(&mut self, pick: impl Fn(&Action) -> Option<T>) -> Option<T> {
@@ -363,6 +367,21 @@ fn keys_that_are_told_in_slices_are_forgotten_when_the_last_slice_is_told() {
     let (_, positions) = bench.sent().unwrap();
     assert_eq!(positions, [2], "a has no row any more, the others have");
     assert_eq!(rows(&bench.settle().unwrap().0), [(3, State::Pending, false), (4, State::Pending, false)]);
+}
+
+#[test]
+fn no_step_looks_at_all_keys_with_rows() {
+    let mut bench = Bench::empty(HANDLER, 1);
+    let mut all: Vec<Box<str>> = (0..10 * KEYS_TOLD_MAX).map(|number| format!("k{number}").into()).collect();
+    all.sort_unstable();
+    bench.most = 0;
+    let asked = bench.serve(&all, 60);
+    let (begun, most) = (asked.iter().filter(|after| after.is_empty()).count(), bench.most);
+    assert!(begun > 1, "all were told: {asked:?}");
+    assert!(most < KEYS_TOLD_MAX as u64 + 100, "a slice at a time, not {most}");
+    bench.step(Input::Rang);
+    bench.read(&[event(1, "k7"), event(2, "a")]);
+    assert_eq!(bench.sent().unwrap().1, [2], "k7 has a row");
 }
 
 #[test]

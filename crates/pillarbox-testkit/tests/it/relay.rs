@@ -150,6 +150,26 @@ async fn a_drain_or_stop_while_joining_again_ends_cleanly() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_drain_takes_no_longer_than_its_grace_whatever_the_sink_and_the_database_do() {
+    let grace = RelayConfig::default().shutdown_grace;
+    for frozen in [false, true] {
+        let (log, gate) = (log(), Gate::closed());
+        let relay = start(&log, gate.clone()).await;
+        publish(&log, 0..1);
+        gate.until(1, 1).await;
+        if frozen {
+            log.freeze(relay.instance());
+        }
+        let began = Instant::now();
+        relay.drain().await.unwrap();
+        let took = began.elapsed();
+        assert!(took >= grace / 2 && took <= grace, "frozen: {frozen}: it took {took:?} of {grace:?}");
+        gate.until(1, 0).await;
+        assert_eq!(log.status().instances.len(), usize::from(frozen), "it says that it leaves if somebody answers");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_drain_under_way_ends_with_the_instance() {
     let (log, gate) = (log(), Gate::closed());
     let relay = start(&log, gate.clone()).await;

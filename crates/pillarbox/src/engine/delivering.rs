@@ -2,6 +2,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use uuid::Uuid;
+
 use super::{Action, Call, Claim, Engine, Mutant};
 use crate::attempt_log::LineLimit;
 use crate::breaker::{Charge, Permit, RETRY_AFTER_MAX};
@@ -9,19 +11,34 @@ use crate::dispatcher::{BatchId, Item};
 use crate::lane::{ChainKey, Phase};
 use crate::work::looked_at;
 use crate::{
-    Attempt, AttemptError, ClaimFate, DeliveredAttempt, ERROR_BYTES_MAX, Event, Failed, FailedAttempt, Failure, Fault,
-    KeyHash, NextTry, Now, Outcome, PAYLOAD_BYTES_MAX, Position, State, Timestamp,
+    Attempt, AttemptError, ClaimFate, DeliveredAttempt, Delivery, ERROR_BYTES_MAX, Event, Failed, FailedAttempt,
+    Failure, Fault, KeyHash, NextTry, Now, Outcome, PAYLOAD_BYTES_MAX, Position, State, Timestamp,
 };
 
 /// An attempt that failed.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Trial<'a> {
     pub(super) position: Position,
-    /// None: it could not be read.
-    pub(super) event: Option<&'a Event>,
+    /// None: the event was not read.
+    pub(super) id: Option<Uuid>,
+    pub(super) key: Option<&'a str>,
     /// Which attempt it was.
     pub(super) attempts: u32,
     /// When it first failed, or became a delivery.
     pub(super) since: Timestamp,
+}
+
+impl<'a> Trial<'a> {
+    /// The attempt that an event came back from.
+    pub(super) fn of(item: &'a Item, since: Timestamp) -> Self {
+        let Event { position, id, ref key, .. } = *item.event;
+        Trial { position, id: Some(id), key: key.as_deref(), attempts: item.attempts + 1, since }
+    }
+
+    /// An attempt whose event was not read.
+    pub(super) fn unread(row: &'a Delivery, attempts: u32) -> Self {
+        Trial { position: row.position, id: None, key: row.key.as_deref(), attempts, since: row.since }
+    }
 }
 
 impl Engine {
@@ -68,14 +85,14 @@ impl Engine {
                     let again = self.claim_over(now, index, item, claim, outcome);
                     if let Some(key) = item.key.filter(|_| failed && !again) {
                         stopped.insert(key);
-                        self.subscribers[index].give_back(|other| other.key == Some(key));
+                        self.subscribers[index].give_back_of(key);
                     }
                     again
                 }
                 (None, Outcome::NotTried) => true,
                 (None, Outcome::Failed(failure)) => !self.charge(now, index, item, failure),
                 (None, Outcome::Delivered) => {
-                    self.subscribers[index].succeed(item);
+                    self.subscribers[index].succeed(now, item);
                     self.subscribers[index].note_turn(item.key);
                     false
                 }
@@ -170,8 +187,7 @@ impl Engine {
         let row = sub.lane(item.lane).and_then(|lane| lane.row(item.key, position));
         let since = row.map_or(now.wall, |row| row.since);
         // An announcement has counted the attempt in the row already; the item knows what was before.
-        let trial = Trial { position, event: Some(&item.event), attempts: item.attempts + 1, since };
-        let failed = self.failed(index, now, trial, &failure, charge);
+        let failed = self.failed(index, now, Trial::of(item, since), &failure, charge);
         let sub = &mut self.subscribers[index];
         let on_dead = sub.definition.on_dead;
         let lane = sub.lane_at(item.lane, item.epoch).expect("checked above");
@@ -191,6 +207,7 @@ impl Engine {
         if failure.pause {
             sub.breaker.failure(now, &failure.message, failure.retry_after);
             self.pause(index, format!("{} (event {})", failure.message, item.event.id));
+            self.tell_failed(now, index, Trial::of(item, now.wall), failure, NextTry::Resumed);
             return Charge::Sink;
         }
         let charge = match failure.fault {
@@ -199,17 +216,18 @@ impl Engine {
                 sub.breaker.refused(now, item.key_id(), item.attempts == 0, &failure.message);
                 Charge::Event
             }
-            Fault::Sink | Fault::Unclear => sub.breaker.suspect(now, item, failure),
+            Fault::Sink | Fault::Unclear => {
+                let charge = sub.breaker.suspect(now, item, failure);
+                sub.charge_in_a_crowd(now, &self.config, item, charge)
+            }
         };
         // What cannot be read says nothing of whoever made the others.
         if charge == Charge::Event && item.event.malformed.is_none() {
-            sub.flood_guard.note(item.key_id(), true);
+            sub.flood_guard.note(now.mono, item.key_id(), true);
         }
         if charge == Charge::Sink {
             let next = NextTry::WithSink(sub.breaker.next_try(now));
-            let (event, since) = (Some(&*item.event), now.wall);
-            let trial = Trial { position: item.event.position, event, attempts: item.attempts + 1, since };
-            self.tell_failed(now, index, &trial, failure, next);
+            self.tell_failed(now, index, Trial::of(item, now.wall), failure, next);
         }
         charge
     }
@@ -250,14 +268,14 @@ impl Engine {
         let wait = policy.delay(attempts, noise).max(asked).max(alone);
         let due_at = now.wall.plus(wait);
         let next = if state == State::Dead { NextTry::Never } else { NextTry::At(due_at) };
-        self.tell_failed(now, index, &trial, failure, next);
+        self.tell_failed(now, index, trial, failure, next);
         let message = cut_error(&failure.message);
         let error = AttemptError { at: now.wall, attempt: attempts, kind: failure.kind.into(), message };
         Failed { state, attempts: attempts - u32::from(!counts), due_at, error }
     }
 
     /// Notes a failed attempt for the log, if there have not been too many.
-    fn tell_failed(&mut self, now: Now, index: usize, trial: &Trial<'_>, failure: &Failure, next: NextTry) {
+    fn tell_failed(&mut self, now: Now, index: usize, trial: Trial<'_>, failure: &Failure, next: NextTry) {
         let sub = &mut self.subscribers[index];
         if !self.logged.contains(&index) {
             self.logged.push(index);
@@ -268,8 +286,8 @@ impl Engine {
         self.figures.failed_attempts.push(FailedAttempt {
             subscription: sub.name.clone(),
             position: trial.position,
-            event: trial.event.map(|event| event.id),
-            key: trial.event.and_then(|event| event.key.clone()),
+            event: trial.id,
+            key: trial.key.map(Box::from),
             attempt: trial.attempts,
             max_attempts: sub.definition.retry.max_attempts,
             kind: failure.kind,
@@ -299,14 +317,14 @@ impl Engine {
             let sub = &mut self.subscribers[index];
             let Some(lane) = sub.lane_at(number, epoch) else { continue };
             let row = lane.row(key, position).filter(|_| lane.phase == Phase::Active);
-            let Some((attempts, since)) = row.map(|row| (row.attempts, row.since)) else {
+            let Some(attempts) = row.map(|row| row.attempts) else {
                 sub.window -= lane.give_back(position, key);
                 continue;
             };
             let Some(event) = events.get(&position) else {
                 let failure = Failure::permanent("the event is neither in the log nor kept aside");
-                let trial = Trial { position, event: None, attempts: attempts + 1, since };
-                let failed = self.failed(index, now, trial, &failure, Charge::Event);
+                let row = row.cloned().expect("checked above");
+                let failed = self.failed(index, now, Trial::unread(&row, attempts + 1), &failure, Charge::Event);
                 let sub = &mut self.subscribers[index];
                 let on_dead = sub.definition.on_dead;
                 let lane = sub.lane_at(number, epoch).expect("checked above");
@@ -339,10 +357,13 @@ impl Engine {
                 Permit::Nothing => return,
                 Permit::Other if self.config.mutant == Some(Mutant::SuspectStopsAll) => return,
                 Permit::All => sub.dispatcher.cut(|position| breaker.suspects(position)),
+                // What was not fit is not looked through again before something has changed.
+                Permit::Probe | Permit::Other if sub.fruitless == Some((permit, sub.dispatcher.changes())) => return,
                 Permit::Probe | Permit::Other => sub.dispatcher.cut_probe(|item| {
                     breaker.unfitness(permit, item.event.position, item.key_id(), item.attempts == 0)
                 }),
             };
+            sub.fruitless = batch.is_none().then(|| (permit, sub.dispatcher.changes()));
             let Some(batch) = batch else { return };
             sub.breaker.begin(permit, batch);
             sub.queue.iter_mut().for_each(|queue| queue.begin(batch, now));

@@ -72,7 +72,7 @@ impl Engine {
                     }
                 }
             }
-            lost.into_iter().for_each(|lane| sub.drop_lane(lane));
+            sub.drop_lanes(lost);
             // Who has had the lane since may have died of the same attempt.
             sub.own_attempts.retain(|(lane, _), _| !anothers.contains(lane));
             if sub.adopt_keys(self.observes) {
@@ -118,7 +118,7 @@ impl Engine {
                 self.to_load.retain(|load| load.0.subscription != sub.id);
                 self.to_load_later.retain(|load| load.0.subscription != sub.id);
                 self.to_take.retain(|take| take.lane.subscription != sub.id);
-                (0..sub.lane_count).for_each(|lane| sub.drop_lane(lane));
+                sub.drop_lanes(0..sub.lane_count);
                 sub.lane_count = view.lanes;
                 sub.lanes = (0..view.lanes).map(|_| None).collect();
             }
@@ -194,8 +194,7 @@ impl Engine {
             for row in interrupted {
                 let failure =
                     Failure { kind: "crash", ..Failure::event("the process ended while it worked on this event") };
-                let trial = Trial { position: row.position, event: None, attempts: row.attempts, since: row.since };
-                let failed = self.failed(index, now, trial, &failure, Charge::Event);
+                let failed = self.failed(index, now, Trial::unread(&row, row.attempts), &failure, Charge::Event);
                 let (on_dead, key) = (self.subscribers[index].definition.on_dead, row.key_hash());
                 let lane = self.lane_mut(reference).expect("just loaded");
                 lane.fail(row.position, key, failed, on_dead);
@@ -224,9 +223,9 @@ impl Engine {
 
     /// Lanes that are to be given up, loaded anew or paused drop what is not at the sink; once quiet they are loaded.
     pub(super) fn quiesce(&mut self) {
-        let subscribers = &self.subscribers;
+        let (subscribers, indexes) = (&self.subscribers, &self.indexes);
         let is_quiet = |load: &mut (LaneRef, Epoch)| {
-            let sub = subscribers.iter().find(|sub| sub.id == load.0.subscription);
+            let sub = indexes.get(&load.0.subscription).map(|index| &subscribers[*index]);
             sub.is_none_or(|sub| sub.dispatcher.in_flight_of(load.0.lane) == 0)
         };
         self.to_load.extend(self.to_load_later.extract_if(.., is_quiet));
@@ -236,16 +235,12 @@ impl Engine {
                 continue;
             }
             looked_at(sub.lanes.len());
-            for number in 0..sub.lanes.len() {
-                let Some(phase) = sub.lanes[number].as_ref().map(|lane| lane.phase) else { continue };
-                if !matches!(phase, Phase::Active | Phase::Waiting) {
-                    sub.settle_down(number as u32);
-                }
-                let busy = |sub: &Subscriber| sub.dispatcher.in_flight_of(number as u32) > 0;
-                if phase == Phase::Reloading && !busy(sub) {
-                    reloading.push((index, number));
-                }
-            }
+            let stops = |lane: &&Lane| !lane.quiet && !matches!(lane.phase, Phase::Active | Phase::Waiting);
+            let stopping: Vec<u32> = sub.lanes().filter(stops).map(|lane| lane.reference.lane).collect();
+            sub.settle_down(stopping);
+            let idle = |lane: &&Lane| sub.dispatcher.in_flight_of(lane.reference.lane) == 0;
+            let reload = sub.lanes().filter(|lane| lane.phase == Phase::Reloading).filter(idle);
+            reloading.extend(reload.map(|lane| (index, lane.reference.lane as usize)));
         }
         if reloading.is_empty() {
             return;

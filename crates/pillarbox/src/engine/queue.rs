@@ -9,9 +9,9 @@ use crate::dispatcher::{BatchId, Item, NO_LANE};
 use crate::lane::{Lane, Phase, Row};
 use crate::work::looked_at;
 use crate::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Epoch, Event, Failure, InstanceId, KEYS_TOLD_MAX,
-    KeyHash, Now, Outcome, Position, RecoverRequest, Recovered, RecoveryCause, SinkFeatures, State, SubscriptionId,
-    Timestamp, WAITING_COUNTED, lane_of,
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Epoch, Failure, InstanceId, KEYS_TOLD_MAX, KeyHash,
+    Now, Outcome, Position, RecoverRequest, Recovered, RecoveryCause, SinkFeatures, State, SubscriptionId, Timestamp,
+    WAITING_COUNTED, lane_of,
 };
 
 /// An event that has been at the sink for this long gets a row in the queue, and whatever waits then too.
@@ -65,8 +65,7 @@ pub(super) struct Queue {
     /// Something has become ready since the last request was made.
     missed: bool,
     next_due: Option<Timestamp>,
-    /// When each call began that is at the sink, or when it gave the rest of its batch back.
-    begun: HashMap<BatchId, Duration>,
+    begun: HashMap<BatchId, Begun>,
     slow_until: Duration,
     /// The size of the largest event that was claimed lately.
     event_bytes: usize,
@@ -96,11 +95,21 @@ struct Working {
     fate: Option<ClaimFate>,
 }
 
+/// A call to the sink.
+#[derive(Debug)]
+struct Begun {
+    /// When it began, or gave the rest of its batch back.
+    at: Duration,
+    /// It has taken too long, and what can have a row of its batch has one.
+    seen: bool,
+}
+
 /// A look for all keys that have rows, slice by slice.
 #[derive(Debug, Default)]
 struct Telling {
     look: u64,
-    keys: Vec<KeyHash>,
+    /// By lane.
+    keys: Vec<HashSet<KeyHash>>,
     /// The last key that was told.
     to: Box<str>,
     /// How many slices the last answer made up for.
@@ -111,7 +120,8 @@ struct Telling {
 #[derive(Debug)]
 struct Told {
     look: u64,
-    keys: Vec<KeyHash>,
+    /// By lane.
+    keys: Vec<HashSet<KeyHash>>,
     /// How many looks at the fleet had begun.
     observes: u64,
 }
@@ -177,7 +187,11 @@ impl Queue {
     /// Takes in a slice of the keys with rows.
     fn hear(&mut self, keys: &[Box<str>], observes: u64) {
         let Some(mut telling) = self.telling.take() else { return };
-        telling.keys.extend(keys.iter().map(|key| KeyHash::of(key)));
+        looked_at(keys.len());
+        let lanes = telling.keys.len() as u32;
+        for key in keys.iter().map(|key| KeyHash::of(key)) {
+            telling.keys[lane_of(Some(key), 0, lanes) as usize].insert(key);
+        }
         telling.slices = (keys.len() / KEYS_TOLD_MAX).max(1) as u32;
         match keys.last() {
             Some(last) if keys.len() >= KEYS_TOLD_MAX => self.telling = Some(Telling { to: last.clone(), ..telling }),
@@ -219,6 +233,12 @@ impl Queue {
         self.is_quiet() && self.waiting == 0 && self.empty_answers > 0 && self.next_due.is_none_or(|due| due > now.wall)
     }
 
+    /// Whether nothing is to be done about it before its deadline.
+    pub(super) fn may_rest(&self, now: Now, paused: bool) -> bool {
+        let waits = paused || (self.claim_at > now.mono && !self.keys_unknown);
+        waits && self.is_quiet() && self.begun.is_empty() && self.turns.is_empty()
+    }
+
     /// Nothing is claimed and nothing is to be written.
     pub(super) fn is_quiet(&self) -> bool {
         self.working.is_empty() && self.ends.is_empty()
@@ -226,7 +246,7 @@ impl Queue {
 
     /// A call to the sink begins, or goes on with one event of its batch.
     pub(super) fn begin(&mut self, batch: BatchId, now: Now) {
-        self.begun.insert(batch, now.mono);
+        self.begun.insert(batch, Begun { at: now.mono, seen: false });
     }
 
     pub(super) fn over(&mut self, batch: BatchId) {
@@ -234,8 +254,9 @@ impl Queue {
     }
 
     /// When something is to be done.
-    fn deadline(&self, now: Now) -> Option<Duration> {
-        let slow = self.begun.values().map(|begun| *begun + ROW_AFTER).filter(|at| *at > now.mono).min();
+    pub(super) fn deadline(&self, now: Now) -> Option<Duration> {
+        looked_at(1 + self.begun.len());
+        let slow = self.begun.values().map(|begun| begun.at + ROW_AFTER).filter(|at| *at > now.mono).min();
         let due = self.next_due.filter(|due| *due > now.wall).map(|due| now.mono + due.since(now.wall));
         let told = self.told_at.filter(|_| self.keys_unknown).map(|at| at + SLICE_INTERVAL_UNKNOWN);
         [slow, due, told, Some(self.claim_at)].into_iter().flatten().filter(|at| *at > now.mono).min()
@@ -278,39 +299,32 @@ impl Queue {
 }
 
 impl Subscriber {
-    /// Gives rows to the events of a queue that `pick` names among those that wait, and to those at the sink that have been there for
-    /// too long or are of the same keys, or of one that gets `also` another row: rows of a key stand in order, and nobody else may work
-    /// on a key that is at work here.
-    pub(super) fn give_rows(
-        &mut self,
-        now: Now,
-        next_claim: &mut i64,
-        also: Option<KeyHash>,
-        pick: impl Fn(&Item) -> bool,
-    ) {
+    /// Gives rows to what waits, and to what has been at the sink for too long or is of the same keys: rows of a key stand in order, and
+    /// nobody else may work on a key that is at work here.
+    fn give_rows(&mut self, now: Now, next_claim: &mut i64) {
         let Some(queue) = &mut self.queue else { return };
-        let waiting = self.dispatcher.take(|item| item.claim.is_none() && pick(item));
-        let keys: HashSet<KeyHash> = waiting.iter().filter_map(|item| item.key).chain(also).collect();
-        for (batch, items) in self.dispatcher.running() {
+        let waiting = self.dispatcher.take(|item| item.claim.is_none());
+        let keys: HashSet<KeyHash> = waiting.iter().filter_map(|item| item.key).collect();
+        let lanes = &mut self.lanes;
+        self.dispatcher.claim_running(|batch, items, item| {
             let slow = is_slow(queue, batch, items, now);
-            for item in items.iter_mut().filter(|item| item.claim.is_none()) {
-                if !slow && item.key.is_none_or(|key| !keys.contains(&key)) {
-                    continue;
-                }
-                let lane = self.lanes.get_mut(item.lane as usize).and_then(Option::as_mut);
-                let Some(lane) = lane.filter(|lane| lane.epoch == item.epoch && lane.phase != Phase::Waiting) else {
-                    continue;
-                };
-                let claim = ClaimId(*next_claim);
-                *next_claim += 1;
-                let row = Row { claim: Some(claim), attempts: item.attempts, ..Row::new(State::Processing, now.wall) };
-                lane.give_row(&item.event, row, now.wall);
-                let moving = Some((item.lane, item.epoch));
-                let working = Working { position: item.event.position, since: now.wall, moving, fate: None };
-                queue.working.insert(claim, working);
-                (item.claim, item.lane) = (Some(claim), NO_LANE);
-            }
-        }
+            let picked = slow || item.key.is_some_and(|key| keys.contains(&key));
+            if picked { claim_at_sink(queue, lanes, now, next_claim, item) } else { None }
+        });
+        self.enqueue_all(now, waiting);
+    }
+
+    /// The same for the events of one key.
+    fn give_rows_of(&mut self, now: Now, next_claim: &mut i64, key: KeyHash) {
+        let Some(queue) = &mut self.queue else { return };
+        let waiting = self.dispatcher.take_of(key, |item| item.claim.is_none());
+        let lanes = &mut self.lanes;
+        self.dispatcher.claim_running_of(key, |item| claim_at_sink(queue, lanes, now, next_claim, item));
+        self.enqueue_all(now, waiting);
+    }
+
+    /// Gives rows to events that were waiting.
+    fn enqueue_all(&mut self, now: Now, waiting: Vec<Item>) {
         for item in waiting {
             self.bytes -= item.event.size();
             if let Some(lane) = self.lane_at(item.lane, item.epoch) {
@@ -322,7 +336,7 @@ impl Subscriber {
     /// Gives an event that was read a row, behind whatever of its key is here.
     pub(super) fn give_row(&mut self, now: Now, next_claim: &mut i64, number: u32, item: &Item) {
         if let Some(key) = item.key.filter(|&key| self.dispatcher.has_key(key)) {
-            self.give_rows(now, next_claim, Some(key), |other| other.key == Some(key));
+            self.give_rows_of(now, next_claim, key);
         }
         let Some(Some(lane)) = self.lanes.get_mut(number as usize) else { return };
         match item.event.deliver_at.filter(|&at| at > now.wall) {
@@ -331,13 +345,26 @@ impl Subscriber {
         }
     }
 
-    /// Claimed events that are not at the sink and that `pick` names go back to the others.
-    pub(super) fn give_back(&mut self, pick: impl Fn(&Item) -> bool) {
-        let Some(queue) = &mut self.queue else { return };
-        for item in self.dispatcher.take(|item| item.claim.is_some() && pick(item)) {
+    /// Claimed events that are not at the sink go back to the others.
+    fn give_back(&mut self) {
+        let items = self.dispatcher.take(|item| item.claim.is_some());
+        self.end_claims(items);
+        self.dispatcher.holds_no_claims();
+    }
+
+    /// The same for those of one key.
+    pub(super) fn give_back_of(&mut self, key: KeyHash) {
+        let items = self.dispatcher.take_of(key, |item| item.claim.is_some());
+        self.end_claims(items);
+    }
+
+    fn end_claims(&mut self, items: Vec<Item>) {
+        for item in items {
             self.bytes -= item.event.size();
             self.breaker.forget(item.event.position);
-            item.claim.into_iter().for_each(|claim| queue.end(self.id, claim, ClaimFate::Back));
+            if let (Some(queue), Some(claim)) = (&mut self.queue, item.claim) {
+                queue.end(self.id, claim, ClaimFate::Back);
+            }
         }
     }
 
@@ -350,6 +377,27 @@ impl Subscriber {
             queue.end(self.id, claim, ClaimFate::Back);
         }
         keeps && queue.working.contains_key(&claim)
+    }
+
+    /// Whether a call has become slow that has events without a row. Each is looked through once: what has no row then gets none later.
+    fn note_slow(&mut self, now: Now) -> bool {
+        let Some(queue) = &mut self.queue else { return false };
+        let lane_of = |item: &Item| self.lanes.get(item.lane as usize).and_then(Option::as_ref);
+        let fresh = |item: &Item| lane_of(item).is_some_and(|lane| is_held(lane, item));
+        let (mut any, mut seen) = (false, Vec::new());
+        for (batch, items) in self.dispatcher.running() {
+            looked_at(1);
+            let known = queue.begun.get(&batch).is_none_or(|begun| begun.seen);
+            if !known && is_slow(queue, batch, items, now) {
+                looked_at(items.len());
+                any |= items.iter().any(fresh);
+                seen.push(batch);
+            }
+        }
+        for batch in seen {
+            queue.begun.get_mut(&batch).into_iter().for_each(|begun| begun.seen = true);
+        }
+        any
     }
 
     /// Notes that an event was handled from memory.
@@ -378,16 +426,41 @@ impl Subscriber {
         }
         queue.turns.clear();
         self.dispatcher.release_held();
-        let hog = if full { self.dispatcher.largest_key() } else { None };
+        // It keeps nobody from being read where all has been read.
+        let hog = if full && behind { self.dispatcher.largest_key() } else { None };
         if let Some((key, _)) = hog.filter(|hog| hog.1 > most / 2) {
-            self.give_rows(now, next_claim, None, |item| item.key == Some(key));
+            self.give_rows_of(now, next_claim, key);
         }
     }
 }
 
+/// Gives a row to an event at the sink, if it is its lane's still; the claim that goes with it.
+fn claim_at_sink(
+    queue: &mut Queue,
+    lanes: &mut [Option<Lane>],
+    now: Now,
+    next_claim: &mut i64,
+    item: &Item,
+) -> Option<ClaimId> {
+    let lane = lanes.get_mut(item.lane as usize)?.as_mut().filter(|lane| is_held(lane, item))?;
+    let claim = ClaimId(*next_claim);
+    *next_claim += 1;
+    let row = Row { claim: Some(claim), attempts: item.attempts, ..Row::new(State::Processing, now.wall) };
+    lane.give_row(&item.event, row, now.wall);
+    let moving = Some((item.lane, item.epoch));
+    let working = Working { position: item.event.position, since: now.wall, moving, fate: None };
+    queue.working.insert(claim, working);
+    Some(claim)
+}
+
+/// Whether an event without a claim is this lane's still.
+fn is_held(lane: &Lane, item: &Item) -> bool {
+    item.claim.is_none() && lane.epoch == item.epoch && lane.phase != Phase::Waiting
+}
+
 /// Whether a call has been at the sink for too long. Of a batch that is worked event by event the rest is given back first.
 fn is_slow(queue: &Queue, batch: BatchId, items: &[Item], now: Now) -> bool {
-    let long = queue.begun.get(&batch).is_some_and(|begun| now.mono >= *begun + ROW_AFTER);
+    let long = queue.begun.get(&batch).is_some_and(|begun| now.mono >= begun.at + ROW_AFTER);
     long && (items.len() == 1 || !queue.one_by_one)
 }
 
@@ -403,25 +476,18 @@ impl Engine {
         let stopping = self.draining || self.expired || sub.paused || down;
         let full = !sub.has_room(&self.config);
         sub.turn_over(now, &mut self.next_claim, behind, full, self.config.in_flight_max);
+        let slow = sub.note_slow(now);
         let Some(queue) = &mut sub.queue else { return };
-        let lanes = &sub.lanes;
-        let held = |item: &Item| {
-            let lane = lanes.get(item.lane as usize).and_then(Option::as_ref);
-            lane.is_some_and(|lane| lane.epoch == item.epoch && lane.phase != Phase::Waiting)
-        };
-        let fresh = |items: &[Item]| items.iter().any(|item| item.claim.is_none() && held(item));
-        let slow = sub.dispatcher.running().any(|(batch, items)| is_slow(queue, batch, items, now) && fresh(items));
         // What was read while every worker was at something slow is nobody's turn here.
         let waits = sub.dispatcher.idle_workers() == 0 && sub.dispatcher.has_ready();
         let stuck = waits && sub.dispatcher.running().all(|(batch, items)| is_slow(queue, batch, items, now));
         if slow || stuck {
             queue.slow_until = now.mono + SLOW_FOR;
             queue.congested = true;
-            sub.give_rows(now, &mut self.next_claim, None, |_| true);
+            sub.give_rows(now, &mut self.next_claim);
         }
         if sub.dispatcher.may_hold_claims() && (slow || stuck || stopping) {
-            sub.give_back(|_| true);
-            sub.dispatcher.holds_no_claims();
+            sub.give_back();
         }
     }
 
@@ -438,7 +504,7 @@ impl Engine {
             Outcome::Failed(failure) => failure,
             Outcome::Delivered => {
                 let sub = &mut self.subscribers[index];
-                sub.succeed(item);
+                sub.succeed(now, item);
                 let Some(queue) = &mut sub.queue else { return false };
                 if queue.settles {
                     queue.forget(claim);
@@ -453,7 +519,9 @@ impl Engine {
         if charge == Charge::Sink {
             return true;
         }
-        self.claim_failed(now, index, claim, (item.attempts + 1, Some(&item.event)), &failure, charge);
+        let working = self.subscribers[index].queue.as_ref().and_then(|queue| queue.working.get(&claim));
+        let since = working.map_or(now.wall, |working| working.since);
+        self.claim_failed(now, index, claim, Trial::of(item, since), &failure, charge);
         false
     }
 
@@ -462,13 +530,15 @@ impl Engine {
         now: Now,
         index: usize,
         claim: ClaimId,
-        (attempts, event): (u32, Option<&Event>),
+        trial: Trial<'_>,
         failure: &Failure,
         charge: Charge,
     ) {
-        let working = self.subscribers[index].queue.as_ref().and_then(|queue| queue.working.get(&claim));
-        let Some((position, since)) = working.map(|working| (working.position, working.since)) else { return };
-        let failed = self.failed(index, now, Trial { position, event, attempts, since }, failure, charge);
+        let queue = self.subscribers[index].queue.as_ref();
+        if !queue.is_some_and(|queue| queue.working.contains_key(&claim)) {
+            return;
+        }
+        let failed = self.failed(index, now, trial, failure, charge);
         let sub = &mut self.subscribers[index];
         if let Some(queue) = &mut sub.queue {
             queue.end(sub.id, claim, ClaimFate::Failed(failed));
@@ -525,7 +595,8 @@ impl Engine {
         }
         let Some(event) = event else {
             let failure = Failure::permanent("the event is neither in the log nor kept aside");
-            return self.claim_failed(now, index, claim, (delivery.attempts + 1, None), &failure, Charge::Event);
+            let trial = Trial::unread(&delivery, delivery.attempts + 1);
+            return self.claim_failed(now, index, claim, trial, &failure, Charge::Event);
         };
         sub.bytes += event.size();
         queue.event_bytes = event.size().max(queue.event_bytes - queue.event_bytes / 16);
@@ -544,7 +615,8 @@ impl Engine {
         let again = self.backoff.contains_key(&Call::Finish);
         self.call_succeeded(Call::Finish);
         for (end, written) in self.finishing.take().unwrap_or_default().into_iter().zip(written) {
-            let Some(sub) = self.subscribers.iter_mut().find(|sub| sub.id == end.subscription) else { continue };
+            let Some(index) = self.index_of(end.subscription) else { continue };
+            let sub = &mut self.subscribers[index];
             // An end that was not answered may have been written, and is refused the second time.
             if !written && !again && end.fate != ClaimFate::Back {
                 *self.figures.refused.entry(sub.name.clone()).or_default() += 1;
@@ -565,8 +637,9 @@ impl Engine {
             }
             Call::Finish => {
                 for end in self.finishing.take().unwrap_or_default() {
-                    let queue = self.subscribers.iter_mut().find(|sub| sub.id == end.subscription);
-                    queue.and_then(|sub| sub.queue.as_mut()).into_iter().for_each(|queue| queue.ends.push(end.clone()));
+                    let sub = self.index_of(end.subscription).map(|index| &mut self.subscribers[index]);
+                    let queue = sub.and_then(|sub| sub.queue.as_mut());
+                    queue.into_iter().for_each(|queue| queue.ends.push(end.clone()));
                 }
             }
             _ => self.recovering = None,
@@ -579,7 +652,9 @@ impl Engine {
         }
         let mut asked = std::mem::take(&mut self.claims_unknown);
         if asked.is_empty() && !self.draining {
-            asked = (0..self.subscribers.len()).filter_map(|index| self.claim_request(now, index)).collect();
+            let awake = (0..self.subscribers.len()).filter(|index| !self.subscribers[*index].resting);
+            let awake: Vec<usize> = awake.collect();
+            asked = awake.into_iter().filter_map(|index| self.claim_request(now, index)).collect();
         }
         if !asked.is_empty() {
             self.actions.push(Action::Claim(asked.iter().map(|asked| asked.request.clone()).collect()));
@@ -590,6 +665,7 @@ impl Engine {
     fn claim_request(&mut self, now: Now, index: usize) -> Option<Asked> {
         let sub = &self.subscribers[index];
         let queue = sub.queue.as_ref()?;
+        looked_at(1);
         let permit = sub.breaker.permit(now);
         let early = now.mono < queue.claim_at;
         if sub.paused || permit == Permit::Nothing || (early && !queue.must_be_told(now)) {
@@ -628,12 +704,14 @@ impl Engine {
             return Box::default();
         }
         queue.looks += 1;
-        queue.telling = Some(Telling { look: queue.looks, ..Telling::default() });
+        let keys = vec![HashSet::new(); sub.lane_count as usize];
+        queue.telling = Some(Telling { look: queue.looks, keys, ..Telling::default() });
         looked_at(self.settling.as_ref().map_or(0, Vec::len) + sub.lanes.len());
         let settling = self.settling.iter().flatten().map(|pending| &pending.write);
         let mut unwritten: HashMap<u32, Vec<KeyHash>> = HashMap::new();
         for write in settling.filter(|write| write.lane.subscription == sub.id && !write.queue.is_empty()) {
             let keys = write.queue.iter().filter_map(|queued| queued.delivery.key_hash());
+            looked_at(write.queue.len());
             unwritten.entry(write.lane.lane).or_default().extend(keys);
         }
         for lane in sub.lanes.iter_mut().flatten() {
@@ -647,7 +725,7 @@ impl Engine {
         if self.finishing.is_some() || !self.may_call(now, Call::Finish) {
             return;
         }
-        let queues = self.subscribers.iter_mut().filter_map(|sub| sub.queue.as_mut());
+        let queues = self.subscribers.iter_mut().filter(|sub| !sub.resting).filter_map(|sub| sub.queue.as_mut());
         let ends: Vec<ClaimEnd> = queues.flat_map(|queue| std::mem::take(&mut queue.ends)).collect();
         if !ends.is_empty() {
             self.actions.push(Action::Finish(ends.clone()));
@@ -683,8 +761,8 @@ impl Engine {
         }
         self.recovered.extend(request.dead.iter().map(|entry| (entry.0, asked_at)));
         for (subscription, cause, count) in recovered.claims {
-            let sub = self.subscribers.iter_mut().find(|sub| sub.id == subscription);
-            let name = sub.as_ref().map_or_else(|| subscription.0.to_string().into(), |sub| sub.name.clone());
+            let sub = self.index_of(subscription).map(|index| &self.subscribers[index]);
+            let name = sub.map_or_else(|| subscription.0.to_string().into(), |sub| sub.name.clone());
             *self.figures.recovered.entry((name, cause.name())).or_default() += count;
         }
         for queue in self.subscribers.iter_mut().filter_map(|sub| sub.queue.as_mut()) {
@@ -698,9 +776,9 @@ impl Engine {
         self.dead_instances = dead;
     }
 
-    /// When something is to be done about queues.
+    /// When something is to be done about queues that do not rest.
     pub(super) fn queue_deadline(&self, now: Now) -> Option<Duration> {
-        let queues = self.subscribers.iter().filter_map(|sub| sub.queue.as_ref());
+        let queues = self.awake().filter_map(|sub| sub.queue.as_ref());
         let sweep = self.last_sweep.map(|last| last + self.config.recovery.check_interval);
         queues.filter_map(|queue| queue.deadline(now)).chain(sweep).filter(|at| *at > now.mono).min()
     }
@@ -738,12 +816,12 @@ impl Subscriber {
         let Some(queue) = &mut self.queue else { return false };
         let held = queue.held;
         let Some(told) = queue.told.take_if(|told| told.observes < observes) else { return false };
-        let mut of_lanes: Vec<Vec<KeyHash>> = vec![Vec::new(); self.lane_count as usize];
-        for key in told.keys {
-            of_lanes[lane_of(Some(key), 0, self.lane_count) as usize].push(key);
-        }
-        for (lane, keys) in self.lanes.iter_mut().zip(of_lanes) {
-            lane.iter_mut().for_each(|lane| lane.end_look(told.look, keys.iter().copied()));
+        looked_at(told.keys.len());
+        for (lane, keys) in self.lanes.iter_mut().zip(told.keys) {
+            // Where the number of lanes has changed meanwhile, all have been loaded since.
+            if let Some(lane) = lane {
+                lane.end_look(told.look, keys);
+            }
         }
         self.note_unknown_keys();
         held && self.queue.as_ref().is_some_and(|queue| !queue.held)

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use super::subscriber::Subscriber;
 use super::{Action, Call, Engine, Mutant, PollPlan};
+use crate::holes::{Holes, Shown};
 use crate::lane::{Lane, Phase};
 use crate::work::looked_at;
 use crate::{Now, Page, PollRequest, Position, RangeSet, Scan, ScanRequest, lane_of};
@@ -29,19 +30,17 @@ impl Engine {
         self.close_holes(now, hole_scans, page.log_start);
         for scan in tail_scans {
             let dead = self.dead_in(scan, page.log_start);
+            let gone = gone_in(scan, page.log_start);
+            let mut shown = self.shown(scan, &dead, &gone, page.log_start);
             let mut used = false;
             for sub in 0..self.subscribers.len() {
-                let may_rise = plan.room.contains(&sub);
-                used |= self.apply(now, sub, scan, &dead, page.log_start, may_rise);
+                used |= self.apply(now, sub, &mut shown, plan.room.contains(&sub));
             }
             if used {
                 self.dead.union(&dead);
             }
         }
-        self.subscribers
-            .iter_mut()
-            .flat_map(|sub| sub.lanes.iter_mut().flatten())
-            .for_each(|lane| lane.note_poll(horizon));
+        self.note_poll(horizon);
         let newest = self.subscribers.iter().flat_map(Subscriber::active).filter_map(|lane| lane.holes.last()).max();
         self.hole_polls = match newest {
             None => 0,
@@ -50,6 +49,23 @@ impl Engine {
         };
         self.newest_hole = newest;
         self.stuck = !self.moved;
+    }
+
+    /// Tells the lanes that a poll was answered. Those that have the same holes by now share them.
+    fn note_poll(&mut self, horizon: Position) {
+        let mut before = Holes::default();
+        for lane in self.subscribers.iter_mut().flat_map(|sub| sub.lanes.iter_mut().flatten()) {
+            lane.note_poll(horizon);
+            if !lane.holes.is_empty() {
+                lane.holes.share(&before);
+                before = lane.holes.clone();
+            }
+        }
+    }
+
+    fn shown<'a>(&self, scan: &'a Scan, dead: &'a RangeSet, gone: &'a RangeSet, log_start: Position) -> Shown<'a> {
+        let closes_all = self.config.mutant == Some(Mutant::CursorAtHighestVisible);
+        Shown::new(scan, dead, gone, log_start).closing_all(closes_all)
     }
 
     /// What a scan proves dead. Notes how far the log reaches.
@@ -65,13 +81,17 @@ impl Engine {
     fn set_bounds(&mut self, plan: &PollPlan, scans: &[Scan]) {
         let complete = plan.hole_ends.iter().zip(scans).all(|(end, scan)| scan.covered_to >= *end);
         let covered: RangeSet = scans.iter().map(|scan| scan.after + 1..=scan.covered_to).collect();
+        let mut before: (Holes, Option<Position>) = (Holes::default(), None);
         for (index, sub) in self.subscribers.iter_mut().enumerate() {
             looked_at(sub.lanes.len());
             let asked = complete && plan.asked.contains(&index);
             for lane in sub.lanes.iter_mut().flatten() {
                 let all = lane.holes.is_empty() || (asked && lane.asked);
-                let unseen = if all { None } else { lane.holes.first_outside(&covered) };
-                looked_at(if all { 0 } else { lane.holes.len() });
+                if !all && !lane.holes.is_shared_with(&before.0) {
+                    looked_at(lane.holes.len());
+                    before = (lane.holes.clone(), lane.holes.first_outside(&covered));
+                }
+                let unseen = if all { None } else { before.1 };
                 lane.bound = unseen.unwrap_or(Position::MAX);
             }
         }
@@ -84,8 +104,7 @@ impl Engine {
         for scan in scans {
             dead.union(&self.dead_in(scan, log_start));
             visible.union(&scan.visible);
-            // Retention has removed it, unless it was kept for somebody: only what was looked for says which.
-            gone.union(&scan.visible.missing(scan.after + 1, scan.covered_to.min(log_start - 1)));
+            gone.union(&gone_in(scan, log_start));
         }
         let breaks = self.config.mutant == Some(Mutant::CursorAtHighestVisible);
         if visible.is_empty() && dead.is_empty() && gone.is_empty() && !breaks {
@@ -95,40 +114,31 @@ impl Engine {
         let (after, covered_to) =
             (scans.first().map_or(0, |scan| scan.after), scans.last().map_or(0, |scan| scan.covered_to));
         let scan = Scan { after, covered_to, visible, events };
+        let mut shown = self.shown(&scan, &dead, &gone, log_start);
         let mut used = false;
         for index in 0..self.subscribers.len() {
-            used |= self.close_holes_of(now, index, &scan, &dead, &gone);
+            used |= self.close_holes_of(now, index, &mut shown);
         }
         if used {
             self.dead.union(&dead);
         }
     }
 
-    fn close_holes_of(&mut self, now: Now, index: usize, scan: &Scan, dead: &RangeSet, gone: &RangeSet) -> bool {
+    fn close_holes_of(&mut self, now: Now, index: usize, shown: &mut Shown<'_>) -> bool {
         let sub = &self.subscribers[index];
+        looked_at(sub.lanes.len());
         if !sub.lanes().any(|lane| takes_part(lane) && !lane.holes.is_empty()) {
             return false;
         }
         let nowhere = vec![false; sub.lanes.len()];
-        self.admit_events(now, index, scan, &nowhere);
-        let breaks = self.config.mutant == Some(Mutant::CursorAtHighestVisible);
+        self.admit_events(now, index, shown.scan, &nowhere);
         let mut pruned = 0;
         let sub = &mut self.subscribers[index];
         for lane in sub.lanes.iter_mut().flatten().filter(|lane| takes_part(lane) && !lane.holes.is_empty()) {
-            looked_at(scan.visible.len() + dead.len() + gone.len());
-            let shown = scan.visible.within(scan.after + 1, scan.covered_to.min(lane.top).min(lane.bound - 1));
-            let before = lane.holes.count();
-            lane.holes.subtract(&shown);
-            lane.holes.subtract(dead);
-            let left = lane.holes.count();
-            lane.holes.subtract(gone);
-            pruned += left - lane.holes.count();
-            if breaks {
-                lane.holes = RangeSet::new();
-            }
-            let closed = lane.holes.count() < before;
-            self.moved |= closed;
-            lane.scanned(closed);
+            let made = shown.apply(&lane.holes, None, lane.bound);
+            pruned += made.pruned;
+            self.moved |= made.moved;
+            lane.scanned(made.holes.clone(), &made.closed);
         }
         self.note_pruned(index, pruned);
         true
@@ -156,15 +166,8 @@ impl Engine {
 
     /// Shows one scan to the lanes of a subscription; with `may_rise` they may go higher. What is visible together is handed on in
     /// order, so a lane takes nothing from above a hole of its own that this poll did not look at.
-    pub(super) fn apply(
-        &mut self,
-        now: Now,
-        index: usize,
-        scan: &Scan,
-        dead: &RangeSet,
-        log_start: Position,
-        may_rise: bool,
-    ) -> bool {
+    fn apply(&mut self, now: Now, index: usize, shown: &mut Shown<'_>, may_rise: bool) -> bool {
+        let scan = shown.scan;
         let extends = |lane: &Lane| {
             let fits = scan.after <= lane.top && scan.covered_to > lane.top;
             may_rise && fits && lane.may_rise(self.config.ranges_max) && lane.bound == Position::MAX
@@ -186,35 +189,12 @@ impl Engine {
             if !higher && !in_scan(lane) {
                 continue;
             }
-            if higher {
-                let top = stop.max(lane.top);
-                let mut missing = scan.visible.missing(lane.top + 1, top);
-                pruned += missing.within(0, log_start - 1).count();
-                missing.remove_range(0, log_start - 1);
-                self.moved |= top - lane.top > missing.count() as Position;
-                lane.top = top;
-                lane.holes.union(&missing);
-            }
-            let before = lane.holes.count();
-            if before > 0 {
-                // What was shown has been handed on, or is not this lane's.
-                let shown = scan.visible.within(scan.after + 1, scan.covered_to.min(lane.top).min(lane.bound - 1));
-                lane.holes.subtract(&shown);
-                lane.holes.subtract(dead);
-                if lane.holes.first().is_some_and(|first| first < log_start) {
-                    // Retention has removed it, unless it was kept for somebody: only what was looked for says which.
-                    let mut gone = lane.holes.within(scan.after + 1, scan.covered_to.min(lane.top).min(log_start - 1));
-                    gone.subtract(&scan.visible);
-                    pruned += gone.count();
-                    lane.holes.subtract(&gone);
-                }
-            }
-            if self.config.mutant == Some(Mutant::CursorAtHighestVisible) {
-                lane.holes = RangeSet::new();
-            }
-            let closed = lane.holes.count() < before;
-            self.moved |= closed;
-            lane.scanned(closed);
+            let rise = higher.then(|| (lane.top, stop.max(lane.top)));
+            let made = shown.apply(&lane.holes, rise, lane.bound);
+            pruned += made.pruned;
+            self.moved |= made.moved;
+            lane.top = rise.map_or(lane.top, |(_, to)| to);
+            lane.scanned(made.holes.clone(), &made.closed);
         }
         self.note_pruned(index, pruned);
         true
@@ -229,6 +209,7 @@ impl Engine {
         let definition = sub.definition.clone();
         let filter = &definition.filter;
         let all = filter.is_all();
+        looked_at(scan.events.len());
         for event in &scan.events {
             if !all && !filter.wants(event) {
                 continue;
@@ -267,7 +248,7 @@ impl Engine {
         let mut holes = RangeSet::new();
         let mut tops: Vec<Position> = Vec::new();
         let (mut room, mut asked) = (HashSet::new(), HashSet::new());
-        let mut before = &RangeSet::new();
+        let mut before = &Holes::default();
         for (index, sub) in self.subscribers.iter().enumerate() {
             looked_at(sub.lanes.len());
             if !sub.has_room(&self.config) {
@@ -276,7 +257,7 @@ impl Engine {
             asked.insert(index);
             // Holes are asked for also when a limit has stopped the subscription: it may be their number. Most lanes have the same.
             for lane in sub.active().filter(|lane| !lane.holes.is_empty()) {
-                if lane.holes != *before {
+                if !lane.holes.is_shared_with(before) {
                     looked_at(lane.holes.len());
                     holes.union(&lane.holes);
                     before = &lane.holes;
@@ -335,6 +316,11 @@ impl Engine {
             self.actions.push(Action::Poll(request));
         }
     }
+}
+
+/// What retention has removed of what a scan looked for: what it kept for somebody is visible.
+fn gone_in(scan: &Scan, log_start: Position) -> RangeSet {
+    scan.visible.missing(scan.after + 1, scan.covered_to.min(log_start - 1))
 }
 
 /// Whether a lane may use the answer to the poll under way: it was there, with this filter, when the poll was asked. An active lane

@@ -1,3 +1,5 @@
+use std::collections::HashMap;
+
 use super::subscriber::Subscriber;
 use super::{Action, Call, Engine, Mutant, PendingWrite};
 use crate::dispatcher::Item;
@@ -13,6 +15,7 @@ impl Engine {
     pub(super) fn settled(&mut self, now: Now, written: Vec<bool>) {
         self.call_succeeded(Call::Settle);
         self.dead_settling = RangeSet::new();
+        let mut over: HashMap<usize, Vec<u32>> = HashMap::new();
         for (pending, written) in self.settling.take().unwrap_or_default().into_iter().zip(written) {
             let PendingWrite { write, done, announced } = pending;
             let (number, epoch) = (write.lane.lane, write.epoch);
@@ -26,7 +29,7 @@ impl Engine {
             let Some(lane) = sub.lane_at(number, epoch) else { continue };
             if !written || write.release {
                 self.observe_now = true;
-                sub.drop_lane(number);
+                over.entry(index).or_default().push(number);
                 continue;
             }
             lane.written = (write.cursor.floor, now.mono);
@@ -42,6 +45,7 @@ impl Engine {
                 sub.dispatcher.push(item);
             }
         }
+        over.into_iter().for_each(|(index, lanes)| self.subscribers[index].drop_lanes(lanes));
     }
 
     pub(super) fn settle(&mut self, now: Now) {

@@ -1,17 +1,19 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::queue::Queue;
 use super::{EngineConfig, PROMOTE_MAX};
 use crate::attempt_log::LineLimit;
-use crate::breaker::{Breaker, Permit};
+use crate::breaker::{Breaker, Charge, Permit};
+use crate::counted::counted;
 use crate::dispatcher::{Dispatcher, Item};
 use crate::flood_guard::FloodGuard;
 use crate::lane::{ChainKey, Lane, Phase};
+use crate::work::looked_at;
 use crate::{
-    Definition, Delivery, Epoch, Event, Filter, KeyHash, Mode, Now, Position, SinkFeatures, Subscription,
-    SubscriptionId, SubscriptionReport, SubscriptionView, Timestamp,
+    DEAD_HEADS_MAX, Definition, Delivery, Epoch, Event, Filter, KeyHash, Mode, Now, Position, SinkFeatures,
+    Subscription, SubscriptionId, SubscriptionReport, SubscriptionView, Timestamp,
 };
 
 /// Events at the sink, delivered, the breaker's next try, the flood guard, and why it is stopped.
@@ -39,6 +41,8 @@ pub(super) struct Subscriber {
     pub(super) delivered: u64,
     pub(super) delivered_at: Option<Timestamp>,
     pub(super) stopped: Option<String>,
+    /// Why a lane stands still, while the others go on.
+    pub(super) overfull: Option<String>,
     /// Nothing is to be done for it before an input says something of it, or time passes.
     pub(super) resting: bool,
     /// What the report says that others have, without what is costly to compare.
@@ -49,6 +53,8 @@ pub(super) struct Subscriber {
     pub(super) announced: Vec<Item>,
     /// Attempts that were announced under an epoch which is over, and their numbers: by lane and position.
     pub(super) own_attempts: HashMap<(u32, Position), u32>,
+    /// No event was fit for this permit when the dispatcher had changed so often.
+    pub(super) fruitless: Option<(Permit, u64)>,
     /// Of a queue.
     pub(super) queue: Option<Queue>,
     /// Delayed deliveries that are due while an event of their key is at the sink: they take their place when that is over.
@@ -75,11 +81,13 @@ impl Subscriber {
             delivered: 0,
             delivered_at: None,
             stopped: None,
+            overfull: None,
             resting: false,
             shown: None,
             first_lane: 0,
             announced: Vec::new(),
             own_attempts: HashMap::new(),
+            fruitless: None,
             queue: (spec.mode == Mode::Queue).then(|| Queue::new(sink)),
             due_behind: HashMap::new(),
             told: (Definition::of(&spec, 0), spec.lanes),
@@ -129,7 +137,58 @@ impl Subscriber {
         };
         let nothing_here = self.dispatcher.is_empty() && self.announced.is_empty() && self.due_behind.is_empty();
         let unhindered = self.stopped.is_none() && self.breaker.permit(now) == Permit::All;
-        self.queue.is_none() && nothing_here && unhindered && self.lanes().all(at_rest)
+        let queue_rests = self.queue.as_ref().is_none_or(|queue| queue.may_rest(now, self.paused));
+        queue_rests && nothing_here && unhindered && self.lanes().all(at_rest)
+    }
+
+    /// Why a limit stops it, if one does.
+    pub(super) fn stop_reason(&mut self, config: &EngineConfig) -> Option<String> {
+        looked_at(self.lanes.len());
+        let (mut chains, mut rows, mut failing) = (0, 0, 0);
+        for lane in self.lanes() {
+            // Not every chain is a failing key: delayed events that are due are chains too.
+            (chains, rows, failing) = (chains + lane.chains(), rows + lane.rows(), failing + lane.failing());
+        }
+        let blocked = rows - chains.min(rows);
+        if failing >= config.parked_max {
+            let (verb, one) = if failing == 1 { ("is", "") } else { ("are", "one of them ") };
+            let mut heads = self.lanes.iter_mut().flatten().filter_map(Lane::failing_head);
+            let example = heads.next().map_or_else(String::new, |head| format!(", {one}{}", name(head)));
+            return Some(format!(
+                "{} {verb} failing, as many as max_parked allows{example}; requeue or skip some, or mend the receiver",
+                counted(failing as u64, "key")
+            ));
+        }
+        if self.queue.as_ref().is_some_and(|queue| queue.rows >= config.blocked_max as u64) {
+            return Some(format!("more than max_blocked = {} deliveries wait in the queue", config.blocked_max));
+        }
+        if blocked >= config.blocked_max {
+            let noun = if blocked == 1 { "delivery waits" } else { "deliveries wait" };
+            let longest = self.lanes().filter_map(Lane::longest_chain).max_by_key(|chain| chain.0);
+            let example =
+                longest.map_or_else(String::new, |(count, head)| format!(", {count} of them behind {}", name(head)));
+            return Some(format!(
+                "{blocked} {noun} behind failing keys, as many as max_blocked allows{example}; requeue or skip what holds them back, \
+                 or mend the receiver"
+            ));
+        }
+        self.lanes().any(|lane| lane.holes.len() >= config.ranges_max).then(|| {
+            format!(
+                "more than max_ranges = {} holes are open: a transaction with very many events has not ended",
+                config.ranges_max
+            )
+        })
+    }
+
+    /// What to say of a lane that stands still alone.
+    pub(super) fn overfull_reason(&mut self) -> Option<String> {
+        let lane = self.lanes.iter_mut().flatten().find(|lane| lane.overfull)?;
+        let number = lane.reference.lane;
+        let example = lane.failing_head().map_or_else(String::new, |head| format!(", one of them {}", name(head)));
+        Some(format!(
+            "more than {DEAD_HEADS_MAX} keys of lane {number} are held back by a dead event{example}; requeue or skip some, or set \
+             on_dead = skip"
+        ))
     }
 
     /// What operators are told.
@@ -140,7 +199,7 @@ impl Subscriber {
             delivered_at: self.delivered_at,
             breaker: self.breaker.report(),
             flood_guard: self.flood_guard.is_open(),
-            stopped: self.stopped.clone(),
+            stopped: self.stopped.clone().or_else(|| self.overfull.clone()),
             definition: self.definition.number,
             differs: self.differs(),
         }
@@ -274,9 +333,9 @@ impl Subscriber {
         self.dispatcher.push(item);
     }
 
-    pub(super) fn succeed(&mut self, item: &Item) {
+    pub(super) fn succeed(&mut self, now: Now, item: &Item) {
         self.breaker.success(item.event.position);
-        self.flood_guard.note(item.key_id(), false);
+        self.flood_guard.note(now.mono, item.key_id(), false);
         let Some(lane) = self.lane_at(item.lane, item.epoch) else { return };
         if item.parked {
             lane.done_unwritten += 1;
@@ -284,6 +343,17 @@ impl Subscriber {
         } else {
             lane.done(item.event.position, item.event.id);
         }
+    }
+
+    /// An event of one of few keys that fail waits in memory until the sink is tried again, as long as that leaves room for other keys. Where
+    /// it does not, it gets a row or gives its claim back, and no attempt is counted.
+    pub(super) fn charge_in_a_crowd(&self, now: Now, config: &EngineConfig, item: &Item, charge: Charge) -> Charge {
+        let few_fail = charge == Charge::Sink && self.breaker.other_deadline().is_some();
+        let crowded = match item.claim {
+            Some(_) => self.dispatcher.idle_workers() <= self.dispatcher.ready_len() + 1,
+            None => !item.parked && !self.has_room(config),
+        };
+        if few_fail && crowded { Charge::Nobody(self.breaker.wait(now)) } else { charge }
     }
 
     /// Of the events that were not tried, those that are to be sent again before anything else of their keys. Those of a failing
@@ -398,26 +468,28 @@ impl Subscriber {
         }
     }
 
-    /// A lane that stops takes back what it has announced and not sent, and drops what is not at the sink.
-    pub(super) fn settle_down(&mut self, number: u32) {
-        match self.lanes[number as usize].as_mut() {
-            Some(lane) if !lane.quiet => lane.quiet = true,
-            _ => return,
+    /// Lanes that stop take back what they have announced and not sent, and drop what is not at the sink.
+    pub(super) fn settle_down(&mut self, numbers: Vec<u32>) {
+        if numbers.is_empty() {
+            return;
         }
-        self.drop_waiting(number);
-        let Some(lane) = self.lanes[number as usize].as_mut() else { return };
-        for row in lane.interrupted() {
-            if !self.dispatcher.is_at_sink(number, row.position) {
-                lane.withdraw(row.position, row.key_hash());
+        self.drop_waiting(&numbers.iter().copied().collect());
+        for number in numbers {
+            let Some(lane) = self.lanes[number as usize].as_mut() else { continue };
+            lane.quiet = true;
+            for row in lane.interrupted() {
+                if !self.dispatcher.is_at_sink(number, row.position) {
+                    lane.withdraw(row.position, row.key_hash());
+                }
             }
         }
     }
 
-    /// Drops what a lane has here that is not at the sink.
-    fn drop_waiting(&mut self, number: u32) {
-        self.breaker.forget_lane(number);
-        let announced = self.announced.extract_if(.., |item| item.lane == number);
-        for item in self.dispatcher.purge(number).into_iter().chain(announced) {
+    /// Drops what lanes have here that is not at the sink.
+    fn drop_waiting(&mut self, numbers: &HashSet<u32>) {
+        self.breaker.forget_lanes(numbers);
+        let announced = self.announced.extract_if(.., |item| numbers.contains(&item.lane));
+        for item in self.dispatcher.purge(numbers).into_iter().chain(announced) {
             self.bytes -= item.event.size();
             // It comes again to whoever has the lane then.
             self.breaker.forget(item.event.position);
@@ -431,13 +503,29 @@ impl Subscriber {
 
     /// Forgets a lane: it is another's now, or loaded anew.
     pub(super) fn drop_lane(&mut self, number: u32) {
-        let Some(lane) = self.lanes.get_mut(number as usize).and_then(Option::take) else { return };
-        self.own_attempts.retain(|(of, _), _| *of != number);
-        self.own_attempts.extend(lane.own_attempts().map(|(position, attempt)| ((number, position), attempt)));
-        self.drop_waiting(number);
-        self.queue.iter_mut().for_each(|queue| queue.lane_gone(self.id, number));
-        self.due_behind.values_mut().for_each(|rows| rows.retain(|row| row.0 != number));
-        // Whatever is in a write under way leaves the window with that.
-        self.window -= lane.window;
+        self.drop_lanes([number]);
     }
+
+    pub(super) fn drop_lanes(&mut self, numbers: impl IntoIterator<Item = u32>) {
+        let mut dropped = HashSet::new();
+        for number in numbers {
+            let Some(lane) = self.lanes.get_mut(number as usize).and_then(Option::take) else { continue };
+            dropped.insert(number);
+            self.own_attempts.retain(|(of, _), _| *of != number);
+            self.own_attempts.extend(lane.own_attempts().map(|(position, attempt)| ((number, position), attempt)));
+            self.queue.iter_mut().for_each(|queue| queue.lane_gone(self.id, number));
+            // Whatever is in a write under way leaves the window with that.
+            self.window -= lane.window;
+        }
+        if dropped.is_empty() {
+            return;
+        }
+        self.drop_waiting(&dropped);
+        self.due_behind.values_mut().for_each(|rows| rows.retain(|row| !dropped.contains(&row.0)));
+    }
+}
+
+/// What people know a delivery by that holds others back.
+fn name(head: &Delivery) -> String {
+    head.key.as_ref().map_or_else(|| format!("position {}", head.position), |key| format!("key '{key}'"))
 }

@@ -63,6 +63,29 @@ pub(super) enum Answer {
     Left(Result<()>),
 }
 
+/// What there is to be dealt with.
+enum Next {
+    /// None: nobody can send one any more.
+    Command(Option<Command>),
+    Answer(Answer),
+    Time,
+}
+
+/// Waits for the next thing to deal with. Commands first: they are few, and while there is more to do than can be done answers never run
+/// out.
+async fn next(
+    commands: &mut mpsc::UnboundedReceiver<Command>,
+    inputs: &mut mpsc::UnboundedReceiver<Answer>,
+    deadline: Instant,
+) -> Next {
+    tokio::select! {
+        biased;
+        command = commands.recv() => Next::Command(command),
+        answer = inputs.recv() => Next::Answer(answer.expect("the shell keeps a sender")),
+        () = tokio::time::sleep_until(deadline) => Next::Time,
+    }
+}
+
 /// What became of an attempt to join again.
 enum Attempted {
     Join(Result<Joined>),
@@ -182,35 +205,29 @@ impl<S: Store + Operator> Shell<S> {
             actions.into_iter().for_each(|action| self.act(action));
             self.publish(now);
             let deadline = self.started + self.life.engine.deadline(now);
-            input = tokio::select! {
-                // Commands first: they are few, and while there is more to do than can be done answers never run out.
-                biased;
-                command = commands.recv() => match command {
-                    Some(Command::Drain) => {
-                        self.draining = true;
-                        Input::Drain
+            input = match next(commands, &mut self.life.inputs, deadline).await {
+                Next::Command(Some(Command::Drain)) => {
+                    self.draining = true;
+                    Input::Drain
+                }
+                Next::Command(Some(Command::Idle(sender))) => {
+                    self.idle.push(sender);
+                    Input::Rang
+                }
+                Next::Command(Some(Command::Stop) | None) => return Ok(self.stop().await),
+                Next::Answer(Answer::Input(input)) => {
+                    if matches!(input, Input::Observed(_)) {
+                        self.show().heard_at = Instant::now();
                     }
-                    Some(Command::Idle(sender)) => {
-                        self.idle.push(sender);
-                        Input::Rang
-                    }
-                    Some(Command::Stop) | None => return Ok(self.stop().await),
+                    input
+                }
+                Next::Answer(Answer::Failed(call, error)) => match self.failed(call, error) {
+                    Ok(input) => input,
+                    Err(error) => return over(error),
                 },
-                answer = self.life.inputs.recv() => match answer.expect("the shell keeps a sender") {
-                    Answer::Input(input) => {
-                        if matches!(input, Input::Observed(_)) {
-                            self.show().heard_at = Instant::now();
-                        }
-                        input
-                    }
-                    Answer::Failed(call, error) => match self.failed(call, error) {
-                        Ok(input) => input,
-                        Err(error) => return over(error),
-                    },
-                    Answer::Ended(error) => return over(error),
-                    Answer::Left(result) => return Ok(self.left(result).await),
-                },
-                () = tokio::time::sleep_until(deadline) => Input::Tick,
+                Next::Answer(Answer::Ended(error)) => return over(error),
+                Next::Answer(Answer::Left(result)) => return Ok(self.left(result).await),
+                Next::Time => Input::Tick,
             };
             while self.life.calls.try_join_next().is_some() {}
             while self.life.deliveries.try_join_next().is_some() {}
@@ -506,6 +523,10 @@ fn log_failed(failed: &FailedAttempt) {
             %subscription, event, position, key, attempt, max_attempts, kind, error, %next_try,
             "delivery failed; it does not count as an attempt"
         ),
+        NextTry::Resumed => tracing::warn!(
+            %subscription, event, position, key, attempt, max_attempts, kind, error,
+            "delivery failed; it does not count as an attempt, and the event is tried again once the subscription is resumed"
+        ),
         NextTry::Never => tracing::warn!(
             %subscription, event, position, key, attempt, max_attempts, kind, error,
             "delivery failed and the event is dead; `pillarbox requeue` or `skip` it"
@@ -560,6 +581,23 @@ fn publish_figures(figures: Figures) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_command_is_looked_at_while_answers_never_run_out() {
+        let (commands, mut inbox) = mpsc::unbounded_channel();
+        let (answers, mut inputs) = mpsc::unbounded_channel();
+        (0..3).for_each(|_| _ = answers.send(Answer::Input(Input::Rang)));
+        let past = Instant::now();
+        assert!(matches!(next(&mut inbox, &mut inputs, past).await, Next::Answer(Answer::Input(Input::Rang))));
+        commands.send(Command::Drain).unwrap_or_else(|_| panic!("somebody listens"));
+        assert!(matches!(next(&mut inbox, &mut inputs, past).await, Next::Command(Some(Command::Drain))));
+        assert_eq!(inputs.len(), 2, "before the answers that were there");
+        inputs.recv().await;
+        inputs.recv().await;
+        assert!(matches!(next(&mut inbox, &mut inputs, past).await, Next::Time));
+        drop(commands);
+        assert!(matches!(next(&mut inbox, &mut inputs, past).await, Next::Command(None)), "the relay was dropped");
+    }
 
     #[test]
     fn joining_again_is_tried_at_once_and_then_ever_less_often() {
