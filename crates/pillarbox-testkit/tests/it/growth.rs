@@ -158,7 +158,7 @@ async fn a_step_does_not_look_at_what_waits_behind_an_event_that_may_be_poison()
         let mut costs = Vec::new();
         for waiting in [100, 5_000] {
             let log = log();
-            let poisoned = Subscription { mode, ..subscription("poisoned") };
+            let poisoned = Subscription { mode, workers: 2, ..subscription("poisoned") };
             let mut driver = start(&log, vec![poisoned, subscription("other")], EngineConfig::default()).await;
             publish(&log, "poisoned", waiting, |_| "k".to_owned());
             driver.go_on(Input::Published).await.unwrap();
