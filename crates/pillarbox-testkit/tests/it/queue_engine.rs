@@ -423,9 +423,24 @@ fn a_failed_claim_waits_for_its_next_attempt_and_a_down_sink_burns_none() {
     let outcomes = vec![Outcome::Failed(Failure::event("no")), Outcome::Failed(Failure::sink("down"))];
     bench.step(Input::Delivered { batch, outcomes });
     let ends = bench.ends();
-    assert_eq!(ends.len(), 1, "what the sink was too sick for is tried again: {ends:?}");
-    let ClaimFate::Failed(failed) = &ends[0].fate else { panic!("{ends:?}") };
-    assert_eq!((ends[0].position, failed.attempts, failed.state), (10, 3, State::Retrying));
+    let failed = |end: &ClaimEnd| match &end.fate {
+        ClaimFate::Failed(failed) => (end.position, failed.attempts, failed.state),
+        fate => panic!("{fate:?}"),
+    };
+    // The only worker is left to other keys.
+    let expected = [(10, 3, State::Retrying), (11, 0, State::Retrying)];
+    assert_eq!(ends.iter().map(failed).collect::<Vec<_>>(), expected, "{ends:?}");
+}
+
+#[test]
+fn a_claim_that_may_be_poison_is_kept_while_there_are_workers_for_others() {
+    let mut bench = Bench::new(HANDLER, 4);
+    let request = bench.claim_request().unwrap();
+    let claims = vec![claimed(&request, 0, 11, "y", 0)];
+    bench.step(Input::Claimed(vec![Claims { claimed: claims, ..Claims::default() }]));
+    let (batch, _) = bench.sent().unwrap();
+    bench.step(Input::Delivered { batch, outcomes: vec![Outcome::Failed(Failure::sink("down"))] });
+    assert_eq!(bench.ends(), [], "it is tried again");
 }
 
 #[test]

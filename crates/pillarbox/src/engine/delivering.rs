@@ -26,18 +26,22 @@ pub(super) struct Trial<'a> {
     pub(super) attempts: u32,
     /// When it first failed, or became a delivery.
     pub(super) since: Timestamp,
+    /// Something of the event is no text: see [`Event::malformed`].
+    pub(super) malformed: bool,
 }
 
 impl<'a> Trial<'a> {
     /// The attempt that an event came back from.
     pub(super) fn of(item: &'a Item, since: Timestamp) -> Self {
-        let Event { position, id, ref key, .. } = *item.event;
-        Trial { position, id: Some(id), key: key.as_deref(), attempts: item.attempts + 1, since }
+        let Event { position, id, ref key, ref malformed, .. } = *item.event;
+        let malformed = malformed.is_some();
+        Trial { position, id: Some(id), key: key.as_deref(), attempts: item.attempts + 1, since, malformed }
     }
 
     /// An attempt whose event was not read.
     pub(super) fn unread(row: &'a Delivery, attempts: u32) -> Self {
-        Trial { position: row.position, id: None, key: row.key.as_deref(), attempts, since: row.since }
+        let (key, since) = (row.key.as_deref(), row.since);
+        Trial { position: row.position, id: None, key, attempts, since, malformed: false }
     }
 }
 
@@ -249,8 +253,7 @@ impl Engine {
         failure: &Failure,
         charge: Charge,
     ) -> Failed {
-        let Trial { attempts, since, event, .. } = trial;
-        let malformed = event.is_some_and(|event| event.malformed.is_some());
+        let Trial { attempts, since, malformed, .. } = trial;
         let noise = self.noise();
         let sub = &mut self.subscribers[index];
         let policy = &sub.definition.retry;
