@@ -313,7 +313,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION pillarbox.add_up_aside()
+CREATE OR REPLACE FUNCTION pillarbox.add_up_aside(rows_max bigint DEFAULT NULL::bigint)
  RETURNS void
  LANGUAGE sql
  SECURITY DEFINER
@@ -321,7 +321,7 @@ CREATE OR REPLACE FUNCTION pillarbox.add_up_aside()
 AS $function$
     with taken as (
         delete from pillarbox.aside_count as c
-        using (select ctid from pillarbox.aside_count for update skip locked) as free
+        using (select ctid from pillarbox.aside_count limit rows_max for update skip locked) as free
         where c.ctid = free.ctid
         returning c.subscription, c.state, c.change
     )

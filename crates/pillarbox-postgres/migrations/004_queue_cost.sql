@@ -411,7 +411,7 @@ end
 $$;
 
 -- How many deliveries are dead or delayed, as changes that add up: nobody counts a million rows for a status, and nobody waits for another
--- to count. Retention adds them up.
+-- to count. Retention adds them up, and so does a relay whose beat sees that there are many.
 create table @schema@.aside_count (
     subscription bigint not null,
     state text not null,
@@ -462,12 +462,12 @@ create trigger count_aside_delete after delete on @schema@.delivery
 create trigger count_aside_truncate after truncate on @schema@.delivery
     for each statement execute function @schema@.count_aside();
 
--- Adds the changes up. Harmless, and so anybody's.
-create function @schema@.add_up_aside() returns void
+-- Adds the changes up, so many at most. Harmless, and so anybody's.
+create function @schema@.add_up_aside(rows_max bigint default null) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $$
     with taken as (
         delete from @schema@.aside_count as c
-        using (select ctid from @schema@.aside_count for update skip locked) as free
+        using (select ctid from @schema@.aside_count limit rows_max for update skip locked) as free
         where c.ctid = free.ctid
         returning c.subscription, c.state, c.change
     )

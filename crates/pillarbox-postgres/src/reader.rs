@@ -17,7 +17,7 @@ use crate::error::Db;
 use crate::home;
 use crate::types::{DueTime, RawJson, Text, Time};
 
-/// The most bytes of events that one page returns, beyond the first of each scan.
+/// The most bytes of events that one page returns, beyond the first of each scan; also of what is fetched or claimed at once.
 pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// A writer counts as idle only after it has been so for this long.
@@ -213,11 +213,20 @@ impl Reader {
         Ok(gathered)
     }
 
-    /// The events at exactly these positions, from the log or kept aside.
+    /// The events at exactly these positions, from the log or kept aside; of large ones as many as fit a page, in the order in which
+    /// they are asked for.
     pub(crate) async fn fetch(&mut self, session: &Session, positions: &[Position]) -> Db<Vec<Arc<Event>>> {
         let statement = session.statement(include_str!("sql/fetch.sql")).await?;
-        let rows = session.query(&statement, &[&positions]).await?;
-        let mut events = rows.iter().map(|row| self.decoder.event(row).map(Arc::new)).collect::<Db<Vec<_>>>()?;
+        let (mut events, mut rest) = (Vec::new(), positions);
+        // Those that are not there are looked for to the end.
+        while events.is_empty() && !rest.is_empty() {
+            let (now, later) = rest.split_at(self.fitting(session, rest).await?);
+            for row in session.query(&statement, &[&now]).await? {
+                self.mean_bytes.add(row.raw_size_bytes());
+                events.push(Arc::new(self.decoder.event(&row)?));
+            }
+            rest = later;
+        }
         events.sort_unstable_by_key(|event| event.position);
         // A delivery may have been committed without a flush by whoever published its event.
         if !events.is_empty() {
@@ -227,6 +236,24 @@ impl Reader {
             }
         }
         Ok(events)
+    }
+
+    /// How many of these fit a page, one at least. What the server has compressed is larger than it says, so that what rows lately were
+    /// counts too.
+    async fn fitting(&self, session: &Session, positions: &[Position]) -> Db<usize> {
+        if positions.len() <= 1 {
+            return Ok(positions.len());
+        }
+        let statement = session.statement(include_str!("sql/fetch_sizes.sql")).await?;
+        let rows = session.query(&statement, &[&positions]).await?;
+        let sizes = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get::<_, i64>(1)? as usize)));
+        let sizes = sizes.collect::<Db<HashMap<Position, usize>>>()?;
+        let mut bytes = 0;
+        let fits = |position: &&Position| {
+            bytes += sizes.get(position).copied().unwrap_or(0);
+            bytes <= PAGE_BYTES_MAX
+        };
+        Ok(positions.iter().take_while(fits).count().min(self.rows_max()).max(1))
     }
 }
 

@@ -55,7 +55,9 @@ pub trait Store: Send + Sync + 'static {
     /// durable: no crash of the database can take a returned event back.
     fn poll(&self, request: &PollRequest) -> impl Future<Output = Result<Page>> + Send;
 
-    /// The events at exactly these positions, from the log or kept aside for deliveries; ascending, missing ones left out.
+    /// The events at exactly these positions, from the log or kept aside for deliveries; ascending, missing ones left out. Where events
+    /// are large a store may also leave out those that were asked for last, but never all that there are: what was asked for after the
+    /// last one that it returns is asked for again.
     fn fetch(&self, positions: &[Position]) -> impl Future<Output = Result<Vec<Arc<Event>>>> + Send;
 
     /// Writes what became of events, in one transaction that first locks each lane's cursor at the given epoch.

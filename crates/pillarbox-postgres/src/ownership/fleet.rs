@@ -25,6 +25,8 @@ pub(super) struct Look {
     pub(super) missing: Vec<Missing>,
     pub(super) kept_from: Position,
     pub(super) doorbell: bool,
+    /// Many changes of what is dead or delayed are to be added up.
+    pub(super) uncounted: bool,
     /// How long the commit took, if it was one that waits for the disk.
     pub(super) commit: Option<Duration>,
 }
@@ -77,6 +79,7 @@ pub(super) async fn look(control: &Session, me: InstanceId, class: i32, report: 
         missing: anchors.iter().map(missing).collect::<Db<_>>()?,
         kept_from: after.try_get(0)?,
         doorbell: after.try_get(1)?,
+        uncounted: after.try_get(3)?,
         commit: durable.then(|| committed.saturating_duration_since(before)),
     })
 }

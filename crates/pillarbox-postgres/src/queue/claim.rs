@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::Keys;
 use crate::connection::Session;
 use crate::error::Db;
-use crate::reader::Decoder;
+use crate::reader::{Decoder, PAGE_BYTES_MAX};
 use crate::types::Time;
 
 /// How often a subscription's rows are looked through from the oldest on, and its keys for heads that nobody has promoted.
@@ -78,9 +78,14 @@ impl Limits {
         self.claimed = (self.claimed.min(asked) / 4).max(1);
     }
 
-    fn claim_more(&mut self) {
+    /// So many rows came in time, with events of so many bytes: the next claim is for no more than fits a page.
+    fn fit(&mut self, rows: usize, bytes: usize) {
         self.placed = (self.placed * 2).min(PLACED_MAX);
-        self.claimed = self.claimed.saturating_mul(2);
+        if bytes >= PAGE_BYTES_MAX {
+            self.claimed = (rows.saturating_mul(PAGE_BYTES_MAX) / bytes).clamp(1, i32::MAX as usize) as i32;
+        } else if bytes < PAGE_BYTES_MAX / 2 {
+            self.claimed = self.claimed.saturating_mul(2);
+        }
     }
 
     fn tell_less(&mut self) {
@@ -197,13 +202,15 @@ impl Claiming {
                 }
                 None
             }
-            rows => {
-                place.limits.claim_more();
-                Some(rows?)
-            }
+            rows => Some(rows?),
         };
         let mut claims = Claims { keys: keys.flatten(), ..Claims::default() };
         let first_ready = self.gather(asked.request, rows.as_deref().unwrap_or_default(), &mut claims, demoted)?;
+        if rows.is_some() {
+            let events = claims.claimed.iter().filter_map(|claimed| claimed.event.as_ref());
+            let bytes = events.map(|event| event.size()).sum();
+            self.places.entry(asked.request.subscription).or_default().limits.fit(claims.claimed.len(), bytes);
+        }
         let Some(figures) = in_time(said.figures)? else {
             claims.waiting = 1;
             return Ok((claims, true));

@@ -6,5 +6,7 @@ select
         select from pg_trigger
         where tgrelid = 'event'::regclass and tgname = 'doorbell' and tgenabled in ('O', 'A')
     ),
-    clock_timestamp()
+    clock_timestamp(),
+    -- Whether there are enough changes to be added up.
+    (select count(*) from (select from aside_count limit 1000) as changes) = 1000
 from meta

@@ -39,7 +39,7 @@ grant execute on function
     @schema@.wait_for_lock(integer, integer, boolean),
     @schema@.claim_deliveries(bigint, integer, bigint, integer, boolean, integer, timestamptz, boolean),
     @schema@.claim_deliveries(bigint, integer, bigint, integer, boolean, integer, timestamptz, boolean, integer, integer),
-    @schema@.place_delayed(bigint, timestamptz, integer), @schema@.promote(bigint[], text[]), @schema@.add_up_aside()
+    @schema@.place_delayed(bigint, timestamptz, integer), @schema@.promote(bigint[], text[]), @schema@.add_up_aside(bigint)
 to pillarbox_relay;
 
 -- Viewers: `status`, `list`, `show`, `why`, `tail`.

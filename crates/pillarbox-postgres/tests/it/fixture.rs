@@ -6,7 +6,7 @@ use pillarbox::{
 };
 use pillarbox_postgres::{PgConfig, PostgresStore, migrate};
 use pillarbox_testkit::postgres::{self, Server};
-use tokio_postgres::Client;
+use tokio_postgres::{Client, SimpleQueryMessage};
 use uuid::Uuid;
 
 /// A migrated database of its own on the shared server.
@@ -68,6 +68,17 @@ pub(crate) async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
     client
+}
+
+/// How many pages a statement looks at.
+pub(crate) async fn pages(client: &Client, sql: &str) -> i64 {
+    let said = client.simple_query(&format!("explain (analyze, buffers, format json) {sql}")).await.unwrap();
+    let text = said.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    let plan = &serde_json::from_str::<serde_json::Value>(text.unwrap()).unwrap()[0]["Plan"];
+    plan["Shared Hit Blocks"].as_i64().unwrap() + plan["Shared Read Blocks"].as_i64().unwrap()
 }
 
 /// One lane, so that tests can say which.

@@ -1,8 +1,10 @@
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pillarbox::testing::Capture;
 use pillarbox::{
-    Cursor, ErrorKind, Hello, InstanceId, Lock, Report, Start, State, Store, Subscription, Take, TakeCause, Timestamp,
-    Wake,
+    Cursor, ErrorKind, Hello, InstanceId, Lock, NewEvent, Operator, Relay, Report, Start, State, Store, Subscription,
+    Take, TakeCause, Timestamp, Wake,
 };
 use pillarbox_postgres::PostgresStore;
 use pillarbox_testkit::eventually;
@@ -10,7 +12,7 @@ use pillarbox_testkit::postgres::{Mode, Server};
 use pillarbox_testkit::proxy::Proxy;
 use tokio_postgres::Client;
 
-use crate::fixture::{Database, delivery, hello, join, lane, one_lane, own, settle, take, write};
+use crate::fixture::{Database, delivery, hello, join, lane, one_lane, own, pages, settle, take, write};
 
 /// Far longer than any of these tests; reached only if something is lost.
 const LONG: Duration = Duration::from_secs(20);
@@ -348,4 +350,86 @@ async fn all_sessions_of_a_relay_carry_its_number_and_there_are_at_most_four() {
     let client = database.client().await;
     until(&client, &sessions_of(id, "waiter"), 1).await;
     assert_eq!(client.query_one(&sessions_of(id, "%"), &[]).await.unwrap().get::<_, i64>(0), 4);
+}
+
+#[tokio::test]
+async fn anchors_are_looked_up_one_by_one_however_the_planner_is_misled() {
+    let database = Database::new().await;
+    let publish = "insert into pillarbox.event (topic, type, payload) select 't', 'y', '\"some text\"' \
+                   from generate_series(1, 20000)";
+    database.execute(publish).await;
+    let store = database.store().await;
+    let joined = join(&store, [Subscription { lanes: 4, ..Subscription::new("s") }]).await;
+    let anchors = format!(
+        "update pillarbox.cursor set owner = {}, floor = 10000 + lane, anchor_position = 10000 + lane, \
+         anchor_id = (select id from pillarbox.event where position = 10000 + lane); analyze",
+        joined.instance.0
+    );
+    database.execute(&anchors).await;
+    store.observe(&Report::default()).await.unwrap();
+    let size = "select sum(pg_relation_size('pillarbox.' || name) / 8192)::bigint from pillarbox.leaf";
+    assert!(database.number(size).await > 200);
+    let sql = include_str!("../../src/sql/own_anchors.sql").replace("$1", &joined.instance.0.to_string());
+    let client = database.client().await;
+    for misled in ["set enable_nestloop = off", "set enable_hashjoin = off", "set enable_mergejoin = off"] {
+        client.batch_execute(&format!("reset all; set search_path = pillarbox; {misled}")).await.unwrap();
+        let pages = pages(&client, &sql).await;
+        assert!(pages < 100, "{pages} pages for four anchors with {misled}");
+    }
+}
+
+/// Lets the clock of a database be an hour ahead of ours.
+const CLOCK: &str = "
+    alter function pg_catalog.clock_timestamp() rename to clock_of_the_server;
+    create function pg_catalog.clock_timestamp() returns timestamptz language sql volatile
+        as $$ select pg_catalog.clock_of_the_server() + interval '1 hour' $$";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_databases_clock_is_the_one_that_counts() {
+    let database = Database::new().await;
+    let minutes = |minutes: u64| Timestamp::now().plus(Duration::from_secs(60 * minutes));
+    let due = |at| NewEvent::new("t", "y").deliver_at(at);
+    let ids = database.publish(&[due(minutes(30)), due(minutes(120))]).await;
+    database.execute(CLOCK).await;
+    let is_ahead = |time: Timestamp| time > minutes(55) && time < minutes(65);
+    let store = database.store().await;
+    let joined = join(&store, [one_lane("s")]).await;
+    assert!(is_ahead(joined.time), "{}", joined.time);
+    let fleet = store.observe(&Report::default()).await.unwrap();
+    assert!(is_ahead(fleet.time), "{}", fleet.time);
+    store.leave().await.unwrap();
+
+    let capture = Capture::new();
+    let relay = Relay::builder(database.store().await).subscribe(one_lane("s"), Arc::new(capture.clone()));
+    let relay = relay.start().await.unwrap();
+    relay.until_idle().await.unwrap();
+    relay.drain().await.unwrap();
+    let sent: Vec<_> = capture.events().iter().map(|event| event.id).collect();
+    assert_eq!(sent, ids[..1], "the first is due by the database's clock, the second is not");
+}
+
+#[tokio::test]
+async fn changes_of_what_is_dead_or_delayed_are_added_up_by_a_beat() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    join(&store, [one_lane("s")]).await;
+    let die = async |from: usize, to: usize| {
+        let sql = format!(
+            "insert into pillarbox.delivery \
+                 (subscription, position, lane, arrival, state, attempts, due_at, since, died_at, queued) \
+             select id, g, 0, g, 'dead', 1, now(), now(), now(), false \
+             from pillarbox.subscription, generate_series({from}, {to}) as g"
+        );
+        database.execute(&sql).await;
+    };
+    let changes = async || database.number("select count(*) from pillarbox.aside_count").await;
+    die(1, 999).await;
+    store.observe(&Report::default()).await.unwrap();
+    assert_eq!(changes().await, 999, "so few are left alone");
+    die(1_000, 12_500).await;
+    store.observe(&Report::default()).await.unwrap();
+    assert_eq!(changes().await, 2_501, "the sum, and what was too much for one beat");
+    store.observe(&Report::default()).await.unwrap();
+    assert_eq!(changes().await, 1);
+    assert_eq!(store.status().await.unwrap().subscriptions[0].dead, 12_500);
 }

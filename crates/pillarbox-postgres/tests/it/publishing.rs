@@ -2,7 +2,9 @@ use std::time::Duration;
 
 use pillarbox::{ErrorKind, NewEvent, PAYLOAD_BYTES_MAX, Payload, Timestamp};
 use pillarbox_postgres::testing::published;
-use pillarbox_postgres::{EventSql, Limits, PAYLOAD_BYTES_MAX_HIGHEST, Parameter, publish, publish_all};
+use pillarbox_postgres::{
+    EventSql, Limits, PAYLOAD_BYTES_MAX_HIGHEST, Parameter, PgConfig, PostgresStore, migrate, publish, publish_all,
+};
 use pillarbox_testkit::postgres::Server;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
@@ -463,4 +465,22 @@ async fn publishing_without_a_schema_names_the_command() {
     let error = publish(&connect(database.url()).await, &NewEvent::new("t", "y")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Schema);
     assert!(error.to_string().contains("pillarbox migrate"), "{error}");
+}
+
+#[tokio::test]
+async fn a_stores_publisher_publishes_into_its_schema() {
+    let database = Database::new().await;
+    let url = format!("{}?schema=other", database.url());
+    migrate(&url.parse::<PgConfig>().unwrap()).await.unwrap();
+    let store = PostgresStore::open(&url).await.unwrap();
+    let publisher = store.publisher();
+    let mut client = database.client().await;
+    let tx = client.transaction().await.unwrap();
+    let id = publisher.publish(&tx, &NewEvent::new("t", "y")).await.unwrap();
+    let ids =
+        publisher.publish_all(&tx, &[NewEvent::new("t", "y"), NewEvent::new("t", "y").dedup_key("d")]).await.unwrap();
+    tx.commit().await.unwrap();
+    let there: Vec<Uuid> = events(&store).await.iter().map(|event| event.id).collect();
+    assert_eq!(there, [id, ids[0], ids[1]]);
+    assert!(events(&database.store().await).await.is_empty(), "the log beside it has nothing of it");
 }

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use pillarbox::{
     AttemptError, Change, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Epoch, ErrorKind,
-    Failed, InstanceId, LaneRef, LaneWrite, Mode, NewEvent, OnDead, Operator, Position, PrunePolicy, Queued,
-    RecoverRequest, RecoveryCause, Report, RetryPolicy, SUSPECT_AFTER, Selection, State, Store, Subscription,
-    SubscriptionId, TakeCause, Timestamp, Wake,
+    Failed, InstanceId, KeyHash, LaneRef, LaneWrite, Mode, NewEvent, OnDead, Operator, PAYLOAD_BYTES_MAX, Position,
+    PrunePolicy, Queued, RecoverRequest, RecoveryCause, Report, RetryPolicy, SUSPECT_AFTER, Selection, State, Store,
+    Subscription, SubscriptionId, TakeCause, Timestamp, Wake, lane_of,
 };
-use pillarbox_postgres::PostgresStore;
+use pillarbox_postgres::{PAGE_BYTES_MAX, PostgresStore};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio_postgres::{AsyncMessage, Client, NoTls, SimpleQueryMessage};
+use tokio_postgres::{AsyncMessage, Client, NoTls};
 
-use crate::fixture::{Database, hello, join, lane, one_lane, poll_tail, settle, take, write};
+use crate::fixture::{Database, hello, join, lane, one_lane, pages, poll_tail, settle, take, write};
 use crate::ownership::until;
 use crate::retention;
 
@@ -614,26 +614,13 @@ async fn due_rows(database: &Database, rows: usize) {
     database.execute(&sql).await;
 }
 
-/// How many pages a statement looks at that is explained in JSON.
-async fn pages(client: &Client, sql: &str) -> i64 {
-    let said = client.simple_query(sql).await.unwrap();
-    let text = said.iter().find_map(|message| match message {
-        SimpleQueryMessage::Row(row) => row.get(0),
-        _ => None,
-    });
-    let plan = &serde_json::from_str::<serde_json::Value>(text.unwrap()).unwrap()[0]["Plan"];
-    plan["Shared Hit Blocks"].as_i64().unwrap() + plan["Shared Read Blocks"].as_i64().unwrap()
-}
-
 /// How many rows take their places, a hundred at most, while somebody holds lanes that match; and how many pages that looks at.
 async fn place(database: &Database, held: &str) -> (i64, i64) {
     let (holder, client) = (database.client().await, database.client().await);
     let hold = format!("begin; select from pillarbox.cursor where {held} for update");
     holder.batch_execute(&hold).await.unwrap();
     client.batch_execute("begin").await.unwrap();
-    let sql = "explain (analyze, buffers, format json) \
-               select pillarbox.place_delayed(id, now(), 100) from pillarbox.subscription";
-    let pages = pages(&client, sql).await;
+    let pages = pages(&client, "select pillarbox.place_delayed(id, now(), 100) from pillarbox.subscription").await;
     let placed = "select count(*) from pillarbox.delivery where state = 'pending'";
     let placed = client.query_one(placed, &[]).await.unwrap().get(0);
     client.batch_execute("rollback").await.unwrap();
@@ -781,6 +768,46 @@ async fn dead_rows_that_retention_removes_let_their_key_go_on() {
     let policy = PrunePolicy { dead: Some(Duration::ZERO), keep: None, ..PrunePolicy::default() };
     assert_eq!(retention::prune_all(&me.store, &policy).await.dead, 1);
     assert_eq!(positions(&me.claim(10, 3).await), at[1..]);
+}
+
+#[tokio::test]
+async fn large_events_are_claimed_a_page_at_a_time() {
+    let database = Database::new().await;
+    let feeder = Feeder::new(&database, queue()).await;
+    let large = NewEvent::new("t", "y").bytes(vec![0; PAYLOAD_BYTES_MAX], "application/x");
+    database.publish(&vec![large; 40]).await;
+    feeder.queue((1..=40).map(|at| pending(at, "-")).collect()).await;
+    let me = &feeder.worker;
+    let fit = PAGE_BYTES_MAX / PAYLOAD_BYTES_MAX;
+    // How large they are is known when the first are here.
+    assert_eq!(me.claim(12, 1).await.len(), 12);
+    for first in [13, 25] {
+        assert_eq!(me.claim(12, first).await.len(), fit - 1, "each is a little larger than its payload");
+    }
+    // So little has come that more are claimed again.
+    assert_eq!(me.claim(2, 37).await.len(), 2);
+    assert_eq!(me.claim(12, 39).await.len(), 12);
+}
+
+#[tokio::test]
+async fn lanes_do_not_change_while_deliveries_are_worked_on() {
+    let database = Database::new().await;
+    let feeder = Feeder::new(&database, queue()).await;
+    let at = feeder.feed(&database, &["a", "b", "a"]).await;
+    let me = &feeder.worker;
+    let claimed = me.claim(10, 1).await;
+    assert_eq!(positions(&claimed), at[..2]);
+    me.store.change(&Change::pause("s"), false).await.unwrap();
+    let relane = Change::Relane { subscription: "s".into(), lanes: 3 };
+    let refused = me.store.change(&relane, false).await.unwrap_err().to_string();
+    assert!(refused.contains("deliveries are being worked on") && refused.contains("`pillarbox recover`"), "{refused}");
+    assert_eq!(me.end(&claimed, ClaimFate::Back).await, [true, true]);
+    me.store.change(&relane, false).await.unwrap();
+    let lanes =
+        database.client().await.query("select lane from pillarbox.delivery order by position", &[]).await.unwrap();
+    let lanes: Vec<i32> = lanes.iter().map(|row| row.get(0)).collect();
+    let expected = [(at[0], "a"), (at[1], "b"), (at[2], "a")];
+    assert_eq!(lanes, expected.map(|(at, key)| lane_of(Some(KeyHash::of(key)), at, 3) as i32));
 }
 
 #[tokio::test]

@@ -1,7 +1,13 @@
-use pillarbox::{ErrorKind, Filter, NewEvent, Payload, PollRequest, Position, ScanRequest, Store};
+use std::sync::Arc;
+
+use pillarbox::testing::Capture;
+use pillarbox::{
+    Delivery, ErrorKind, Filter, LaneWrite, NewEvent, PAYLOAD_BYTES_MAX, Payload, PollRequest, Position, Relay,
+    ScanRequest, State, Store, Subscription,
+};
 use pillarbox_postgres::PAGE_BYTES_MAX;
 
-use crate::fixture::{Database, events, one_scan, poll_tail, tail};
+use crate::fixture::{Database, delivery, events, one_lane, one_scan, own, poll_tail, settle, tail, write};
 
 fn wanted(topic: &str) -> Filter {
     Filter { topics: vec![topic.into()], types: vec![] }
@@ -171,4 +177,71 @@ async fn a_scan_reads_the_leaves_that_it_needs() {
     let plan = plan.join("\n");
     assert!(!plan.contains("Sort") && !plan.contains("Seq Scan"), "{plan}");
     assert!(plan.contains("Index Scan"), "{plan}");
+}
+
+#[tokio::test]
+async fn large_events_are_fetched_a_page_at_a_time_in_the_order_asked_for() {
+    let database = Database::new().await;
+    let large = |_| NewEvent::new("t", "y").bytes(noise(PAYLOAD_BYTES_MAX), "application/x");
+    database.publish(&(0..20).map(large).collect::<Vec<_>>()).await;
+    let store = database.store().await;
+    // Two of them are not there.
+    let wanted: Vec<Position> = [98, 20, 1, 97].into_iter().chain(2..20).collect();
+    let (mut rest, mut rounds) = (wanted.as_slice(), Vec::new());
+    while !rest.is_empty() {
+        let events = store.fetch(rest).await.unwrap();
+        let bytes: usize = events.iter().map(|event| event.payload.len()).sum();
+        assert!((1..=PAGE_BYTES_MAX).contains(&bytes), "{bytes} bytes at once");
+        let got: Vec<Position> = events.iter().map(|event| event.position).collect();
+        let last = rest.iter().rposition(|position| got.contains(position)).unwrap();
+        let told: Vec<Position> = rest[..=last].iter().copied().filter(|position| *position < 90).collect();
+        assert_eq!(got.len(), told.len(), "nothing before the last one is left out: {got:?} of {rest:?}");
+        assert!(got.is_sorted() && told.iter().all(|position| got.contains(position)), "{got:?} of {rest:?}");
+        rounds.push(got.len());
+        rest = &rest[last + 1..];
+    }
+    assert_eq!(rounds.iter().sum::<usize>(), 20);
+    assert!(rounds.len() >= 3, "{rounds:?}");
+    assert_eq!(store.fetch(&[97, 98, 99]).await.unwrap(), [], "what is not there is looked for to the end");
+}
+
+/// Bytes that cannot be compressed.
+fn noise(bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..bytes).map(|_| next()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_events_that_are_tried_again_all_arrive_in_the_order_of_their_keys() {
+    let database = Database::new().await;
+    let key = |position: Position| ["a", "b", "c"][position as usize % 3];
+    let large = |at: Position| NewEvent::new("t", "y").key(key(at)).bytes(noise(PAYLOAD_BYTES_MAX), "application/x");
+    database.publish(&(1..=24).map(large).collect::<Vec<_>>()).await;
+    let store = database.store().await;
+    let (lane, epoch) = own(&store, "s").await;
+    // In each key the last one comes first.
+    let row = |at: Position| Delivery { arrival: 100 - at, ..delivery(at, key(at), State::Retrying) };
+    assert!(settle(&store, LaneWrite { put: (1..=24).map(row).collect(), ..write(lane, epoch, 24) }).await);
+    store.leave().await.unwrap();
+
+    let capture = Capture::new();
+    let stream = Subscription { batch_size: 100, ..one_lane("s") };
+    let relay = Relay::builder(database.store().await).subscribe(stream, Arc::new(capture.clone()));
+    let relay = relay.start().await.unwrap();
+    capture.wait_for(24).await;
+    relay.until_idle().await.unwrap();
+    relay.drain().await.unwrap();
+    let events = capture.events();
+    assert_eq!(events.len(), 24, "each once");
+    for key in ["a", "b", "c"] {
+        let of_key = events.iter().filter(|event| event.key.as_deref() == Some(key));
+        assert!(of_key.rev().map(|event| event.position).is_sorted(), "{key}");
+    }
+    assert_eq!(database.number("select count(*) from pillarbox.delivery").await, 0, "none is dead");
 }

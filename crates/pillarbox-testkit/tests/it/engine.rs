@@ -926,3 +926,49 @@ fn a_handler_that_refuses_everything_kills_few_events_however_few_keys_there_are
         assert!(bench.engine.report().subscriptions["s"].flood_guard);
     }
 }
+
+fn fetched(actions: &[Action]) -> Option<Vec<Position>> {
+    actions.iter().find_map(|action| if let Action::Fetch(positions) = action { Some(positions.clone()) } else { None })
+}
+
+#[test]
+fn what_a_fetch_leaves_out_is_asked_for_again_and_nothing_of_its_key_overtakes_it() {
+    let row = |position, key: Option<&str>, arrival| {
+        let key = key.map(Into::into);
+        Delivery { position, key, arrival, state: State::Pending, attempts: 0, due_at: BEGAN, since: BEGAN }
+    };
+    let mut bench = Bench::new(Subscription { lanes: 1, workers: 4, batch_size: 10, ..Subscription::new("s") }, view());
+    let deliveries =
+        vec![row(7, Some("k"), 1), row(3, Some("k"), 2), row(5, Some("k"), 3), row(4, None, 4), row(6, None, 5)];
+    bench.step(Input::Tick);
+    bench.step(Input::Observed(fleet(view(), None, 0)));
+    bench.step(Input::Taken(vec![Some(1)]));
+    let cursor = Cursor { floor: 7, ..Cursor::default() };
+    let mut actions = bench.step(Input::Loaded(vec![Some(LaneState { cursor, deliveries, ..LaneState::default() })]));
+    let (mut taken, mut fetches) = (Vec::new(), 0);
+    for _ in 0..100 {
+        let mut next = Vec::new();
+        // One event at a time, and 6 is not there.
+        if let Some(asked) = fetched(&actions) {
+            let there: Vec<Position> = asked.into_iter().filter(|position| *position != 6).take(1).collect();
+            fetches += 1;
+            next.extend(bench.step(Input::Fetched(events(&there))));
+        }
+        taken.extend(sent(&actions));
+        if let Some(batch) = batch(&actions) {
+            let outcomes = vec![Outcome::Delivered; sent(&actions).len()];
+            next.extend(bench.step(Input::Delivered { batch, outcomes }));
+        }
+        next.extend(bench.step(Input::Tick));
+        actions = next;
+    }
+    let of_key: Vec<Position> = taken.iter().copied().filter(|position| *position != 4).collect();
+    assert_eq!((of_key, taken.len()), (vec![7, 3, 5], 4), "each once, in the order of its key: {taken:?}");
+    let dead = bench.engine.take_figures().dead;
+    assert_eq!(
+        dead.values().sum::<u64>(),
+        1,
+        "what was left out is not taken for missing, and what is missing is dead"
+    );
+    assert!(fetches >= 4, "{fetches}");
+}

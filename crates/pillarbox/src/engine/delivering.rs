@@ -315,10 +315,19 @@ impl Engine {
         self.call_succeeded(Call::Fetch);
         let claims = self.fetching.take().unwrap_or_default();
         let events: HashMap<Position, Arc<Event>> = events.into_iter().map(|event| (event.position, event)).collect();
+        let order: HashMap<Position, usize> = asked(&claims).into_iter().zip(0..).collect();
+        let last_told = events.keys().filter_map(|position| order.get(position)).max().map_or(usize::MAX, |last| *last);
+        // What is behind one that was not told, of its key, waits for it.
+        let mut untold: HashSet<(usize, KeyHash)> = HashSet::new();
         for claim in claims {
             let Claim { sub: index, lane: number, epoch, position, key } = claim;
             let sub = &mut self.subscribers[index];
             let Some(lane) = sub.lane_at(number, epoch) else { continue };
+            if order[&position] > last_told || key.is_some_and(|key| untold.contains(&(index, key))) {
+                untold.extend(key.map(|key| (index, key)));
+                sub.window -= lane.give_back(position, key);
+                continue;
+            }
             let row = lane.row(key, position).filter(|_| lane.phase == Phase::Active);
             let Some(attempts) = row.map(|row| row.attempts) else {
                 sub.window -= lane.give_back(position, key);
@@ -443,12 +452,16 @@ impl Engine {
         if claims.is_empty() {
             return;
         }
-        let mut positions: Vec<Position> = claims.iter().map(|claim| claim.position).collect();
-        positions.sort_unstable();
-        positions.dedup();
+        let positions = asked(&claims);
         self.fetching = Some(claims);
         self.actions.push(Action::Fetch(positions));
     }
+}
+
+/// The positions that are fetched for claims, each once, in the order in which they are wanted.
+fn asked(claims: &[Claim]) -> Vec<Position> {
+    let mut seen = HashSet::new();
+    claims.iter().map(|claim| claim.position).filter(|position| seen.insert(*position)).collect()
 }
 
 /// An error message of the length that is kept.

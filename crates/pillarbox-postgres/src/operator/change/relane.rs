@@ -9,7 +9,7 @@ pub(super) async fn relane(tx: &Transaction<'_>, world: &World, row: &Subscripti
     if lanes == 0 || lanes > LANES_MAX {
         return Err(invalid(format!("lanes = {lanes} is outside 1 to lanes_max = {LANES_MAX}")));
     }
-    refuse_unquiet(world, row)?;
+    refuse_unquiet(tx, world, row).await?;
     let floor = row.floor();
     let epoch = row.lanes.iter().map(|lane| lane.epoch).max().unwrap_or(0) + 1;
     let revision = row.lanes.iter().map(|lane| lane.revision).max().unwrap_or(0) + 1;
@@ -36,7 +36,7 @@ pub(super) async fn relane(tx: &Transaction<'_>, world: &World, row: &Subscripti
     Ok(row.tell_relaned(lanes, deliveries))
 }
 
-fn refuse_unquiet(world: &World, row: &SubscriptionRow) -> Db<()> {
+async fn refuse_unquiet(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow) -> Db<()> {
     let refuse = |why: &str| Err(invalid(format!("the lanes of '{}' cannot be changed now: {why}", row.name)));
     if row.pause.is_none() {
         return refuse("it is running; pause it first");
@@ -51,6 +51,12 @@ fn refuse_unquiet(world: &World, row: &SubscriptionRow) -> Db<()> {
     };
     if row.lanes.iter().filter_map(|lane| lane.owner).any(working) {
         return refuse("events are still in flight; wait until they are done");
+    }
+    let sql = "select exists (select from delivery where owner is not null and subscription = $1)";
+    if tx.query_one(sql, &[&row.id.0]).await?.try_get(0)? {
+        return refuse(
+            "deliveries are being worked on; wait until they are done, or take them back with `pillarbox recover`",
+        );
     }
     Ok(())
 }
