@@ -195,8 +195,8 @@ impl Judge<'_> {
         self.judge_retries();
         let unowned = self.subscription.lanes.saturating_sub(self.subscription.lanes_owned);
         if unowned > 0 && self.waiting() > 0 {
-            let message =
-                format!("{unowned} of {} lanes have no living owner and events wait", self.subscription.lanes);
+            let (lanes, verb) = (counted(self.subscription.lanes, "lane"), if unowned == 1 { "has" } else { "have" });
+            let message = format!("{unowned} of {lanes} {verb} no living owner and events wait");
             let advice = "see `pillarbox status` for the instances; a relay takes free lanes by itself".to_owned();
             let level = if self.has_waited(self.limits.no_owner_after) { Level::Failed } else { Level::Warning };
             self.say(ProblemKind::NoOwner, level, message, advice);

@@ -541,7 +541,7 @@ mod tests {
     fn what_a_former_filter_did_not_want_was_not_delivered() {
         let former = PassedUnder { definition: 2, until: NOW, filter: Some(Filter::default()) };
         let passed = Fate { passed_under: Some(former.clone()), settled: true, ..fate() };
-        check(&passed, &status(), Cause::Delivered, &["lane 3"]);
+        check(&passed, &status(), Cause::Delivered, &["it was delivered"]);
         let unwanted = Fate { wanted: false, ..passed };
         let parts =
             ["in force when it was passed", "definition 2", "orders", "the filter of now does", "--to 49 --key k"];
