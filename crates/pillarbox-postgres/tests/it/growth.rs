@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use pillarbox::{LaneRef, Store, Subscription, Take, TakeCause};
 use pillarbox_postgres::PostgresStore;
+use pillarbox_testkit::eventually;
 use pillarbox_testkit::growth::{
     Dimension, EVENTS, FACTOR, Ground, OTHER_INSTANCE, SEEDED, SMALL, TAIL, Work, create, judge, measure,
 };
@@ -48,7 +49,8 @@ impl Counter {
     async fn settle_down(&self) {
         let sql = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() \
                    and state <> 'idle' and wait_event_type is distinct from 'Lock'";
-        while self.0.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) > 0 {}
+        let is_quiet = async || (self.0.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 0).then_some(());
+        eventually("nothing is under way", is_quiet).await;
     }
 
     async fn work(&self) -> Work {
@@ -151,93 +153,107 @@ const END: &str = "
 const TIDY: [&str; 4] =
     ["select pillarbox.add_up_aside()", "vacuum", "select pillarbox.add_up_aside()", "vacuum (analyze)"];
 
+/// What makes a ground have more of something.
 fn grow(dimension: Dimension) -> &'static str {
     match dimension {
-        Dimension::Log => {
-            "insert into pillarbox.event (topic, key, type, payload)
-             select 't', 'k' || g, 'y', '{}' from generate_series(1, $n) as g;
-             update pillarbox.cursor set floor = $events + $n"
-        }
-        Dimension::Records => {
-            "insert into pillarbox.progress (subscription, lane, epoch, floor_from, floor_to, started_at, ended_at)
-             select s.id, 0, 1, g - 1, g, now() - interval '1 minute', now() - interval '1 minute'
-             from pillarbox.subscription as s, generate_series(1, $n) as g;
-             insert into pillarbox.skip (subscription, position, position_to, reason)
-             select s.id, g, g, 'r' from pillarbox.subscription as s, generate_series(1, $n) as g"
-        }
-        Dimension::Dead => {
-            "insert into pillarbox.delivery
-                 (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
-             select s.id, g, 0, g, 'd' || g, 'dead', 3, now(), now(), now(), s.mode = 'queue'
-             from pillarbox.subscription as s, generate_series(1, $n) as g;
-             insert into pillarbox.event_kept select * from pillarbox.event where position <= $n"
-        }
-        Dimension::Delayed => {
-            "insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
-             select s.id, g, 0, g, 'd' || g, 'delayed', 0, now() + interval '1 day', now(), s.mode = 'queue'
-             from pillarbox.subscription as s, generate_series(1, $n) as g"
-        }
-        Dimension::Due => {
-            "insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
-             select s.id, 1000000 + g, 0, g, 'one', 'delayed', 0, now() - interval '1 second', now(), true
-             from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'"
-        }
-        Dimension::Waiting => {
-            "insert into pillarbox.delivery
-                 (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued, ready_at)
-             select s.id, g, 0, nextval('pillarbox.delivery_arrival_seq'), 'one', 'pending', 0, now(), now(), true,
-                 case when g = 1 then now() end
-             from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'"
-        }
-        Dimension::Pairs => {
-            "insert into pillarbox.delivery
-                 (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued, ready_at)
-             select s.id, g + 1000000 * t, 0, nextval('pillarbox.delivery_arrival_seq'), 'p' || g, 'pending', 0, now(), now(), true,
-                 case when t = 0 then now() end
-             from pillarbox.subscription as s, generate_series(0, 1) as t, generate_series(1, $n) as g where s.name = 'queue'"
-        }
-        Dimension::Claims => {
-            "insert into pillarbox.instance (id, host, pid, version, beat_at, subscriptions) overriding system value
-             select $other, 'there', 1, '0', now() + interval '1 day', array_agg(id) from pillarbox.subscription where name = 'queue';
-             insert into pillarbox.delivery
-                 (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued, ready_at, owner, claim, claimed_at)
-             select s.id, g, 0, nextval('pillarbox.delivery_arrival_seq'), 'o' || g, 'processing', 0, now(), now(), true, now(),
-                 $other, g, now()
-             from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'"
-        }
-        Dimension::DeadRanges => {
-            "select setval('pillarbox.event_position_seq', $events + 3 * $n);
-             insert into pillarbox.dead_range (low, high) select $events + 3 * g, $events + 3 * g from generate_series(1, $n) as g;
-             update pillarbox.cursor set floor = $events + 3 * $n"
-        }
-        Dimension::Backlog => {
-            "update pillarbox.cursor set floor = $first - $n
-             where subscription = (select id from pillarbox.subscription where name = 'stream');
-             update pillarbox.subscription set paused = true, paused_by = 'operator' where name = 'stream'"
-        }
-        Dimension::Holes => {
-            "update pillarbox.cursor
-             set floor = $first - 2 * $n,
-                 settled = (select range_agg(int8range($first - 2 * g + 1, $first - 2 * g + 2)) from generate_series(1, $n) as g)
-             where subscription = (select id from pillarbox.subscription where name = 'stream')"
-        }
-        Dimension::AboveHole => {
-            "update pillarbox.cursor set floor = 8, settled = int8multirange(int8range(10, $events + 1))
-             where subscription = (select id from pillarbox.subscription where name = 'stream');
-             insert into pillarbox.delivery
-                 (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
-             select s.id, g + 10, 0, g, 'd' || g, 'dead', 3, now(), now(), now(), false
-             from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'stream'"
-        }
-        Dimension::Subscriptions => {
-            "insert into pillarbox.subscription (name, filter, mode, lanes, on_dead, retry, processing_timeout_ms, defined_by)
-             select 'other ' || g, s.filter, 'stream', 1, s.on_dead, s.retry, s.processing_timeout_ms, s.defined_by
-             from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'stream';
-             insert into pillarbox.cursor (subscription, lane, floor)
-             select id, 0, $events from pillarbox.subscription where name like 'other %'"
-        }
+        Dimension::Log => LOG,
+        Dimension::Records => RECORDS,
+        Dimension::Dead => DEAD,
+        Dimension::Delayed => DELAYED,
+        Dimension::Due => DUE,
+        Dimension::Waiting => WAITING,
+        Dimension::Pairs => PAIRS,
+        Dimension::Claims => CLAIMS,
+        Dimension::DeadRanges => DEAD_RANGES,
+        Dimension::Backlog => BACKLOG,
+        Dimension::Holes => HOLES,
+        Dimension::AboveHole => ABOVE_HOLE,
+        Dimension::Subscriptions => SUBSCRIPTIONS,
     }
 }
+
+const LOG: &str = "
+    insert into pillarbox.event (topic, key, type, payload)
+    select 't', 'k' || g, 'y', '{}' from generate_series(1, $n) as g;
+    update pillarbox.cursor set floor = $events + $n";
+
+const RECORDS: &str = "
+    insert into pillarbox.progress (subscription, lane, epoch, floor_from, floor_to, started_at, ended_at)
+    select s.id, 0, 1, g - 1, g, now() - interval '1 minute', now() - interval '1 minute'
+    from pillarbox.subscription as s, generate_series(1, $n) as g;
+    insert into pillarbox.skip (subscription, position, position_to, reason)
+    select s.id, g, g, 'r' from pillarbox.subscription as s, generate_series(1, $n) as g";
+
+const DEAD: &str = "
+    insert into pillarbox.delivery
+        (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
+    select s.id, g, 0, g, 'd' || g, 'dead', 3, now(), now(), now(), s.mode = 'queue'
+    from pillarbox.subscription as s, generate_series(1, $n) as g;
+    insert into pillarbox.event_kept select * from pillarbox.event where position <= $n";
+
+const DELAYED: &str = "
+    insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
+    select s.id, g, 0, g, 'd' || g, 'delayed', 0, now() + interval '1 day', now(), s.mode = 'queue'
+    from pillarbox.subscription as s, generate_series(1, $n) as g";
+
+const DUE: &str = "
+    insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
+    select s.id, 1000000 + g, 0, g, 'one', 'delayed', 0, now() - interval '1 second', now(), true
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'";
+
+const WAITING: &str = "
+    insert into pillarbox.delivery
+        (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued, ready_at)
+    select s.id, g, 0, nextval('pillarbox.delivery_arrival_seq'), 'one', 'pending', 0, now(), now(), true,
+        case when g = 1 then now() end
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'";
+
+const PAIRS: &str = "
+    insert into pillarbox.delivery
+        (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued, ready_at)
+    select s.id, g + 1000000 * t, 0, nextval('pillarbox.delivery_arrival_seq'), 'p' || g, 'pending', 0, now(), now(), true,
+        case when t = 0 then now() end
+    from pillarbox.subscription as s, generate_series(0, 1) as t, generate_series(1, $n) as g where s.name = 'queue'";
+
+const CLAIMS: &str = "
+    insert into pillarbox.instance (id, host, pid, version, beat_at, subscriptions) overriding system value
+    select $other, 'there', 1, '0', now() + interval '1 day', array_agg(id) from pillarbox.subscription where name = 'queue';
+    insert into pillarbox.delivery
+        (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued, ready_at, owner, claim, claimed_at)
+    select s.id, g, 0, nextval('pillarbox.delivery_arrival_seq'), 'o' || g, 'processing', 0, now(), now(), true, now(),
+        $other, g, now()
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'";
+
+const DEAD_RANGES: &str = "
+    select setval('pillarbox.event_position_seq', $events + 3 * $n);
+    insert into pillarbox.dead_range (low, high) select $events + 3 * g, $events + 3 * g from generate_series(1, $n) as g;
+    update pillarbox.cursor set floor = $events + 3 * $n";
+
+const BACKLOG: &str = "
+    update pillarbox.cursor set floor = $first - $n
+    where subscription = (select id from pillarbox.subscription where name = 'stream');
+    update pillarbox.subscription set paused = true, paused_by = 'operator' where name = 'stream'";
+
+const HOLES: &str = "
+    update pillarbox.cursor
+    set floor = $first - 2 * $n,
+        settled = (select range_agg(int8range($first - 2 * g + 1, $first - 2 * g + 2)) from generate_series(1, $n) as g)
+    where subscription = (select id from pillarbox.subscription where name = 'stream')";
+
+const ABOVE_HOLE: &str = "
+    update pillarbox.cursor set floor = 8, settled = int8multirange(int8range(10, $events + 1))
+    where subscription = (select id from pillarbox.subscription where name = 'stream');
+    insert into pillarbox.delivery
+        (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
+    select s.id, g + 10, 0, g, 'd' || g, 'dead', 3, now(), now(), now(), false
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'stream'";
+
+const SUBSCRIPTIONS: &str = "
+    insert into pillarbox.subscription (name, filter, mode, lanes, on_dead, retry, processing_timeout_ms, defined_by)
+    select 'other ' || g, s.filter, 'stream', 1, s.on_dead, s.retry, s.processing_timeout_ms, s.defined_by
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'stream';
+    insert into pillarbox.cursor (subscription, lane, floor)
+    select id, 0, $events from pillarbox.subscription where name like 'other %'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_operation_costs_more_than_is_promised_as_the_log_grows() {

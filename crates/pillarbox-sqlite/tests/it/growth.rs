@@ -115,85 +115,99 @@ const END: &str = "
     );
     update pillarbox_cursor set anchor_id = (select id from pillarbox_event where position = anchor_position)";
 
+/// What makes a ground have more of something.
 fn grow(dimension: Dimension) -> &'static str {
     match dimension {
-        Dimension::Log => {
-            "insert into pillarbox_event (topic, key, type, payload)
-             select 't', 'k' || g, 'y', '{}' from number where g <= $n;
-             update pillarbox_cursor set floor = $events + $n"
-        }
-        Dimension::Records => {
-            "insert into pillarbox_progress (subscription, lane, epoch, floor_from, floor_to, started_at, ended_at)
-             select s.id, 0, 1, g - 1, g, $now - 60000, $now - 60000 from pillarbox_subscription as s, number where g <= $n;
-             insert into pillarbox_skip (subscription, position, position_to, reason, at)
-             select s.id, g, g, 'r', $now from pillarbox_subscription as s, number where g <= $n"
-        }
-        Dimension::Dead => {
-            "insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
-             select s.id, g, 0, g, 'd' || g, 'dead', 3, $now, $now, $now from pillarbox_subscription as s, number where g <= $n;
-             insert into pillarbox_event_kept select * from pillarbox_event where position <= $n"
-        }
-        Dimension::Delayed => {
-            "insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
-             select s.id, g, 0, g, 'd' || g, 'delayed', 0, $now + 86400000, $now
-             from pillarbox_subscription as s, number where g <= $n"
-        }
-        Dimension::Due => {
-            "insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
-             select s.id, 1000000 + g, 0, $events + g, 'one', 'delayed', 0, $now - 1000, $now
-             from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n"
-        }
-        Dimension::Waiting => {
-            "insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, ready_at)
-             select s.id, g, 0, $events + g, 'one', 'pending', 0, $now, $now, case when g = 1 then $now end
-             from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n"
-        }
-        Dimension::Pairs => {
-            "insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, ready_at)
-             select s.id, g + 1000000 * t, 0, $events + 1000000 * t + g, 'p' || g, 'pending', 0, $now, $now,
-                 case when t = 0 then $now end
-             from pillarbox_subscription as s, (select 0 as t union all select 1), number where s.name = 'queue' and g <= $n"
-        }
-        Dimension::Claims => {
-            "insert into pillarbox_instance (id, host, pid, version, started_at, beat_at, subscriptions)
-             select $other, 'there', 1, '0', $now, $now + 86400000, '[' || id || ']' from pillarbox_subscription where name = 'queue';
-             insert into pillarbox_delivery
-                 (subscription, position, lane, arrival, key, state, attempts, due_at, since, owner, claim, claimed_at)
-             select s.id, g, 0, $events + g, 'o' || g, 'processing', 0, $now, $now, $other, g, $now
-             from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n"
-        }
-        Dimension::DeadRanges => {
-            "update sqlite_sequence set seq = $events + 3 * $n where name = 'pillarbox_event';
-             insert into pillarbox_dead_range (low, high, closed_at)
-             select $events + 3 * g, $events + 3 * g, $now from number where g <= $n;
-             update pillarbox_cursor set floor = $events + 3 * $n"
-        }
-        Dimension::Backlog => {
-            "update pillarbox_cursor set floor = $first - $n
-             where subscription = (select id from pillarbox_subscription where name = 'stream');
-             update pillarbox_subscription set paused = 1, paused_by = 'operator' where name = 'stream'"
-        }
-        Dimension::Holes => {
-            "update pillarbox_cursor set floor = $first - 2 * $n, settled = '$settled'
-             where subscription = (select id from pillarbox_subscription where name = 'stream')"
-        }
-        Dimension::AboveHole => {
-            "update pillarbox_cursor set floor = 8, settled = '$settled'
-             where subscription = (select id from pillarbox_subscription where name = 'stream');
-             insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
-             select s.id, g + 10, 0, g, 'd' || g, 'dead', 3, $now, $now, $now
-             from pillarbox_subscription as s, number where s.name = 'stream' and g <= $n"
-        }
-        Dimension::Subscriptions => {
-            "insert into pillarbox_subscription
-                 (name, filter, mode, lanes, on_dead, retry, processing_timeout_ms, defined_by, created_at)
-             select 'other ' || g, s.filter, 'stream', 1, s.on_dead, s.retry, s.processing_timeout_ms, s.defined_by, s.created_at
-             from pillarbox_subscription as s, number where s.name = 'stream' and g <= $n;
-             insert into pillarbox_cursor (subscription, lane, floor)
-             select id, 0, $events from pillarbox_subscription where name like 'other %'"
-        }
+        Dimension::Log => LOG,
+        Dimension::Records => RECORDS,
+        Dimension::Dead => DEAD,
+        Dimension::Delayed => DELAYED,
+        Dimension::Due => DUE,
+        Dimension::Waiting => WAITING,
+        Dimension::Pairs => PAIRS,
+        Dimension::Claims => CLAIMS,
+        Dimension::DeadRanges => DEAD_RANGES,
+        Dimension::Backlog => BACKLOG,
+        Dimension::Holes => HOLES,
+        Dimension::AboveHole => ABOVE_HOLE,
+        Dimension::Subscriptions => SUBSCRIPTIONS,
     }
 }
+
+const LOG: &str = "
+    insert into pillarbox_event (topic, key, type, payload)
+    select 't', 'k' || g, 'y', '{}' from number where g <= $n;
+    update pillarbox_cursor set floor = $events + $n";
+
+const RECORDS: &str = "
+    insert into pillarbox_progress (subscription, lane, epoch, floor_from, floor_to, started_at, ended_at)
+    select s.id, 0, 1, g - 1, g, $now - 60000, $now - 60000 from pillarbox_subscription as s, number where g <= $n;
+    insert into pillarbox_skip (subscription, position, position_to, reason, at)
+    select s.id, g, g, 'r', $now from pillarbox_subscription as s, number where g <= $n";
+
+const DEAD: &str = "
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
+    select s.id, g, 0, g, 'd' || g, 'dead', 3, $now, $now, $now from pillarbox_subscription as s, number where g <= $n;
+    insert into pillarbox_event_kept select * from pillarbox_event where position <= $n";
+
+const DELAYED: &str = "
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
+    select s.id, g, 0, g, 'd' || g, 'delayed', 0, $now + 86400000, $now
+    from pillarbox_subscription as s, number where g <= $n";
+
+const DUE: &str = "
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
+    select s.id, 1000000 + g, 0, $events + g, 'one', 'delayed', 0, $now - 1000, $now
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
+
+const WAITING: &str = "
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, ready_at)
+    select s.id, g, 0, $events + g, 'one', 'pending', 0, $now, $now, case when g = 1 then $now end
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
+
+const PAIRS: &str = "
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, ready_at)
+    select s.id, g + 1000000 * t, 0, $events + 1000000 * t + g, 'p' || g, 'pending', 0, $now, $now,
+        case when t = 0 then $now end
+    from pillarbox_subscription as s, (select 0 as t union all select 1), number where s.name = 'queue' and g <= $n";
+
+const CLAIMS: &str = "
+    insert into pillarbox_instance (id, host, pid, version, started_at, beat_at, subscriptions)
+    select $other, 'there', 1, '0', $now, $now + 86400000, '[' || id || ']' from pillarbox_subscription where name = 'queue';
+    insert into pillarbox_delivery
+        (subscription, position, lane, arrival, key, state, attempts, due_at, since, owner, claim, claimed_at)
+    select s.id, g, 0, $events + g, 'o' || g, 'processing', 0, $now, $now, $other, g, $now
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
+
+const DEAD_RANGES: &str = "
+    update sqlite_sequence set seq = $events + 3 * $n where name = 'pillarbox_event';
+    insert into pillarbox_dead_range (low, high, closed_at)
+    select $events + 3 * g, $events + 3 * g, $now from number where g <= $n;
+    update pillarbox_cursor set floor = $events + 3 * $n";
+
+const BACKLOG: &str = "
+    update pillarbox_cursor set floor = $first - $n
+    where subscription = (select id from pillarbox_subscription where name = 'stream');
+    update pillarbox_subscription set paused = 1, paused_by = 'operator' where name = 'stream'";
+
+const HOLES: &str = "
+    update pillarbox_cursor set floor = $first - 2 * $n, settled = '$settled'
+    where subscription = (select id from pillarbox_subscription where name = 'stream')";
+
+const ABOVE_HOLE: &str = "
+    update pillarbox_cursor set floor = 8, settled = '$settled'
+    where subscription = (select id from pillarbox_subscription where name = 'stream');
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
+    select s.id, g + 10, 0, g, 'd' || g, 'dead', 3, $now, $now, $now
+    from pillarbox_subscription as s, number where s.name = 'stream' and g <= $n";
+
+const SUBSCRIPTIONS: &str = "
+    insert into pillarbox_subscription
+        (name, filter, mode, lanes, on_dead, retry, processing_timeout_ms, defined_by, created_at)
+    select 'other ' || g, s.filter, 'stream', 1, s.on_dead, s.retry, s.processing_timeout_ms, s.defined_by, s.created_at
+    from pillarbox_subscription as s, number where s.name = 'stream' and g <= $n;
+    insert into pillarbox_cursor (subscription, lane, floor)
+    select id, 0, $events from pillarbox_subscription where name like 'other %'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_operation_costs_more_than_is_promised_as_the_log_grows() {
