@@ -32,6 +32,12 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(100);
 /// How many rows that were delayed and are due take their place with one claim; the next one finds the others.
 const PLACED_MAX: i32 = 1_000;
 
+/// How long a statement of a claim takes at most; as `CLAIMER_SETUP` says.
+const CLAIM_TIME: Duration = Duration::from_millis(900);
+
+/// A claim of a single row that takes too long gets twice the time, up to this: the statements of one claim together take less than a call may.
+const CLAIM_TIME_MAX: Duration = Duration::from_secs(8);
+
 /// After a count of a subscription's rows that took too long, none is tried for this time.
 const COUNT_REST: Duration = Duration::from_secs(60);
 
@@ -52,6 +58,8 @@ const FIRST_KEY: &str = "";
 pub(crate) struct Claiming {
     decoder: Decoder,
     places: HashMap<SubscriptionId, Place>,
+    /// The session has another time limit than it was made with.
+    is_patient: bool,
 }
 
 /// How much of a queue is done at once: less after a statement that took too long.
@@ -63,23 +71,29 @@ struct Limits {
     claimed: i32,
     /// How many rows of each kind are read at once for their keys: at most [`KEY_ROWS_READ_MAX`].
     key_rows: i64,
+    /// How long a statement may take: longer after a claim of as little as possible took too long, as over a slow line.
+    time: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { placed: PLACED_MAX, claimed: i32::MAX, key_rows: KEY_ROWS_READ_MAX }
+        Limits { placed: PLACED_MAX, claimed: i32::MAX, key_rows: KEY_ROWS_READ_MAX, time: CLAIM_TIME }
     }
 }
 
 impl Limits {
     /// A claim of so many rows was ended by the server: the next one does less at once.
     fn claim_less(&mut self, asked: i32) {
+        if self.placed <= 1 && self.claimed <= 1 {
+            self.time = (self.time * 2).min(CLAIM_TIME_MAX);
+        }
         self.placed = (self.placed / 4).max(1);
         self.claimed = (self.claimed.min(asked) / 4).max(1);
     }
 
     /// So many rows came in time, with events of so many bytes: the next claim is for no more than fits a page.
     fn fit(&mut self, rows: usize, bytes: usize) {
+        self.time = (self.time / 2).max(CLAIM_TIME);
         self.placed = (self.placed * 2).min(PLACED_MAX);
         if bytes >= PAGE_BYTES_MAX {
             self.claimed = (rows.saturating_mul(PAGE_BYTES_MAX) / bytes).clamp(1, i32::MAX as usize) as i32;
@@ -154,6 +168,11 @@ impl Claiming {
     /// A queue whose claim takes too long has got nothing, and keeps no other queue from what it gets.
     pub(crate) async fn claim(&mut self, session: &Session, me: i32, requests: &[ClaimRequest]) -> Db<Answer> {
         let asked: Vec<Asked<'_>> = requests.iter().map(|request| self.ask(request)).collect();
+        let time = asked.iter().map(|asked| asked.limits.time).max().unwrap_or(CLAIM_TIME);
+        if time > CLAIM_TIME || self.is_patient {
+            session.batch_execute(&format!("set statement_timeout = {}", time.as_millis())).await?;
+            self.is_patient = time > CLAIM_TIME;
+        }
         let statements = Statements::prepare(session).await?;
         // All of it is sent before anything is answered.
         let said = join_all(asked.iter().map(|asked| send(session, &statements, me, asked))).await;

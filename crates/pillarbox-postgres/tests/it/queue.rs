@@ -560,6 +560,25 @@ async fn a_slow_claim_keeps_no_settlement_waiting() {
 }
 
 #[tokio::test]
+async fn a_claim_that_cannot_do_less_gets_more_time() {
+    let database = Database::new().await;
+    let feeder = Feeder::new(&database, queue()).await;
+    let at = feeder.publish(&database, &["k"]).await;
+    feeder.queue(vec![pending(at[0], "k")]).await;
+    // Longer than a claim has by default.
+    let sql = "create function sleep() returns trigger language plpgsql as 'begin perform pg_sleep(1.2); return new; end'; \
+               create trigger sleep before update on pillarbox.delivery for each row \
+                   when (new.owner is not null) execute function sleep()";
+    database.execute(sql).await;
+    let mut tries = 0;
+    while feeder.worker.claim(1, tries + 1).await.is_empty() {
+        tries += 1;
+        assert!(tries < 20, "nothing is ever claimed");
+    }
+    assert!(tries > 1, "the first claims took too long");
+}
+
+#[tokio::test]
 async fn a_queue_whose_claims_take_too_long_keeps_no_other_waiting() {
     let database = Database::new().await;
     let store = database.store().await;

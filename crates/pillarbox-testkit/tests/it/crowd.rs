@@ -28,8 +28,7 @@ async fn until_good(log: &MemoryLog, driver: &mut Driver<MemoryStore>, failure: 
 }
 
 async fn check(spec: Subscription, config: EngineConfig, failure: Failure) {
-    let log =
-        MemoryLog::with(MemoryOptions { settle_interval: Duration::from_millis(20), ..MemoryOptions::default() });
+    let log = MemoryLog::with(MemoryOptions { settle_interval: Duration::from_millis(20), ..MemoryOptions::default() });
     let sink = SinkFeatures { one_by_one: true, one_receiver: true, ..SinkFeatures::default() };
     let spec = Subscription { lanes: 1, workers: 1, batch_size: 1, ..spec };
     let mut driver = Driver::start(MemoryStore::new(&log), config, vec![(spec, sink)]).await.unwrap();
