@@ -29,8 +29,7 @@ pub struct Counted {
 /// Counts what is done over connections that are opened to this database from now on, and nothing of any other. What the doorbell does
 /// is not counted: how often it looks is a matter of time.
 pub fn count(database: &Path) {
-    let database = database.canonicalize().unwrap_or_else(|_| database.to_owned());
-    *lock() = Some(Count { database, statements: HashMap::new() });
+    *lock() = Some(Count { database: absolute(database), statements: HashMap::new() });
 }
 
 /// What was counted since the last time, by statement.
@@ -39,6 +38,7 @@ pub fn take() -> HashMap<String, Counted> {
 }
 
 pub(crate) fn watch(connection: &Connection, database: &Path) {
+    let database = absolute(database);
     if lock().as_ref().is_some_and(|count| count.database == database) {
         let events = TraceEventCodes::SQLITE_TRACE_STMT | TraceEventCodes::SQLITE_TRACE_PROFILE;
         connection.trace_v2(events, Some(trace));
@@ -68,6 +68,10 @@ fn add(sql: &str, runs: u64, steps: i64) {
         counted.runs += runs;
         counted.steps += steps;
     }
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
 fn lock() -> MutexGuard<'static, Option<Count>> {

@@ -5,7 +5,7 @@
 
 mod walk;
 
-use pillarbox::{Hello, Mode, OnDead, Operator, RetryPolicy, Store, Subscription};
+use pillarbox::{Hello, Mode, OnDead, Operator, RetryPolicy, Store, Subscription, Transact};
 
 pub use self::walk::OTHER_INSTANCE;
 use self::walk::Walk;
@@ -44,7 +44,8 @@ pub const IDLE: &str = "idle";
 pub enum Dimension {
     /// Events that everybody has passed.
     Log,
-    /// Records of what was settled and of what was given up, of each subscription.
+    /// Records of what was settled and of what was given up, of each subscription; of what an inbox has accepted, and of what was published
+    /// once.
     Records,
     /// Dead deliveries, one a key, of each subscription, with their events kept aside.
     Dead,
@@ -117,6 +118,7 @@ pub enum Operation {
     Tell,
     FinishDone,
     FinishFailed,
+    Transact,
     RecoverNothing,
     Sweep,
     TakeBack,
@@ -156,7 +158,7 @@ pub enum Operation {
 
 impl Operation {
     /// All of them, in the order in which they are carried out.
-    pub const ALL: [Operation; 47] = [
+    pub const ALL: [Operation; 48] = [
         Operation::Observe,
         Operation::Poll,
         Operation::Fetch,
@@ -169,6 +171,7 @@ impl Operation {
         Operation::Tell,
         Operation::FinishDone,
         Operation::FinishFailed,
+        Operation::Transact,
         Operation::RecoverNothing,
         Operation::Sweep,
         Operation::TakeBack,
@@ -259,9 +262,10 @@ pub fn allowed(operation: Operation, dimension: Dimension) -> Growth {
         (Reset, _) => Growth::Written,
         // What a relay does all the time is about its own subscriptions.
         (Poll | Fetch | Load | Settle | SettleRows | SettleQueued | Publish, Subscriptions) => Growth::Constant,
-        (ClaimFirst | Claim | Tell | FinishDone | FinishFailed | RecoverNothing | Sweep, Subscriptions) => {
+        (ClaimFirst | Claim | Tell | FinishDone | FinishFailed | Operation::Transact, Subscriptions) => {
             Growth::Constant
         }
+        (RecoverNothing | Sweep, Subscriptions) => Growth::Constant,
         // The fleet is looked at as a whole; so is the world of every command, and what it says is said for each subscription.
         (_, Subscriptions) => Growth::Read,
         // What it returns: of a stream its rows, of a queue the keys that have rows, at most QUEUED_KEYS_MAX.
@@ -332,8 +336,14 @@ pub trait Ground {
     /// The store. Nobody has joined.
     type Store: Store + Operator;
 
+    /// Handles events in transactions; for each event its inbox accepts it, and another one is published.
+    type Transact: Transact;
+
     /// See [`Ground::Store`].
     fn store(&self) -> &Self::Store;
+
+    /// See [`Ground::Transact`].
+    fn transact(&self) -> &Self::Transact;
 
     /// Forgets what was counted.
     async fn begin(&self);
@@ -359,7 +369,7 @@ fn hello(names: &[&str]) -> Hello {
 
 /// Carries everything out, one operation after the other, and says what each did.
 pub async fn measure<G: Ground>(ground: &G) -> Vec<(Operation, Work)> {
-    let mut walk = Walk::new(ground.store()).await;
+    let mut walk = Walk::new(ground).await;
     let mut all = Vec::new();
     for operation in Operation::ALL {
         if !operation.is_once() {

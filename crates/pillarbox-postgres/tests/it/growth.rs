@@ -2,14 +2,14 @@
 
 use std::sync::OnceLock;
 
-use pillarbox::{LaneRef, Store, Subscription, Take, TakeCause};
-use pillarbox_postgres::PostgresStore;
+use pillarbox::{Event, Failure, LaneRef, NewEvent, Store, Subscription, Take, TakeCause};
+use pillarbox_postgres::{PostgresStore, Transactional, accept, publish};
 use pillarbox_testkit::eventually;
 use pillarbox_testkit::growth::{
     Dimension, EVENTS, FACTOR, Ground, OTHER_INSTANCE, SEEDED, SMALL, TAIL, Work, create, judge, measure,
 };
 use pillarbox_testkit::postgres::Server;
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Transaction};
 
 use crate::fixture::{Database, connect, join};
 
@@ -76,14 +76,20 @@ struct Log {
     /// Dropped with the value.
     _database: Database,
     store: PostgresStore,
+    transact: Transactional,
     counter: Counter,
 }
 
 impl Ground for Log {
     type Store = PostgresStore;
+    type Transact = Transactional;
 
     fn store(&self) -> &PostgresStore {
         &self.store
+    }
+
+    fn transact(&self) -> &Transactional {
+        &self.transact
     }
 
     async fn begin(&self) {
@@ -109,8 +115,15 @@ impl Log {
             database.execute(&fill_in(sql)).await;
         }
         let counter = Counter::of(&database).await;
-        Log { _database: database, store, counter }
+        let transact = Transactional::new(database.url(), |transaction, event| Box::pin(handle(transaction, event)));
+        Log { store, transact: transact.unwrap(), counter, _database: database }
     }
+}
+
+async fn handle(transaction: &Transaction<'_>, event: &Event) -> Result<(), Failure> {
+    assert!(accept(transaction, "consumer", event.id).await.unwrap());
+    publish(transaction, &NewEvent::new("handled", "y")).await.unwrap();
+    Ok(())
 }
 
 /// A little of everything: events that all have passed, and rows of the queue at the last of them. Half of what can be claimed has a key,
@@ -182,7 +195,10 @@ const RECORDS: &str = "
     select s.id, 0, 1, g - 1, g, now() - interval '1 minute', now() - interval '1 minute'
     from pillarbox.subscription as s, generate_series(1, $n) as g;
     insert into pillarbox.skip (subscription, position, position_to, reason)
-    select s.id, g, g, 'r' from pillarbox.subscription as s, generate_series(1, $n) as g";
+    select s.id, g, g, 'r' from pillarbox.subscription as s, generate_series(1, $n) as g;
+    insert into pillarbox.inbox (consumer, id) select 'consumer', gen_random_uuid() from generate_series(1, $n);
+    insert into pillarbox.dedup_0 (digest, id, created_at)
+    select sha256(g::text::bytea), gen_random_uuid(), now() from generate_series(1, $n) as g";
 
 const DEAD: &str = "
     insert into pillarbox.delivery

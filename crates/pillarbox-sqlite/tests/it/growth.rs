@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pillarbox::{Position, RangeSet, Timestamp};
-use pillarbox_sqlite::{SqliteStore, counted};
+use pillarbox::{Event, Failure, NewEvent, Position, RangeSet, Timestamp};
+use pillarbox_sqlite::{SqliteStore, Transactional, accept, counted, publish};
 use pillarbox_testkit::growth::{
     Dimension, EVENTS, FACTOR, Ground, OTHER_INSTANCE, SEEDED, SMALL, TAIL, Work, create, judge, measure,
 };
-use rusqlite::Connection;
+use rusqlite::{Connection, Transaction};
 
 use crate::fixture::Database;
 
@@ -19,13 +19,19 @@ struct Log {
     /// Dropped with the value.
     _database: Database,
     store: SqliteStore,
+    transact: Transactional,
 }
 
 impl Ground for Log {
     type Store = SqliteStore;
+    type Transact = Transactional;
 
     fn store(&self) -> &SqliteStore {
         &self.store
+    }
+
+    fn transact(&self) -> &Transactional {
+        &self.transact
     }
 
     async fn begin(&self) {
@@ -62,9 +68,15 @@ impl Log {
         let sql = [NUMBERS, SEED, grow(dimension), END].join(";\n");
         database.execute(&values.iter().fold(sql, |sql, (name, value)| sql.replace(name, value)));
         counted::count(&database.path);
-        let store = database.store();
-        Log { _database: database, store }
+        let transact = Transactional::new(&database.path, handle).unwrap();
+        Log { store: database.store(), transact, _database: database }
     }
+}
+
+fn handle(transaction: &Transaction<'_>, event: &Event) -> Result<(), Failure> {
+    assert!(accept(transaction, "consumer", event.id).unwrap());
+    publish(transaction, &NewEvent::new("handled", "y")).unwrap();
+    Ok(())
 }
 
 /// What the stream has settled above its floor.
@@ -143,7 +155,10 @@ const RECORDS: &str = "
     insert into pillarbox_progress (subscription, lane, epoch, floor_from, floor_to, started_at, ended_at)
     select s.id, 0, 1, g - 1, g, $now - 60000, $now - 60000 from pillarbox_subscription as s, number where g <= $n;
     insert into pillarbox_skip (subscription, position, position_to, reason, at)
-    select s.id, g, g, 'r', $now from pillarbox_subscription as s, number where g <= $n";
+    select s.id, g, g, 'r', $now from pillarbox_subscription as s, number where g <= $n;
+    insert into pillarbox_inbox (consumer, id) select 'consumer', printf('%036d', g) from number where g <= $n;
+    insert into pillarbox_dedup (topic, key, dedup_key, id, created_at)
+    select 't', 'once', g, printf('%036d', g), $now from number where g <= $n";
 
 const DEAD: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)

@@ -1,14 +1,14 @@
 use std::time::Duration;
 
 use pillarbox::{
-    AttemptError, Change, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Delivery, Epoch, Failed, InstanceId,
-    LaneRef, LaneState, LaneWrite, ListQuery, NewEvent, Operator, PausedBy, PollRequest, Position, PrunePolicy, Queued,
-    RecoverRequest, RecoveryCause, Report, Result, ScanRequest, Selection, Settlement, Start, State, Store, Take,
-    TakeCause, Timestamp,
+    Attempt, AttemptError, Change, ClaimEnd, ClaimFate, ClaimId, ClaimPlace, ClaimRequest, Claimed, Delivery, Epoch,
+    Failed, InstanceId, LaneRef, LaneState, LaneWrite, ListQuery, NewEvent, Operator, Outcome, PausedBy, PollRequest,
+    Position, PrunePolicy, Queued, RecoverRequest, RecoveryCause, Report, Result, ScanRequest, Selection, Settlement,
+    Start, State, Store, Take, TakeCause, Timestamp, Transact,
 };
 use uuid::Uuid;
 
-use super::{IDLE, Operation, QUEUE, STREAM, TAIL, hello};
+use super::{Ground, IDLE, Operation, QUEUE, STREAM, TAIL, hello};
 
 /// Rows that are finished or settled at once.
 const AT_ONCE: usize = 10;
@@ -20,8 +20,9 @@ const CLAIMED_AT_ONCE: usize = 20;
 pub const OTHER_INSTANCE: InstanceId = InstanceId(1_000);
 
 /// One pass over a ground.
-pub(super) struct Walk<'a, S> {
-    store: &'a S,
+pub(super) struct Walk<'a, G: Ground> {
+    store: &'a G::Store,
+    transact: &'a G::Transact,
     instance: InstanceId,
     /// Of [`QUEUE`] and [`STREAM`], with what was loaded of them.
     lanes: Vec<(LaneRef, Epoch, LaneState)>,
@@ -33,11 +34,20 @@ pub(super) struct Walk<'a, S> {
     dead: Uuid,
 }
 
-impl<'a, S: Store + Operator> Walk<'a, S> {
-    pub(super) async fn new(store: &'a S) -> Self {
-        let (instance, lanes, claimed) = (InstanceId(0), Vec::new(), Vec::new());
-        let mut walk =
-            Walk { store, instance, lanes, claimed, next_claim: 1, queued: 0, horizon: 0, dead: Uuid::default() };
+impl<'a, G: Ground> Walk<'a, G> {
+    pub(super) async fn new(ground: &'a G) -> Self {
+        let store = ground.store();
+        let mut walk = Walk {
+            store,
+            transact: ground.transact(),
+            instance: InstanceId(0),
+            lanes: Vec::new(),
+            claimed: Vec::new(),
+            next_claim: 1,
+            queued: 0,
+            horizon: 0,
+            dead: Uuid::default(),
+        };
         walk.join().await.expect("nobody owns the lanes");
         let subscription = Some(QUEUE.into());
         let query = ListQuery { subscription, state: Some(State::Dead), limit: 1, ..ListQuery::default() };
@@ -60,6 +70,7 @@ impl<'a, S: Store + Operator> Walk<'a, S> {
             | Operation::Tell
             | Operation::FinishDone
             | Operation::FinishFailed
+            | Operation::Transact
             | Operation::RecoverNothing
             | Operation::Sweep
             | Operation::Start
@@ -108,6 +119,7 @@ impl<'a, S: Store + Operator> Walk<'a, S> {
             Operation::Tell => self.claim(0, Some("".into())).await,
             Operation::FinishDone => self.finish(|_| ClaimFate::Done).await,
             Operation::FinishFailed => self.finish(failed).await,
+            Operation::Transact => self.transact().await,
             Operation::RecoverNothing => self.recover(Some(InstanceId(i64::from(i32::MAX))), false).await,
             Operation::Sweep => self.recover(None, true).await,
             Operation::RecoverAll => self.recover(Some(OTHER_INSTANCE), false).await,
@@ -212,6 +224,21 @@ impl<'a, S: Store + Operator> Walk<'a, S> {
         };
         let ends: Vec<ClaimEnd> = self.claimed.drain(..AT_ONCE).map(end).collect();
         assert_eq!(self.store.finish(&ends).await?, [true; AT_ONCE], "the claims are this instance's");
+        Ok(())
+    }
+
+    async fn transact(&mut self) -> Result<()> {
+        let place = ClaimPlace { subscription: self.lanes[0].0.subscription, instance: self.instance };
+        let attempt = |claimed: Claimed| Attempt {
+            event: claimed.event.expect("the log has it"),
+            number: 1,
+            lane: None,
+            epoch: 0,
+            claim: Some(claimed.claim),
+        };
+        let attempts = self.claimed.drain(..AT_ONCE).map(attempt).collect();
+        let outcomes = self.transact.transact(place, attempts, Duration::from_secs(60)).await;
+        assert_eq!(outcomes, [const { Outcome::Delivered }; AT_ONCE], "the claims are this instance's");
         Ok(())
     }
 
