@@ -26,6 +26,10 @@ pub(crate) struct Settled {
     pub(crate) queued: bool,
 }
 
+/// A settlement may be large and the line slow: a transaction of which something is on its way does not stand still. Whoever takes the
+/// lanes over ends it.
+const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '10s'";
+
 /// Writes a settlement of instance `me` in one transaction. All of it is sent before anything is answered: the server needs to hear
 /// nothing more of a relay that is frozen or cut off meanwhile, and never holds the lanes' locks for one.
 pub(crate) async fn settle(session: &Session, settlement: &Settlement, me: Option<i32>) -> Db<Settled> {
@@ -35,7 +39,7 @@ pub(crate) async fn settle(session: &Session, settlement: &Settlement, me: Optio
         tokio::try_join!(
             // What is polled first is sent first.
             biased;
-            command(client, "begin"),
+            command(client, BEGIN),
             fence(client, &statements.lock, settlement),
             check_horizon(client, &statements, lanes),
             write_deliveries(client, &statements, lanes),

@@ -327,7 +327,7 @@ impl Inner {
         let lane = &mut row.lanes[lane_of(Some(KeyHash::of(key)), 0, lanes) as usize];
         let replayed = |event: &&Arc<Event>| filter.wants(event) && lane.settled(event.position);
         let replayed: Vec<Arc<Event>> = events.iter().filter(replayed).cloned().collect();
-        if !dry_run {
+        if !dry_run && !replayed.is_empty() {
             // What the owner puts behind deliveries that it knows would stand before those that it does not know.
             lane.epoch += Epoch::from(broken != Some(Broken::RewindKeyWithoutFence));
             lane.revision += 1;
@@ -623,7 +623,7 @@ impl Inner {
         let unreceived = self.options.broken == Some(Broken::RetentionTakesUnreceived);
         let takes_events = unreceived || policy.takes_events(!self.subscriptions.is_empty());
         if let Some(keep) = policy.keep.filter(|_| takes_events) {
-            if !policy.dry_run {
+            if !policy.dry_run && policy.held {
                 self.expire_holds(keep, policy.slice);
             }
             self.prune_events(keep, policy, &mut pruned);

@@ -87,6 +87,8 @@ struct Suspect {
     lane: u32,
     /// When it first failed, or was last charged.
     since: Duration,
+    /// When it last failed. What has not for long may be another instance's by now.
+    seen: Duration,
     /// Events taken when it first failed, or last failed after its guilt was known.
     successes: u64,
     /// Failures after another event had succeeded.
@@ -271,11 +273,14 @@ impl Breaker {
             return Charge::Sink;
         }
         let (successes, is_open) = (self.successes, self.is_open());
-        let alone = self.suspects.iter().all(|(other, suspect)| suspect.guilty || *other == position);
-        let fresh = Suspect { lane: item.lane, since: now.mono, successes, again: 0, guilty: false, waits: 0 };
+        let is_old = |since: Duration| now.mono.saturating_sub(since) >= BREAKER_SUSPECT_AFTER;
+        let mut others = self.suspects.iter().filter(|(other, suspect)| **other != position && !suspect.guilty);
+        let alone = others.all(|(_, suspect)| is_old(suspect.seen));
+        let (since, seen) = (now.mono, now.mono);
+        let fresh = Suspect { lane: item.lane, since, seen, successes, again: 0, guilty: false, waits: 0 };
         let suspect = self.suspects.entry(position).or_insert(fresh);
-        let old = now.mono.saturating_sub(suspect.since) >= BREAKER_SUSPECT_AFTER;
-        let told_by_time = alone && old && failure.fault == Fault::Unclear;
+        suspect.seen = now.mono;
+        let told_by_time = alone && is_old(suspect.since) && failure.fault == Fault::Unclear;
         let told_by_others = successes > suspect.successes;
         if suspect.guilty {
             suspect.successes = successes;

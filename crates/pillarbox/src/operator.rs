@@ -516,6 +516,9 @@ pub struct PrunePolicy {
     pub slice: usize,
     /// Also events of a log that has no subscription, which nobody has received. Otherwise nothing of such a log is removed.
     pub unreceived: bool,
+    /// Also what a subscription has not received and its `hold` keeps no longer. Otherwise it is kept as if the hold were not over. Default:
+    /// true, as every relay does it.
+    pub held: bool,
     /// Remove nothing; count what all slices together would remove. What a delivery would keep aside is not looked for, nor what
     /// publishers and inboxes have left.
     pub dry_run: bool,
@@ -537,6 +540,7 @@ impl Default for PrunePolicy {
             inbox: Some(Duration::from_secs(30 * 86_400)),
             slice: 5_000,
             unreceived: false,
+            held: true,
             dry_run: false,
         }
     }

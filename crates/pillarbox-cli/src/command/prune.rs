@@ -29,7 +29,7 @@ pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
         refuse_undelivered(&would().await?, unreceived)?;
     }
     // Without the word, nothing of it goes: not what has become old since it was counted either.
-    policy.unreceived = unreceived && args.yes;
+    (policy.unreceived, policy.held) = (unreceived && args.yes, args.yes);
     let mut pruned = all_slices(&store, &policy, &scope.output).await?;
     if lay_leaves(&store, &policy, &scope.output).await? {
         let more = all_slices(&store, &policy, &scope.output).await?;

@@ -80,9 +80,7 @@ pub(super) async fn replay(tx: &Transaction<'_>, id: SubscriptionId, lane: &Lane
         let (from, to): (Position, Position) = (row.try_get(0)?, row.try_get(1)?);
         let replayed = positions.within(from + 1, to);
         for (epoch, ranges) in [(0, replayed.missing(from + 1, to)), (lane.epoch + 1, replayed)] {
-            for range in ranges.iter() {
-                record_progress(tx, id, lane.lane, epoch, (range.start() - 1, *range.end())).await?;
-            }
+            record_progress(tx, id, lane.lane, epoch, &ranges).await?;
         }
     }
     Ok(())

@@ -386,10 +386,12 @@ async fn rewind_key(
     })
     .await?;
     touch_lanes(tx, row.id, [lane.lane]).await?;
-    // A fence: what the owner puts behind deliveries that it knows would stand before those that it does not know.
-    let sql = "update cursor set epoch = epoch + 1 where subscription = $1 and lane = $2";
-    tx.execute(sql, &[&row.id.0, &(lane.lane as i32)]).await?;
     ids.extend(events.into_iter().map(|event| event.id));
+    if !ids.is_empty() {
+        // A fence: what the owner puts behind deliveries that it knows would stand before those that it does not know.
+        let sql = "update cursor set epoch = epoch + 1 where subscription = $1 and lane = $2";
+        tx.execute(sql, &[&row.id.0, &(lane.lane as i32)]).await?;
+    }
     Ok(row.tell_replayed(ids, key, place, note))
 }
 

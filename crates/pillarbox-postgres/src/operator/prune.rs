@@ -101,7 +101,9 @@ async fn tidy(
     let tx = session.begin().await?;
     tx.execute("select from meta for update", &[]).await?;
     if let Some(keep) = keep {
-        expire_holds(&tx, keep, slice, pruned).await?;
+        if policy.held {
+            expire_holds(&tx, keep, slice, pruned).await?;
+        }
         tx.execute(include_str!("../sql/prune_skip.sql"), &[&Time(before(now, keep))]).await?;
     }
     let kept_to = prune_kept(&tx, upkeep, pruned).await?;
@@ -415,9 +417,7 @@ async fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, end: Pos
     let left_out = covered.missing(floor + 1, end);
     let books = [(lane.epoch, covered), (0, left_out)];
     for (epoch, ranges) in &books {
-        for range in ranges.iter() {
-            record_progress(tx, id, lane.lane, *epoch, (range.start() - 1, *range.end())).await?;
-        }
+        record_progress(tx, id, lane.lane, *epoch, ranges).await?;
     }
     let mut settled = settled.clone();
     settled.remove_range(0, end);

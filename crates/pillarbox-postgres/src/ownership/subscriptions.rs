@@ -233,9 +233,13 @@ pub(crate) async fn record_progress(
     id: SubscriptionId,
     lane: u32,
     epoch: Epoch,
-    (from, to): (Position, Position),
+    ranges: &RangeSet,
 ) -> Db<()> {
-    tx.execute(include_str!("../sql/progress_insert.sql"), &[&id.0, &(lane as i32), &epoch, &from, &to]).await?;
+    let (from, to): (Vec<Position>, Vec<Position>) =
+        ranges.iter().map(|range| (range.start() - 1, *range.end())).unzip();
+    if !from.is_empty() {
+        tx.execute(include_str!("../sql/progress_insert.sql"), &[&id.0, &(lane as i32), &epoch, &from, &to]).await?;
+    }
     Ok(())
 }
 

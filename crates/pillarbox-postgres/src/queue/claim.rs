@@ -36,7 +36,7 @@ const PLACED_MAX: i32 = 1_000;
 const CLAIM_TIME: Duration = Duration::from_millis(900);
 
 /// A claim of a single row that takes too long gets twice the time, up to this: the statements of one claim together take less than a call may.
-const CLAIM_TIME_MAX: Duration = Duration::from_secs(8);
+const CLAIM_TIME_MAX: Duration = Duration::from_secs(4);
 
 /// After a count of a subscription's rows that took too long, none is tried for this time.
 const COUNT_REST: Duration = Duration::from_secs(60);
@@ -173,9 +173,11 @@ impl Claiming {
             session.batch_execute(&format!("set statement_timeout = {}", time.as_millis())).await?;
             self.is_patient = time > CLAIM_TIME;
         }
+        // Settlements wait for the lanes in which delayed rows take their places, so that none do while claims may take long.
+        let places = !self.is_patient;
         let statements = Statements::prepare(session).await?;
         // All of it is sent before anything is answered.
-        let said = join_all(asked.iter().map(|asked| send(session, &statements, me, asked))).await;
+        let said = join_all(asked.iter().map(|asked| send(session, &statements, me, asked, places))).await;
         let (mut claims, mut demoted, mut alive) = (Vec::with_capacity(asked.len()), Keys::default(), true);
         let mut failed = None;
         for (asked, said) in asked.iter().zip(said) {
@@ -324,18 +326,22 @@ impl Claiming {
     }
 
     fn claimed(&mut self, row: &Row, claim: ClaimId) -> Db<Claimed> {
+        let event = match row.try_get::<_, Option<Uuid>>(3)? {
+            Some(_) => Some(Arc::new(self.decoder.event(row)?)),
+            None => None,
+        };
         let delivery = Delivery {
             position: row.try_get(0)?,
-            key: row.try_get::<_, Option<&str>>(4)?.map(Into::into),
+            // What is no text is nobody's key.
+            key: match &event {
+                Some(event) => event.key.clone().filter(|_| event.malformed.is_none()),
+                None => row.try_get::<_, Option<&str>>(4)?.map(Into::into),
+            },
             arrival: row.try_get(13)?,
             state: State::Processing,
             attempts: row.try_get::<_, i32>(14)? as u32,
             due_at: row.try_get::<_, Time>(15)?.0,
             since: row.try_get::<_, Time>(16)?.0,
-        };
-        let event = match row.try_get::<_, Option<Uuid>>(3)? {
-            Some(_) => Some(Arc::new(self.decoder.event(row)?)),
-            None => None,
         };
         Ok(Claimed { claim, delivery, event, suspect: row.try_get::<_, i32>(17)? as u32 >= SUSPECT_AFTER })
     }
@@ -400,9 +406,9 @@ impl Statements {
 }
 
 /// What is sent first is answered first: the figures are of what the claim has left.
-async fn send(session: &Session, statements: &Statements, me: i32, asked: &Asked<'_>) -> Said {
+async fn send(session: &Session, statements: &Statements, me: i32, asked: &Asked<'_>, places: bool) -> Said {
     let (claimed, figures, keys) = join3(
-        send_claim(session, &statements.claim, me, asked),
+        send_claim(session, &statements.claim, me, asked, places),
         send_figures(session, &statements.figures, me, asked),
         tell(session, statements, asked),
     )
@@ -410,7 +416,14 @@ async fn send(session: &Session, statements: &Statements, me: i32, asked: &Asked
     Said { claimed, figures, keys }
 }
 
-async fn send_claim(session: &Session, statement: &Statement, me: i32, asked: &Asked<'_>) -> Answered<Vec<Row>> {
+async fn send_claim(
+    session: &Session,
+    statement: &Statement,
+    me: i32,
+    asked: &Asked<'_>,
+    places: bool,
+) -> Answered<Vec<Row>> {
+    let placed = if places { asked.limits.placed } else { 0 };
     let ClaimRequest { subscription, first, suspect, again, .. } = asked.request;
     let suspect_after = SUSPECT_AFTER as i32;
     let values: [&(dyn ToSql + Sync); 10] = [
@@ -422,7 +435,7 @@ async fn send_claim(session: &Session, statement: &Statement, me: i32, asked: &A
         &Time(asked.since),
         again,
         &suspect_after,
-        &asked.limits.placed,
+        &placed,
         &asked.limits.claimed,
     ];
     session.query(statement, &values).await

@@ -299,10 +299,12 @@ fn rewind_key(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start, key: &str)
         events.iter().for_each(|event| formers.replay(hash, event.position, &event.topic, &event.r#type));
     })?;
     touch_lanes(tx, row.id, [lane.lane].into_iter())?;
-    // A fence: what the owner puts behind deliveries that it knows would stand before those that it does not know.
-    let sql = "update pillarbox_cursor set epoch = epoch + 1 where subscription = ?1 and lane = ?2";
-    tx.execute(sql, params![row.id.0, lane.lane])?;
     ids.extend(events.into_iter().map(|event| event.id));
+    if !ids.is_empty() {
+        // A fence: what the owner puts behind deliveries that it knows would stand before those that it does not know.
+        let sql = "update pillarbox_cursor set epoch = epoch + 1 where subscription = ?1 and lane = ?2";
+        tx.execute(sql, params![row.id.0, lane.lane])?;
+    }
     Ok(row.tell_replayed(ids, key, target, note))
 }
 

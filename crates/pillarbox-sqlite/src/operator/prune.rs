@@ -40,8 +40,8 @@ pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> 
     let mut pruned = Pruned::default();
     let slice = i64::try_from(policy.slice.max(1)).unwrap_or(i64::MAX);
     prune_dead(tx, &world, &policy, slice, &mut pruned)?;
-    if let Some(keep) = policy.keep.filter(|_| policy.takes_events(!world.subscriptions.is_empty())) {
-        prune_events(tx, &world, keep, slice, &mut pruned)?;
+    if policy.takes_events(!world.subscriptions.is_empty()) {
+        prune_events(tx, &world, &policy, slice, &mut pruned)?;
     }
     prune_kept(tx, &mut pruned)?;
     prune_dedup(tx, &world, &policy, slice, &mut pruned)?;
@@ -119,10 +119,13 @@ fn before(now: Timestamp, age: Duration) -> i64 {
 }
 
 /// Events that are old enough and that every subscription has passed.
-fn prune_events(tx: &Transaction<'_>, world: &World, keep: Duration, slice: i64, pruned: &mut Pruned) -> Db<()> {
+fn prune_events(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy, slice: i64, pruned: &mut Pruned) -> Db<()> {
+    let Some(keep) = policy.keep else { return Ok(()) };
     let candidates = candidates(tx, world, before(world.now, keep), slice)?;
     let Some(oldest_to_keep) = candidates.last().map(|candidate| candidate.0) else { return Ok(()) };
-    pruned.undelivered = expire_holds(tx, world, &candidates)?;
+    if policy.held {
+        pruned.undelivered = expire_holds(tx, world, &candidates)?;
+    }
     // Floors first, deliveries second: a lane that parks an event moves its floor in the same transaction.
     let sql = "select s.name, min(c.floor) from pillarbox_cursor as c join pillarbox_subscription as s \
                on s.id = c.subscription group by s.id order by 2 limit 1";

@@ -211,10 +211,11 @@ impl Subscriber {
         let (next_try, flood_guard) = (self.breaker.deadline(), self.flood_guard.is_open());
         let same = self.shown.as_ref().is_some_and(|shown| {
             (shown.0, shown.1, shown.2, shown.3, shown.4) == (in_flight, self.delivered, next_try, flood_guard, down)
-                && shown.5 == self.stopped
+                && shown.5.as_ref() == self.stopped.as_ref().or(self.overfull.as_ref())
         });
         if !same {
-            self.shown = Some((in_flight, self.delivered, next_try, flood_guard, down, self.stopped.clone()));
+            let stopped = self.stopped.clone().or_else(|| self.overfull.clone());
+            self.shown = Some((in_flight, self.delivered, next_try, flood_guard, down, stopped));
         }
         !same
     }

@@ -26,9 +26,7 @@ pub(super) async fn relane(tx: &Transaction<'_>, world: &World, row: &Subscripti
     tx.execute(sql, &[&row.id.0, &(lanes as i32), &floor, &epoch, &revision]).await?;
     for lane in 0..lanes {
         for (epoch, ranges) in [(0, &before_start), (epoch, &covered)] {
-            for range in ranges.iter() {
-                record_progress(tx, row.id, lane, epoch, (range.start() - 1, *range.end())).await?;
-            }
+            record_progress(tx, row.id, lane, epoch, ranges).await?;
         }
     }
     tx.execute("update subscription set lanes = $2 where id = $1", &[&row.id.0, &(lanes as i32)]).await?;
