@@ -87,8 +87,10 @@ struct Suspect {
     lane: u32,
     /// When it first failed, or was last charged.
     since: Duration,
-    /// When it last failed. What has not for long may be another instance's by now.
+    /// When it last failed.
     seen: Duration,
+    /// Its claim was given back: another instance may be working on it, or be done with it.
+    away: bool,
     /// Events taken when it first failed, or last failed after its guilt was known.
     successes: u64,
     /// Failures after another event had succeeded.
@@ -275,11 +277,11 @@ impl Breaker {
         let (successes, is_open) = (self.successes, self.is_open());
         let is_old = |since: Duration| now.mono.saturating_sub(since) >= BREAKER_SUSPECT_AFTER;
         let mut others = self.suspects.iter().filter(|(other, suspect)| **other != position && !suspect.guilty);
-        let alone = others.all(|(_, suspect)| is_old(suspect.seen));
+        let alone = others.all(|(_, suspect)| suspect.away && is_old(suspect.seen));
         let (since, seen) = (now.mono, now.mono);
-        let fresh = Suspect { lane: item.lane, since, seen, successes, again: 0, guilty: false, waits: 0 };
+        let fresh = Suspect { lane: item.lane, since, seen, away: false, successes, again: 0, guilty: false, waits: 0 };
         let suspect = self.suspects.entry(position).or_insert(fresh);
-        suspect.seen = now.mono;
+        (suspect.seen, suspect.away) = (now.mono, false);
         let told_by_time = alone && is_old(suspect.since) && failure.fault == Fault::Unclear;
         let told_by_others = successes > suspect.successes;
         if suspect.guilty {
@@ -357,6 +359,11 @@ impl Breaker {
     /// Whether this event failed before in a way that nobody could explain; such an event travels alone.
     pub(crate) fn suspects(&self, position: Position) -> bool {
         !self.suspects.is_empty() && self.suspects.contains_key(&position)
+    }
+
+    /// The claim of an event is given back: it says nothing of others any more once it has not been seen for long.
+    pub(crate) fn give_away(&mut self, position: Position) {
+        self.suspects.get_mut(&position).into_iter().for_each(|suspect| suspect.away = true);
     }
 
     /// Forgets an event that is no longer this instance's.
@@ -673,6 +680,24 @@ mod tests {
             }
             let mut one = Breaker::default();
             assert_eq!(one.suspect(at(hour * 3600), &item(7), &Failure::sink("down")), Charge::Sink);
+        }
+    }
+
+    #[test]
+    fn a_suspect_that_was_given_away_long_ago_is_no_company() {
+        let mut breaker = Breaker::default();
+        breaker.suspect(at(0), &item(7), &unclear());
+        breaker.give_away(7);
+        assert_eq!(breaker.suspect(at(1), &item(8), &unclear()), Charge::Sink);
+        assert_eq!(breaker.suspect(at(899), &item(8), &unclear()), Charge::Sink, "that one may come back");
+        assert_eq!(breaker.suspect(at(901), &item(8), &unclear()), Charge::Event);
+        // In an outage both come again and again.
+        let mut breaker = Breaker::default();
+        for minute in 0..60 {
+            for position in [7, 8] {
+                assert_eq!(breaker.suspect(at(minute * 60), &item(position), &unclear()), Charge::Sink);
+                breaker.give_away(position);
+            }
         }
     }
 

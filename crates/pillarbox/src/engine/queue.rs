@@ -538,6 +538,9 @@ impl Engine {
         if !queue.is_some_and(|queue| queue.working.contains_key(&claim)) {
             return;
         }
+        if matches!(charge, Charge::Nobody(_)) {
+            self.subscribers[index].breaker.give_away(trial.position);
+        }
         let failed = self.failed(index, now, trial, failure, charge);
         let sub = &mut self.subscribers[index];
         if let Some(queue) = &mut sub.queue {
