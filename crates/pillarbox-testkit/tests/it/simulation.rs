@@ -200,11 +200,6 @@ fn finds_a_hold_without_a_record() {
 }
 
 #[test]
-fn finds_lanes_that_are_changed_without_a_fence() {
-    check_broken(Broken::RelaneKeepsEpoch);
-}
-
-#[test]
 fn finds_lanes_that_are_changed_without_their_deliveries() {
     check_broken(Broken::RelaneLeavesRows);
 }
