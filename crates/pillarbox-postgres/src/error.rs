@@ -96,6 +96,10 @@ fn is_conversion(error: &tokio_postgres::Error) -> bool {
 fn message_of(kind: ErrorKind, error: &tokio_postgres::Error) -> String {
     match (kind, error.as_db_error()) {
         (kind, Some(said)) => message_for(kind, said.code().code(), said.message()),
+        (_, None) if cause_of(error).contains("password missing") => {
+            "PostgreSQL asks for a password, and none is given: name it in the URL, in PGPASSWORD or in a password file"
+                .to_owned()
+        }
         (ErrorKind::Unavailable, None) => format!("PostgreSQL is not reachable: {}", cause_of(error)),
         (_, None) => cause_of(error),
     }

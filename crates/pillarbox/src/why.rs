@@ -355,7 +355,10 @@ impl Facts<'_> {
     /// The lane had passed it by then; a retry comes later and leaves no record.
     fn delivered(&self) -> String {
         match &self.fate.settled_by {
-            Some(by) => format!("it was delivered at about {} (later, if it was retried)", by.before),
+            Some(by) => format!(
+                "it was delivered at about {} (later, if it was delayed, retried, or had a row in a queue)",
+                by.before
+            ),
             None => "it was delivered, at a time that is not recorded any more".to_owned(),
         }
     }

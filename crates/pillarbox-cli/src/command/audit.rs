@@ -142,7 +142,7 @@ fn print(output: &Output, audit: &Audit, received: bool) -> Result<()> {
         }
         if one.passed_unwanted > 0 {
             output.line(format!(
-                "{}: {} that its filter wants now {} passed under one that did not; `why` says which, `rewind` delivers them",
+                "{}: {} that its filter wants now {} passed under one that did not; see `why`; `rewind` delivers what was passed",
                 one.subscription,
                 counted(one.passed_unwanted, "event"),
                 if one.passed_unwanted == 1 { "was" } else { "were" }

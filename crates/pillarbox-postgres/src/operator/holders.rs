@@ -148,9 +148,7 @@ pub(super) async fn holes(tx: &Transaction<'_>, world: &World) -> Db<Option<Stri
     }
     let named: RangeSet = holes.iter().take(HOLES_NAMED_MAX).collect();
     let more = if holes.len() > HOLES_NAMED_MAX { " and others" } else { "" };
-    Ok(Some(format!(
-        "positions {named}{more} are drawn and not committed: no floor rises above them until that is decided"
-    )))
+    Ok(Some(format!("drawn and not committed: {named}{more}; no floor rises above that until it is decided")))
 }
 
 fn ranges(rows: &[Row]) -> Db<RangeSet> {

@@ -37,7 +37,7 @@ async fn who_has_published_and_not_ended_is_named_with_the_command_that_ends_it(
     assert!(session.contains(&format!("`select pg_terminate_backend({pid})`")), "{session}");
     assert!(holder("prepared transaction").contains("`rollback prepared 'it''s forgotten'`"), "{:?}", log.holders);
     assert!(log.held_seconds.unwrap() < 60.0, "it is not unhealthy yet");
-    assert!(log.alarms.iter().any(|alarm| alarm.contains("positions 1-2 are drawn")), "{:?}", log.alarms);
+    assert!(log.alarms.iter().any(|alarm| alarm.contains("drawn and not committed: 1-2")), "{:?}", log.alarms);
 
     preparer.batch_execute("rollback prepared 'it''s forgotten'").await.unwrap();
     database.number(&format!("select pg_terminate_backend({pid})::int::bigint")).await;
