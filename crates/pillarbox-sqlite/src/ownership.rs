@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -467,7 +467,7 @@ pub(crate) fn load(connection: &Connection, lanes: &[(LaneRef, Epoch)]) -> Db<Ve
                 statement.query_map(params![id.0, "", QUEUED_KEYS_MAX as i64 + 1], |row| row.get::<_, String>(0))?;
             keys.insert(*id, found.map(|key| key.map(Into::into)).collect::<Result<Vec<Box<str>>, _>>()?);
         }
-        tell_keys(lanes, &queues, &mut states, keys);
+        tell_keys(lanes, &queues, &mut states, keys, HashSet::new());
         Ok(states)
     })
 }

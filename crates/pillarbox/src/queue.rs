@@ -216,15 +216,16 @@ pub fn recovered(policy: &RetryPolicy, delivery: &Delivery, cause: RecoveryCause
     }
 }
 
-/// Tells lanes which of their keys have rows, of the keys of whole queues; `counts` says how many lanes each has.
+/// Tells lanes which of their keys have rows, of the keys of whole queues, or that these are too many to be told (`left_out` or more than
+/// [`QUEUED_KEYS_MAX`]); `counts` says how many lanes each has.
 pub fn tell_keys(
     lanes: &[(LaneRef, Epoch)],
     counts: &HashMap<SubscriptionId, u32>,
     states: &mut [Option<LaneState>],
     keys: HashMap<SubscriptionId, Vec<Box<str>>>,
+    mut left_out: HashSet<SubscriptionId>,
 ) {
-    let left_out: HashSet<SubscriptionId> =
-        keys.iter().filter(|(_, keys)| keys.len() > QUEUED_KEYS_MAX).map(|(id, _)| *id).collect();
+    left_out.extend(keys.iter().filter(|(_, keys)| keys.len() > QUEUED_KEYS_MAX).map(|(id, _)| *id));
     let mut of_lanes: HashMap<LaneRef, Vec<Box<str>>> = HashMap::new();
     for (subscription, keys) in keys {
         let Some(&count) = counts.get(&subscription).filter(|_| !left_out.contains(&subscription)) else { continue };

@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use futures_util::future::{try_join, try_join4};
@@ -67,11 +67,13 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
             state.deliveries.push(delivery);
         }
     }
-    let mut keys: HashMap<SubscriptionId, Vec<Box<str>>> = HashMap::new();
+    let (mut keys, mut left_out): (HashMap<SubscriptionId, Vec<Box<str>>>, _) = (HashMap::new(), HashSet::new());
     for row in queued_keys {
-        keys.entry(SubscriptionId(row.try_get(0)?)).or_default().push(row.try_get::<_, &str>(1)?.into());
+        let id = SubscriptionId(row.try_get(0)?);
+        keys.entry(id).or_default().push(row.try_get::<_, &str>(1)?.into());
+        left_out.extend(row.try_get::<_, bool>(2)?.then_some(id));
     }
-    tell_keys(lanes, &lane_counts, &mut states, keys);
+    tell_keys(lanes, &lane_counts, &mut states, keys, left_out);
     Ok(states)
 }
 
