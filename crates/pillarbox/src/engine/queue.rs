@@ -14,6 +14,9 @@ use crate::{
     WAITING_COUNTED, lane_of,
 };
 
+/// How many claims are ended by one call: settlements wait for it.
+const FINISHED_AT_ONCE_MAX: usize = 500;
+
 /// An event that has been at the sink for this long gets a row in the queue, and whatever waits then too.
 const ROW_AFTER: Duration = Duration::from_millis(50);
 /// After a call that took so long, no more is claimed than there are idle workers, for this long.
@@ -729,7 +732,11 @@ impl Engine {
             return;
         }
         let queues = self.subscribers.iter_mut().filter(|sub| !sub.resting).filter_map(|sub| sub.queue.as_mut());
-        let ends: Vec<ClaimEnd> = queues.flat_map(|queue| std::mem::take(&mut queue.ends)).collect();
+        let mut ends: Vec<ClaimEnd> = Vec::new();
+        for queue in queues {
+            let room = FINISHED_AT_ONCE_MAX - ends.len();
+            ends.extend(queue.ends.drain(..room.min(queue.ends.len())));
+        }
         if !ends.is_empty() {
             self.actions.push(Action::Finish(ends.clone()));
             self.finishing = Some(ends);
