@@ -552,7 +552,7 @@ begin
             update pillarbox.delivery as d
             set state = 'processing', owner = by_owner, claim = first_claim + h.number - 1, claimed_at = now_at
             from heads as h
-            where d.subscription = h.subscription and d.position = h.position
+            where d.subscription = any (array[h.subscription]) and d.position = h.position
             returning d.position
         )
         select coalesce(array_agg(c.position), '{}') into claimed from claimed as c;
@@ -564,7 +564,7 @@ begin
             update pillarbox.delivery as d
             set ready_at = case when d.key is null and d.state in ('pending', 'retrying') then greatest(d.due_at, now_at) end
             from unnest(of_all, picked) as w (subscription, position)
-            where d.subscription = w.subscription and d.position = w.position
+            where d.subscription = any (array[w.subscription]) and d.position = w.position
             returning
                 d.position, null::text, null::text, null::uuid, d.key, null::json, null::bytea, null::text, null::jsonb,
                 null::bigint, null::timestamptz, null::timestamptz, null::bigint, d.arrival, d.attempts, d.due_at, d.since,
@@ -991,7 +991,7 @@ begin
         set state = 'pending', arrival = nextval('pillarbox.delivery_arrival_seq'),
             ready_at = case when d.key is null then clock_timestamp() end
         from unnest(of_all, due) as w (subscription, position)
-        where d.subscription = w.subscription and d.position = w.position
+        where d.subscription = any (array[w.subscription]) and d.position = w.position
         returning d.key
     )
     select array_agg(distinct p.key) filter (where p.key is not null) into placed_keys from placed as p;
@@ -1058,7 +1058,7 @@ begin
         cross join lateral (
             select d.ready_at, d.owner, d.state
             from pillarbox.delivery as d
-            where d.subscription = h.subscription and d.position = h.position
+            where d.subscription = any (array[h.subscription]) and d.position = h.position
             offset 0
             for update skip locked
         ) as locked
@@ -1067,7 +1067,7 @@ begin
     update pillarbox.delivery as d
     set ready_at = greatest(d.due_at, clock_timestamp())
     from free as f
-    where d.subscription = f.subscription and d.position = f.position;
+    where d.subscription = any (array[f.subscription]) and d.position = f.position;
     get diagnostics promoted = row_count;
     return promoted;
 end
@@ -1174,7 +1174,11 @@ CREATE TRIGGER count_aside_truncate AFTER TRUNCATE ON pillarbox.delivery FOR EAC
 
 CREATE TRIGGER count_aside_update AFTER UPDATE OF state ON pillarbox.delivery FOR EACH ROW WHEN (((old.state <> new.state) AND ((old.state = ANY (ARRAY['dead'::text, 'delayed'::text])) OR (new.state = ANY (ARRAY['dead'::text, 'delayed'::text]))))) EXECUTE FUNCTION count_aside()
 
-CREATE TRIGGER doorbell AFTER INSERT ON pillarbox.event FOR EACH STATEMENT WHEN (pg_try_advisory_xact_lock_shared(1505352748, 0)) EXECUTE FUNCTION ring()
+CREATE TRIGGER doorbell AFTER INSERT ON pillarbox.event FOR EACH STATEMENT WHEN (
+        CASE
+            WHEN pg_try_advisory_lock_shared(1505352748, 0) THEN (NOT pg_advisory_unlock_shared(1505352748, 0))
+            ELSE true
+        END) EXECUTE FUNCTION ring()
 
 CREATE TRIGGER is_never_changed BEFORE DELETE OR UPDATE ON pillarbox.event FOR EACH STATEMENT EXECUTE FUNCTION refuse()
 

@@ -213,7 +213,8 @@ impl PgConfig {
         each * (self.postgres.get_hosts().len().max(1) as u32 * ADDRESSES_A_HOST)
     }
 
-    /// The first half of the keys of all advisory locks of this log; the second is 0 for the doorbell, or an instance's number.
+    /// The first half of the keys of all advisory locks of this log; the second is [`BELL`], [`KEEPER`], or an
+    /// instance's number.
     pub(crate) fn lock_class(&self) -> i32 {
         lock_class(&self.schema)
     }
@@ -224,8 +225,11 @@ pub(crate) fn lock_class(schema: &str) -> i32 {
     (xxh3_64(format!("pillarbox {schema}").as_bytes()) as i32) & 0x7fff_fffc
 }
 
-/// The second half of the doorbell's lock key.
+/// The second half of the key of the lock that a sleeping relay has.
 pub(crate) const BELL: i32 = 0;
+
+/// The same of the lock of the relay that looks after the doorbell: no instance gets this number.
+pub(crate) const KEEPER: i32 = i32::MAX;
 
 /// Refuses a name that would have to be quoted, and a schema in which others may create what we then call by name.
 pub(crate) fn check_schema(schema: &str) -> Result<()> {

@@ -14,7 +14,7 @@ use tokio_postgres::{GenericClient, Notification};
 use self::chime::Chime;
 use self::governor::Governor;
 use self::keeper::Keeper;
-use self::waiter::{Orders, Waiter};
+use self::waiter::Waiter;
 use crate::connection::{PgConfig, Session};
 use crate::error::{Db, DbError};
 
@@ -32,13 +32,15 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How a relay is woken.
 ///
-/// Every ring takes a lock of the whole server through a commit, so writers ring only when they must: their trigger tries the
-/// bell's advisory lock, shared, and rings if it gets it. A relay that is awake holds that lock alone, or queues for it, and
-/// polls by itself. To go to sleep it lets go, then looks who is writing: those may have seen it awake and will not ring, so
-/// it watches them end. The [`Governor`] decides which of the two costs less, the [`Chime`] when a wait ends.
+/// Every ring takes a lock of the whole server through a commit, so writers ring only when somebody sleeps: a relay that does holds the
+/// bell's advisory lock alone, and a writer's trigger, which tries that lock shared and lets go at once, rings if it does not get it. One
+/// that is awake polls by itself. To go to sleep it takes the lock, then looks who is writing: those may have looked before and will not
+/// ring, so it watches them end. The [`Governor`] decides which of the two costs less, the [`Chime`] when a wait ends.
 ///
-/// Of several relays one holds the bell; it passes rings on. Without the trigger (`migrate --doorbell off`) the relay polls
-/// every 50 ms while events move, and at least twice a second.
+/// Of several relays one is the keeper, by a second lock; the others hear the rings too, and it passes on to them what it finds while it is
+/// awake. A relay that ends frees both locks; one that stands still while it sleeps lets writers ring, and never keeps them from it.
+/// `tests/it/bell_model.rs` walks through all interleavings. Without the trigger (`migrate --doorbell off`) a relay polls every 50 ms
+/// while events move, and at least twice a second.
 pub(crate) struct Doorbell {
     shared: Arc<Shared>,
     tasks: Mutex<JoinSet<()>>,
@@ -53,13 +55,13 @@ impl Doorbell {
         on: bool,
     ) -> Self {
         let shared = Arc::new(Shared::new(on));
-        let (orders, received) = watch::channel(Orders::default());
-        let (sender, news) = mpsc::unbounded_channel();
-        let waiter = Waiter { config: config.clone(), id, orders: received, news: sender };
-        let keeper = Keeper::new(config, id, control, shared.clone(), orders);
+        let (asked, neighbours) = watch::channel(None);
+        let (told, ended) = mpsc::unbounded_channel();
+        let waiter = Waiter { config: config.clone(), id, neighbours, ended: told };
+        let keeper = Keeper::new(config, id, control, shared.clone(), asked);
         let mut tasks = JoinSet::new();
         tasks.spawn(waiter.run());
-        tasks.spawn(keeper.run(notifications, news));
+        tasks.spawn(keeper.run(notifications, ended));
         Doorbell { shared, tasks: Mutex::new(tasks) }
     }
 
@@ -103,7 +105,7 @@ impl Doorbell {
         let wanted = state.on && state.governor.wants_awake(now, state.awake);
         let silent = state.silent;
         state.keep_silence_in_mind(now);
-        if state.pass || wanted != state.awake || silent != state.silent {
+        if (state.pass && state.others) || wanted != state.awake || silent != state.silent {
             self.shared.stirred.notify_one();
         }
     }
@@ -155,6 +157,12 @@ impl Doorbell {
         state.broken = mutant == Some(crate::Mutant::SleepWithoutWriters);
         doze_after.into_iter().for_each(|after| state.governor.doze_after(after));
     }
+
+    /// How often it has fallen asleep.
+    #[cfg(feature = "mutants")]
+    pub(crate) fn sleeps(&self) -> usize {
+        self.shared.state().sleeps
+    }
 }
 
 /// What the parts of a doorbell know together.
@@ -171,7 +179,7 @@ struct State {
     governor: Governor,
     /// Writers ring.
     on: bool,
-    /// The bell's lock is held or queued for.
+    /// This relay is the keeper, and lets nobody ring.
     awake: bool,
     /// Rings should come and do not.
     silent: bool,
@@ -181,9 +189,7 @@ struct State {
     pass: bool,
     /// They are to be told that there are rows of queues to be claimed.
     made_ready: bool,
-    /// Another relay would rather have the bell.
-    asked_for: bool,
-    /// Writers are to be watched that may have seen the bell held.
+    /// Writers are to be watched that may have seen nobody asleep.
     leftovers: bool,
     /// The fleet may have changed since a wait last ended.
     fleet: bool,
@@ -203,6 +209,8 @@ struct State {
     writers: Vec<Writer>,
     #[cfg(feature = "mutants")]
     broken: bool,
+    #[cfg(feature = "mutants")]
+    sleeps: usize,
 }
 
 impl Shared {
@@ -217,8 +225,7 @@ impl Shared {
             others: false,
             pass: false,
             made_ready: false,
-            asked_for: false,
-            leftovers: true,
+            leftovers: false,
             fleet: true,
             closing: false,
             rang: false,
@@ -232,6 +239,8 @@ impl Shared {
             writers: Vec::new(),
             #[cfg(feature = "mutants")]
             broken: false,
+            #[cfg(feature = "mutants")]
+            sleeps: 0,
         };
         Shared { state: Mutex::new(state), woken: Notify::new(), stirred: Notify::new() }
     }
@@ -275,7 +284,8 @@ impl State {
             self.expect_a_ring(now);
         }
         if moved {
-            self.pass |= self.awake && self.others;
+            // At once; what polls do not see is found by the keeper.
+            self.pass |= self.awake;
             self.governor.moved(now, writers.map_or(0, <[Writer]>::len));
         }
         moved
@@ -290,6 +300,14 @@ impl State {
             Some((first, last)) if now.saturating_duration_since(last) <= BELL_SILENT_GAP => Some((first, now)),
             _ => Some((now, now)),
         };
+    }
+
+    /// This relay has fallen asleep.
+    fn fell_asleep(&mut self) {
+        #[cfg(feature = "mutants")]
+        {
+            self.sleeps += 1;
+        }
     }
 
     /// Somebody rang.

@@ -28,7 +28,7 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: [Migration; 7] = [
+const MIGRATIONS: [Migration; 9] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
     Migration { version: 2, name: "leaves", sql: include_str!("../migrations/002_leaves.sql") },
     Migration { version: 3, name: "dead_deliveries", sql: include_str!("../migrations/003_dead_deliveries.sql") },
@@ -36,6 +36,8 @@ const MIGRATIONS: [Migration; 7] = [
     Migration { version: 5, name: "removal", sql: include_str!("../migrations/005_removal.sql") },
     Migration { version: 6, name: "limits", sql: include_str!("../migrations/006_limits.sql") },
     Migration { version: 7, name: "definitions", sql: include_str!("../migrations/007_definitions.sql") },
+    Migration { version: 8, name: "doorbell", sql: include_str!("../migrations/008_doorbell.sql") },
+    Migration { version: 9, name: "lookups", sql: include_str!("../migrations/009_lookups.sql") },
 ];
 
 /// PostgreSQL does not check the text of such a database: it holds bytes that are no characters.

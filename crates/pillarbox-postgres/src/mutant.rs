@@ -34,7 +34,7 @@ pub enum Mutant {
     FenceInSubselect,
     /// A lane is loaded before its take-over is committed.
     LoadBeforeCommit,
-    /// The doorbell is let go without waiting for the writers that saw it held.
+    /// A relay falls asleep without watching the writers that saw nobody asleep.
     SleepWithoutWriters,
 }
 

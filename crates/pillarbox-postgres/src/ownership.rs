@@ -319,6 +319,12 @@ impl Membership {
         self.doorbell.experiment(mutant, doze_after);
     }
 
+    /// How often the doorbell has fallen asleep.
+    #[cfg(feature = "mutants")]
+    pub(crate) fn sleeps(&self) -> usize {
+        self.doorbell.sleeps()
+    }
+
     /// Ends this instance.
     pub(crate) async fn leave(&self) -> Db<()> {
         self.check()?;
@@ -338,7 +344,7 @@ impl Membership {
                 control.batch_execute("commit; select pg_advisory_unlock_all()"),
             )
             .await?;
-            // After the locks are free: whoever saw the bell held is writing now, or has ended.
+            // After the locks are free: another may become the keeper of the doorbell.
             announce(&**control, &format!("ended {number}")).await
         })
         .await?;

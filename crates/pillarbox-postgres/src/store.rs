@@ -9,7 +9,7 @@ use pillarbox::{
 };
 
 use crate::connection::{Link, MappedSession, PgConfig, Session};
-use crate::doorbell::Listener;
+use crate::doorbell::{Listener, announce};
 use crate::error::{Db, DbError};
 use crate::leaves::Upkeep;
 use crate::operator::premises;
@@ -159,10 +159,16 @@ impl PostgresStore {
         self.lane_laboratory.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Breaks the doorbell of the instance that this is, or lets it fall asleep after another time.
+    /// Breaks the doorbell of the instance that this is, or lets it wake with every ring and fall asleep after this time.
     #[cfg(feature = "mutants")]
     pub fn experiment_at_the_doorbell(&self, mutant: Option<crate::Mutant>, doze_after: Option<Duration>) {
         self.member().into_iter().for_each(|member| member.experiment(mutant, doze_after));
+    }
+
+    /// How often the doorbell of the instance that this is has fallen asleep.
+    #[cfg(feature = "mutants")]
+    pub fn sleeps(&self) -> usize {
+        self.member().map_or(0, |member| member.sleeps())
     }
 
     /// The session for operators' work, which may be long and must not hold up a poll.
@@ -214,6 +220,7 @@ impl PostgresStore {
                 // The server may not have noticed yet that they were lost, and they may hold locks.
                 ownership::end_sessions(&session, &[former.instance()]).await;
                 give_up(&session, former.instance()).await?;
+                announce(&*session, &format!("ended {}", former.instance().0)).await?;
             }
         }
         *self.member.lock().unwrap_or_else(PoisonError::into_inner) = None;

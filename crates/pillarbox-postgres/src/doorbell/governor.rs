@@ -28,6 +28,9 @@ pub(super) struct Governor {
     moves: Rate,
     demanded_at: Option<Instant>,
     awake_min: Duration,
+    /// Every ring is a reason to be awake.
+    #[cfg(feature = "mutants")]
+    restless: bool,
 }
 
 impl Governor {
@@ -38,13 +41,15 @@ impl Governor {
             moves: Rate::new(now),
             demanded_at: None,
             awake_min: AWAKE_MIN,
+            #[cfg(feature = "mutants")]
+            restless: false,
         }
     }
 
-    /// Stays awake for another time than [`AWAKE_MIN`], so that a test sees many falls asleep.
+    /// Wakes with every ring, and stays awake for another time than [`AWAKE_MIN`], so that a test sees many falls asleep.
     #[cfg(feature = "mutants")]
     pub(super) fn doze_after(&mut self, awake_min: Duration) {
-        self.awake_min = awake_min;
+        (self.awake_min, self.restless) = (awake_min, true);
     }
 
     /// A commit of the relay's own took this long.
@@ -57,7 +62,11 @@ impl Governor {
     /// A writer rang.
     pub(super) fn rang(&mut self, now: Instant) {
         self.rings.add(now);
-        if self.rings.at(now) * self.commit.as_secs_f64() >= RING_BUDGET {
+        #[cfg(feature = "mutants")]
+        let restless = self.restless;
+        #[cfg(not(feature = "mutants"))]
+        let restless = false;
+        if restless || self.rings.at(now) * self.commit.as_secs_f64() >= RING_BUDGET {
             self.demanded_at = Some(now);
         }
     }

@@ -2,77 +2,84 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillarbox::InstanceId;
+use futures_util::future::try_join;
+use pillarbox::{InstanceId, Position};
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio_postgres::Notification;
 
 use super::Shared;
 use super::chime::Mode;
-use super::waiter::{News, Orders};
-use crate::connection::{BELL, PgConfig, Session};
+use crate::connection::{BELL, KEEPER, PgConfig, Session};
 use crate::doorbell::announce;
 use crate::error::Db;
-use crate::reader::writer_of;
 
 /// A ring is passed on at most this often.
 const PASS_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How often a relay that found the bell with another tries again.
-const GUEST_RETRY: Duration = Duration::from_millis(500);
+/// How soon a guest that was told of a change looks again whether there is a keeper, and how seldom in the end: who tells may be ahead of the
+/// server, which frees the locks of a session when that has ended.
+const GUEST_RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
 
-/// A relay that has not polled for this long looks itself whether events move while it keeps the writers from ringing.
+/// How often an awake keeper looks by itself whether events move, for the others: it keeps the writers from ringing, and its own polls do not
+/// see everything. And how often where there are none.
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
+const PROBE_ALONE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A relay that has not polled for so long leaves the bell to others for a while.
+/// The server ends the session of an awake keeper that asks nothing for so long: one that stands still would silence all others.
+const AWAKE_IDLE_MAX: &str = "10s";
+
+/// A keeper that has been awake for so long and has not polled gives way to others, and does not come back for as long.
 const PASSIVE_AFTER: Duration = Duration::from_secs(1);
-const PASSIVE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// How often the writers that saw the bell held are looked for, at first and at the longest.
+/// How long one that does not poll leaves it to others to be the keeper.
+const PASSIVE_PATIENCE: Duration = Duration::from_millis(100);
+
+/// How often the writers that may have seen nobody asleep are looked for, at first and at the longest.
 const LEFTOVERS_PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 
 /// How often it is looked whether writers wait for each other to ring.
 const CONTENTION_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often an awake relay thinks about going to sleep.
+/// How often an awake keeper thinks about going to sleep.
 const AWAKE_LOOK_INTERVAL: Duration = Duration::from_millis(50);
-
-/// How long a withdrawal from the queue may take.
-const WITHDRAW_MAX: Duration = Duration::from_secs(5);
 
 /// How soon after a failure that was not the connection's it goes on.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// Who has the doorbell's lock.
+/// What an instance is to the doorbell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Bell {
-    /// Not this relay: writers ring, or another relay is awake.
-    Free,
-    /// The control session.
-    Held,
-    /// The waiter's session queues for it, which silences writers too.
-    Queued,
-    /// The waiter's session.
-    Granted,
+enum Part {
+    /// Another is the keeper, or nobody: it is woken by rings and by what the keeper passes on.
+    Guest,
+    /// The keeper, with the bell's lock: writers ring.
+    Asleep,
+    /// The keeper, without it: writers do not ring, and it looks by itself.
+    Awake,
 }
 
-/// Keeps the doorbell of one instance: takes its lock when ringing would cost the writers too much, lets go of it when nothing
-/// comes, passes rings on, and watches writers that saw it held and so will not ring.
+/// Looks after the doorbell of one instance. The keeper among all decides whether writers ring, passes on what it finds while they do not,
+/// and watches those that may have seen nobody asleep. Both locks are the control session's: they end with it.
 pub(super) struct Keeper {
     config: Arc<PgConfig>,
     id: InstanceId,
     control: Arc<Mutex<Session>>,
     shared: Arc<Shared>,
-    orders: watch::Sender<Orders>,
-    bell: Bell,
+    neighbours: watch::Sender<Option<InstanceId>>,
+    part: Part,
+    awake_since: Instant,
+    /// The bell's lock is this session's, or may be.
+    has_bell: bool,
     try_at: Instant,
-    wanted_since: Option<Instant>,
+    retry: Duration,
     leftovers: Option<Leftovers>,
     passed_at: Option<Instant>,
     contention_at: Instant,
     probed_at: Instant,
+    /// The horizon, and who was writing.
+    probed: Option<(Position, HashSet<String>)>,
 }
 
-/// Writers that saw the bell held and have not ended.
+/// Writers that may have seen nobody asleep and have not ended.
 struct Leftovers {
     writers: HashSet<String>,
     look_at: Instant,
@@ -85,7 +92,7 @@ impl Keeper {
         id: InstanceId,
         control: Arc<Mutex<Session>>,
         shared: Arc<Shared>,
-        orders: watch::Sender<Orders>,
+        neighbours: watch::Sender<Option<InstanceId>>,
     ) -> Self {
         let now = Instant::now();
         Keeper {
@@ -93,29 +100,28 @@ impl Keeper {
             id,
             control,
             shared,
-            orders,
-            bell: Bell::Free,
+            neighbours,
+            part: Part::Guest,
+            awake_since: now,
+            has_bell: false,
             try_at: now,
-            wanted_since: None,
+            retry: GUEST_RETRY.0,
             leftovers: None,
             passed_at: None,
             contention_at: now,
             probed_at: now,
+            probed: None,
         }
     }
 
     pub(super) async fn run(
         mut self,
         mut notifications: mpsc::UnboundedReceiver<Notification>,
-        mut news: mpsc::UnboundedReceiver<News>,
+        mut ended: mpsc::UnboundedReceiver<InstanceId>,
     ) {
-        loop {
-            if self.shared.state().closing {
-                // Others are told by who asked for this; failing that, the end of the sessions frees the bell.
-                let _ = self.let_go(&mut news).await;
-                return;
-            }
-            let deadline = match self.step(&mut news).await {
+        // Who leaves frees all locks of the session, and tells the others then.
+        while !self.shared.state().closing {
+            let deadline = match self.step().await {
                 Ok(deadline) => deadline,
                 Err(error) => {
                     tracing::debug!(?error, "the doorbell could not be looked after");
@@ -138,42 +144,53 @@ impl Keeper {
                     }
                     self.shared.woken.notify_waiters();
                 }
-                Some(news) = news.recv() => self.told(news),
+                Some(_) = ended.recv() => {
+                    self.try_soon(Duration::ZERO);
+                    self.shared.ring_for_the_fleet();
+                }
                 () = self.shared.stirred.notified() => {}
                 () = timer => {}
             }
         }
+        if self.part == Part::Awake {
+            // Leaving may take a while, and meanwhile nobody would tell the others.
+            let _ = self.give_way(Instant::now()).await;
+        }
     }
 
     /// Does what is due; until when there is nothing more to do.
-    async fn step(&mut self, news: &mut mpsc::UnboundedReceiver<News>) -> Db<Option<Instant>> {
+    async fn step(&mut self) -> Db<Option<Instant>> {
         let now = Instant::now();
-        let awake = self.bell != Bell::Free;
-        let (wanted, neighbour, passive, contention) = {
+        let (on, wanted, passive, rang, neighbour) = {
             let mut state = self.shared.state();
-            let passive = state.polled_at.is_none_or(|at| now.saturating_duration_since(at) >= PASSIVE_AFTER);
-            let given_up = std::mem::take(&mut state.asked_for) && passive;
-            let wanted = state.on && state.governor.wants_awake(now, awake) && !given_up;
-            (wanted, state.neighbour, passive, std::mem::take(&mut state.rang))
+            let wanted = state.governor.wants_awake(now, self.part == Part::Awake);
+            let polled = state.polled_at.is_some_and(|at| at >= self.awake_since);
+            let passive = state.others && !polled && now >= self.awake_since + PASSIVE_AFTER;
+            (state.on, wanted, passive, std::mem::take(&mut state.rang), state.neighbour)
         };
-        self.orders.send_if_modified(|orders| std::mem::replace(&mut orders.neighbour, neighbour) != neighbour);
-        self.wanted_since = wanted.then(|| self.wanted_since.unwrap_or(now));
-        if !awake && contention && !wanted && now >= self.contention_at {
+        self.neighbours.send_if_modified(|before| std::mem::replace(before, neighbour) != neighbour);
+        if rang && !wanted && self.part == Part::Asleep && now >= self.contention_at {
             self.look_for_contention(now).await?;
         }
-        let patient = passive && self.wanted_since.is_some_and(|since| now < since + PASSIVE_PATIENCE);
-        if wanted && !awake && !patient && now >= self.try_at {
-            self.take_bell(now, passive).await?;
+        match self.part {
+            Part::Guest if on && now >= self.try_at => self.become_keeper(now).await?,
+            Part::Guest => {}
+            Part::Asleep | Part::Awake if !on => self.give_way(now).await?,
+            Part::Asleep if wanted => self.wake(now).await?,
+            Part::Asleep => {}
+            Part::Awake if !wanted => self.fall_asleep().await?,
+            Part::Awake if passive => self.give_way(now).await?,
+            // It could not be let go of when it woke.
+            Part::Awake if self.has_bell => self.let_bell_go().await?,
+            Part::Awake => {}
         }
-        if !wanted && awake {
-            self.let_go(news).await?;
-        }
+        self.set_mode();
         self.look_again(now);
         self.watch_leftovers().await?;
         self.probe(now).await?;
         self.pass_on().await?;
         self.set_mode();
-        Ok(self.deadline(wanted))
+        Ok(self.deadline(on))
     }
 
     /// Rings for a look at the fleet that was asked for.
@@ -184,68 +201,85 @@ impl Keeper {
         }
     }
 
-    async fn take_bell(&mut self, now: Instant, passive: bool) -> Db<()> {
-        let class = self.config.lock_class();
-        let (got, other) = {
-            let control = self.control.lock().await;
-            let statement = control.statement(include_str!("../sql/bell_try.sql")).await?;
-            let row = control.query_one(&statement, &[&class, &BELL]).await?;
-            (row.try_get::<_, bool>(0)?, row.try_get::<_, bool>(1)?)
-        };
-        if got {
-            self.bell = Bell::Held;
-        } else if other {
-            self.try_at = now + GUEST_RETRY;
-            if !passive {
-                // The one who has it may have nothing to do, and then gives it away.
-                self.tell_all("want").await?;
-            }
-        } else {
-            // Only writers that ring have it: a queued lock keeps others from joining them.
-            self.bell = Bell::Queued;
-            self.orders.send_modify(|orders| orders.bell = true);
+    /// If there is none. What came while there was none is passed on.
+    async fn become_keeper(&mut self, now: Instant) -> Db<()> {
+        if !self.lock(KEEPER).await? {
+            self.try_at = now + self.retry;
+            self.retry = (self.retry * 2).min(GUEST_RETRY.1);
+            return Ok(());
+        }
+        (self.part, self.awake_since, self.retry) = (Part::Awake, now, GUEST_RETRY.0);
+        self.shared.state().pass = true;
+        self.shared.ring();
+        self.fall_asleep().await
+    }
+
+    /// Looks for a keeper again, and more often for a while.
+    fn try_soon(&mut self, after: Duration) {
+        (self.try_at, self.retry) = (Instant::now() + after, GUEST_RETRY.0);
+    }
+
+    /// Another may be the keeper.
+    async fn give_way(&mut self, now: Instant) -> Db<()> {
+        self.part = Part::Awake;
+        self.let_bell_go().await?;
+        self.unlock(KEEPER).await?;
+        self.limit_idleness("0").await?;
+        (self.part, self.try_at, self.leftovers) = (Part::Guest, now + PASSIVE_AFTER, None);
+        self.tell_all("free").await
+    }
+
+    /// It counts as awake before writers stop to ring: whatever it finds from then on is passed on.
+    async fn wake(&mut self, now: Instant) -> Db<()> {
+        (self.part, self.awake_since) = (Part::Awake, now);
+        self.set_mode();
+        self.limit_idleness(AWAKE_IDLE_MAX).await?;
+        self.let_bell_go().await
+    }
+
+    async fn let_bell_go(&mut self) -> Db<()> {
+        self.unlock(BELL).await?;
+        self.has_bell = false;
+        Ok(())
+    }
+
+    /// First the bell's lock, so that writers ring from now on; then who is writing, since those may have looked before; then a poll of
+    /// everybody, which sees what has ended by then. If a writer looks at this very moment it is tried again.
+    async fn fall_asleep(&mut self) -> Db<()> {
+        if !self.lock(KEEPER).await? {
+            // An answer was lost when it gave way.
+            return self.give_way(Instant::now()).await;
+        }
+        self.has_bell = true;
+        if self.lock(BELL).await? {
+            self.limit_idleness("0").await?;
+            self.part = Part::Asleep;
+            let mut state = self.shared.state();
+            (state.leftovers, state.pass) = (true, true);
+            state.fell_asleep();
         }
         Ok(())
     }
 
-    /// Neither holds the bell nor queues for it when this returns, unless the withdrawal was not confirmed. Whoever saw it held
-    /// and has not ended is watched from then on; whoever has is seen by the poll that is rung for after that.
-    async fn let_go(&mut self, news: &mut mpsc::UnboundedReceiver<News>) -> Db<()> {
-        match self.bell {
-            Bell::Free => return Ok(()),
-            Bell::Held => {
-                let control = self.control.lock().await;
-                let statement = control.statement(include_str!("../sql/bell_release.sql")).await?;
-                control.query(&statement, &[&self.config.lock_class(), &BELL]).await?;
-            }
-            Bell::Queued | Bell::Granted => {
-                self.orders.send_modify(|orders| orders.bell = false);
-                let withdrawn = async {
-                    while let Some(news) = news.recv().await {
-                        match news {
-                            News::Released | News::Lost => return,
-                            News::Granted => {}
-                            News::Ended(_) => self.shared.ring_for_the_fleet(),
-                        }
-                    }
-                };
-                if tokio::time::timeout(WITHDRAW_MAX, withdrawn).await.is_err() {
-                    // Still queued, so still awake.
-                    self.orders.send_modify(|orders| orders.bell = true);
-                    return Ok(());
-                }
-            }
-        }
-        self.freed();
+    async fn limit_idleness(&self, limit: &str) -> Db<()> {
+        let control = self.control.lock().await;
+        let statement = control.statement("select set_config('idle_session_timeout', $1, false)").await?;
+        control.query_one(&statement, &[&limit]).await?;
         Ok(())
     }
 
-    /// The bell is not this relay's any more: [`Keeper::watch_leftovers`] has work.
-    fn freed(&mut self) {
-        self.bell = Bell::Free;
-        let mut state = self.shared.state();
-        state.pass = true;
-        state.leftovers = true;
+    /// Whether this session has the lock now.
+    async fn lock(&self, number: i32) -> Db<bool> {
+        let control = self.control.lock().await;
+        let statement = control.statement(include_str!("../sql/bell_try.sql")).await?;
+        Ok(control.query_one(&statement, &[&self.config.lock_class(), &number]).await?.try_get(0)?)
+    }
+
+    async fn unlock(&self, number: i32) -> Db<()> {
+        let control = self.control.lock().await;
+        let statement = control.statement(include_str!("../sql/bell_release.sql")).await?;
+        control.query(&statement, &[&self.config.lock_class(), &number]).await?;
+        Ok(())
     }
 
     async fn begin_leftovers(&mut self) -> Db<()> {
@@ -283,7 +317,10 @@ impl Keeper {
         leftovers.look_at = now + leftovers.pause;
         if left < before {
             leftovers.pause = LEFTOVERS_PAUSE.0;
-            self.shared.state().pass = true;
+            let mut state = self.shared.state();
+            state.heard(now);
+            state.pass = true;
+            drop(state);
             self.shared.ring();
         }
         if left == 0 {
@@ -298,22 +335,33 @@ impl Keeper {
         control.query(&statement, &[]).await?.iter().map(|row| Ok(row.try_get(0)?)).collect()
     }
 
-    /// An awake relay that does not poll, since it owns nothing or its sinks are down, still has to tell the others.
+    /// Looks whether events move, for the others: a commit shows by its position, or by its writer's end.
     async fn probe(&mut self, now: Instant) -> Db<()> {
-        let polled_at = self.shared.state().polled_at;
-        let last = polled_at.map_or(self.probed_at, |at| at.max(self.probed_at));
-        if self.bell == Bell::Free || now < last + PROBE_INTERVAL {
+        let (others, polled_at) = {
+            let state = self.shared.state();
+            (state.others, state.polled_at)
+        };
+        let interval = if others { PROBE_INTERVAL } else { PROBE_ALONE_INTERVAL };
+        if self.part != Part::Awake || now < self.probed_at + interval {
             return Ok(());
         }
-        self.probed_at = now;
         let (horizon, writers) = {
             let control = self.control.lock().await;
             let horizon = control.statement(include_str!("../sql/horizon.sql")).await?;
             let writers = control.statement(include_str!("../sql/writers.sql")).await?;
-            futures_util::future::try_join(control.query_one(&horizon, &[]), control.query(&writers, &[])).await?
+            try_join(control.query_one(&horizon, &[]), control.query(&writers, &[])).await?
         };
-        let writers: Vec<_> = writers.iter().map(|row| writer_of(row.get(0))).collect();
-        self.shared.state().note(now, horizon.try_get(0)?, Some(&writers), 0);
+        let writers: HashSet<String> = writers.iter().map(|row| row.get(0)).collect();
+        let (count, found) = (writers.len(), (horizon.try_get(0)?, writers));
+        let before = std::mem::replace(&mut self.probed_at, now);
+        if self.probed.as_ref() != Some(&found) {
+            self.probed = Some(found);
+            let mut state = self.shared.state();
+            state.pass = true;
+            if polled_at.is_none_or(|at| at < before) {
+                state.governor.moved(now, count);
+            }
+        }
         Ok(())
     }
 
@@ -331,18 +379,23 @@ impl Keeper {
         Ok(())
     }
 
+    /// What is to be passed on waits until there is somebody.
     async fn pass_on(&mut self) -> Db<()> {
         let now = Instant::now();
         let due = self.passed_at.is_none_or(|at| now >= at + PASS_INTERVAL);
         let (pass, made_ready) = {
             let mut state = self.shared.state();
-            state.pass &= state.others;
-            state.made_ready &= state.others;
+            let due = due && state.others;
             (due && std::mem::take(&mut state.pass), due && std::mem::take(&mut state.made_ready))
         };
         if pass || made_ready {
             self.passed_at = Some(now);
-            self.tell_all(if pass { "pass" } else { "ready" }).await?;
+            let told = self.tell_all(if pass { "pass" } else { "ready" }).await;
+            if told.is_err() {
+                let mut state = self.shared.state();
+                (state.pass, state.made_ready) = (state.pass || pass, state.made_ready || made_ready);
+            }
+            return told;
         }
         Ok(())
     }
@@ -353,7 +406,7 @@ impl Keeper {
 
     fn set_mode(&self) {
         let mut state = self.shared.state();
-        state.awake = self.bell != Bell::Free;
+        state.awake = self.part == Part::Awake;
         state.keep_silence_in_mind(Instant::now());
         let mode = match (state.on, state.awake, state.silent) {
             (false, _, _) => Mode::Off,
@@ -362,44 +415,29 @@ impl Keeper {
             (true, false, false) => Mode::Asleep,
         };
         if state.chime.set_mode(mode) {
-            tracing::debug!(?mode, "the doorbell's mode changed");
+            tracing::debug!(?mode, part = ?self.part, "the doorbell's mode changed");
             drop(state);
             self.shared.woken.notify_waiters();
         }
     }
 
-    fn deadline(&self, wanted: bool) -> Option<Instant> {
+    fn deadline(&self, on: bool) -> Option<Instant> {
         let now = Instant::now();
         let state = self.shared.state();
-        let awake = self.bell != Bell::Free;
-        let patience = self.wanted_since.map(|since| since + PASSIVE_PATIENCE);
+        let passes = state.others && (state.pass || state.made_ready);
         let due = [
-            awake.then_some(now + AWAKE_LOOK_INTERVAL),
-            (wanted && !awake).then(|| self.try_at.max(now + Duration::from_millis(1))),
-            patience.filter(|at| !awake && *at > now),
+            (self.part == Part::Awake).then_some(now + AWAKE_LOOK_INTERVAL),
+            (on && self.part == Part::Guest).then_some(self.try_at),
             self.leftovers.as_ref().map(|leftovers| leftovers.look_at),
-            self.passed_at.filter(|_| state.pass || state.made_ready).map(|at| at + PASS_INTERVAL),
+            self.passed_at.filter(|_| passes).map(|at| at + PASS_INTERVAL),
             state.look_again_at,
             state.silent.then_some(now + super::BELL_SILENT_AFTER),
         ];
         due.into_iter().flatten().min()
     }
 
-    fn told(&mut self, news: News) {
-        match news {
-            News::Granted if self.bell == Bell::Queued => self.bell = Bell::Granted,
-            News::Granted | News::Released => {}
-            News::Lost if matches!(self.bell, Bell::Queued | Bell::Granted) => {
-                self.orders.send_modify(|orders| orders.bell = false);
-                self.freed();
-            }
-            News::Lost => {}
-            News::Ended(_) => self.shared.ring_for_the_fleet(),
-        }
-    }
-
     /// Takes a notification in. Without words it is a writer's; else it says who tells what.
-    fn heard(&self, notification: &Notification) {
+    fn heard(&mut self, notification: &Notification) {
         let now = Instant::now();
         let (what, who) = notification.payload().split_once(' ').unwrap_or((notification.payload(), ""));
         if who.parse() == Ok(self.id.0) && what != "ended" {
@@ -415,13 +453,19 @@ impl Keeper {
             "pass" => state.heard(now),
             // Says nothing about whether writers ring.
             "ready" => {}
-            "want" => {
-                state.asked_for = true;
-                return;
+            "free" => {
+                // The one who gave way does not poll; whoever does not either leaves it to others for a moment.
+                let polls = state.polled_at.is_some_and(|at| now.saturating_duration_since(at) < PASSIVE_AFTER);
+                drop(state);
+                return self.try_soon(if polls { Duration::ZERO } else { PASSIVE_PATIENCE });
             }
-            // Writers that saw the bell in the hands of one that has ended ring nobody.
-            "ended" => (state.leftovers, state.fleet) = (true, true),
-            _ => state.fleet = true,
+            // Whoever has ended may have been the keeper.
+            _ => {
+                state.fleet = true;
+                state.chime.ring();
+                drop(state);
+                return self.try_soon(Duration::ZERO);
+            }
         }
         state.chime.ring();
     }

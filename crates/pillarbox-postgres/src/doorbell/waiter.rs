@@ -6,7 +6,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
-use crate::connection::{BELL, PgConfig, Session};
+use crate::connection::{PgConfig, Session};
 use crate::error::Db;
 use crate::ownership::{Role, session_name};
 
@@ -18,119 +18,67 @@ const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 const SESSIONS_END_MAX: Duration = Duration::from_millis(100);
 const SESSIONS_LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
-const WAIT_FOR_LOCK: &str = "select wait_for_lock($1, $2, $3)";
+const WAIT_FOR_LOCK: &str = "select wait_for_lock($1, $2, true)";
 
 /// How many cancels may come too late for what they were meant for.
 const LATE_CANCELS_MAX: u32 = 2;
 
-/// What to wait for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Orders {
-    /// The instance whose end is to be told.
-    pub(super) neighbour: Option<InstanceId>,
-    /// Queue for the doorbell's lock, or keep it.
-    pub(super) bell: bool,
-}
-
-/// What came of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum News {
-    /// The doorbell's lock was granted.
-    Granted,
-    /// It is neither held nor queued for.
-    Released,
-    /// The session was lost, and what it held.
-    Lost,
-    /// The neighbour's lock is free.
-    Ended(InstanceId),
-}
-
-/// Waits for locks on a session of its own, never for longer than two seconds at a time.
+/// Waits for the end of another instance on a session of its own, never for longer than two seconds at a time.
 pub(super) struct Waiter {
     pub(super) config: Arc<PgConfig>,
     pub(super) id: InstanceId,
-    pub(super) orders: watch::Receiver<Orders>,
-    pub(super) news: mpsc::UnboundedSender<News>,
+    /// The instance whose end is to be told.
+    pub(super) neighbours: watch::Receiver<Option<InstanceId>>,
+    pub(super) ended: mpsc::UnboundedSender<InstanceId>,
 }
 
 impl Waiter {
     pub(super) async fn run(mut self) {
-        loop {
-            // Not before there is something to wait for: a relay alone needs no such session.
-            let orders = *self.orders.borrow_and_update();
-            if orders == Orders::default() {
-                if self.orders.changed().await.is_err() {
-                    return;
-                }
-                continue;
-            }
-            let lost = self.serve().await;
-            self.tell(News::Lost);
-            let Err(error) = lost else { return };
+        // No session before there is something to wait for: a relay alone needs none.
+        while self.neighbours.wait_for(Option::is_some).await.is_ok() {
+            let Err(error) = self.serve().await else { return };
             tracing::debug!(?error, "the session that waits for locks was lost");
             tokio::time::sleep(RECONNECT_AFTER).await;
         }
     }
 
-    /// Returns without an error when nobody gives orders any more.
+    /// Returns without an error when nobody asks any more.
     async fn serve(&mut self) -> Db<()> {
         let session = Session::connect(&self.config, &session_name(&self.config, self.id, Role::Waiter), None).await?;
         // Prepared before anything is cancelled: a cancel that comes late must not hit this.
-        for sql in
-            [WAIT_FOR_LOCK, include_str!("../sql/bell_release.sql"), include_str!("../sql/instance_backends.sql")]
-        {
+        for sql in [WAIT_FOR_LOCK, include_str!("../sql/instance_backends.sql")] {
             session.statement(sql).await?;
         }
-        let (mut held, mut asked, mut ended) = (false, false, None);
-        while self.orders.has_changed().is_ok() {
-            let orders = *self.orders.borrow_and_update();
-            if orders.bell && !held {
-                asked = true;
-                held = self.wait_for(&session, BELL, false, |orders| orders.bell).await?;
-                if held {
-                    self.tell(News::Granted);
-                }
-            } else if !orders.bell && asked {
-                // Asked for by the lock table: a cancel may have come just after the grant.
-                let class = self.config.lock_class();
-                let release = session.statement(include_str!("../sql/bell_release.sql")).await?;
-                let values: [&(dyn ToSql + Sync); 2] = [&class, &BELL];
-                uncancelled(|| session.query(&release, &values)).await?;
-                (held, asked) = (false, false);
-                self.tell(News::Released);
-            } else if let Some(neighbour) = orders.neighbour.filter(|id| ended != Some(*id)) {
-                let same = |now: &Orders| *now == orders;
-                if self.wait_for(&session, neighbour.0 as i32, true, same).await? {
+        let mut told = None;
+        while self.neighbours.has_changed().is_ok() {
+            let neighbour = *self.neighbours.borrow_and_update();
+            if let Some(neighbour) = neighbour.filter(|id| told != Some(*id)) {
+                if self.wait_for(&session, neighbour).await? {
                     self.sessions_end(&session, neighbour).await?;
-                    ended = Some(neighbour);
-                    self.tell(News::Ended(neighbour));
+                    told = Some(neighbour);
+                    // Nobody listens when the instance ends.
+                    let _ = self.ended.send(neighbour);
                 }
-            } else if self.orders.changed().await.is_err() {
+            } else if self.neighbours.changed().await.is_err() {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Whether the lock was granted before the time was over and the orders changed to what `keep` refuses.
-    async fn wait_for(
-        &mut self,
-        session: &Session,
-        number: i32,
-        shared: bool,
-        keep: impl Fn(&Orders) -> bool,
-    ) -> Db<bool> {
+    /// Whether the neighbour's lock was granted before the time was over and another neighbour was asked for.
+    async fn wait_for(&mut self, session: &Session, neighbour: InstanceId) -> Db<bool> {
         let statement = session.statement(WAIT_FOR_LOCK).await?;
-        let class = self.config.lock_class();
-        let values: [&(dyn ToSql + Sync); 3] = [&class, &number, &shared];
+        let (class, number) = (self.config.lock_class(), neighbour.0 as i32);
+        let values: [&(dyn ToSql + Sync); 2] = [&class, &number];
         let waiting = session.query_one(&statement, &values);
         tokio::pin!(waiting);
         let mut cancelled = false;
         let row = loop {
             tokio::select! {
                 row = &mut waiting => break row,
-                changed = self.orders.changed(), if !cancelled => {
-                    if changed.is_err() || !keep(&self.orders.borrow()) {
+                changed = self.neighbours.changed(), if !cancelled => {
+                    if changed.is_err() || *self.neighbours.borrow() != Some(neighbour) {
                         cancelled = true;
                         session.canceller().cancel().await?;
                     }
@@ -153,11 +101,6 @@ impl Waiter {
             tokio::time::sleep(SESSIONS_LOOK_INTERVAL).await;
         }
         Ok(())
-    }
-
-    fn tell(&self, news: News) {
-        // Nobody listens when the instance ends.
-        let _ = self.news.send(news);
     }
 }
 

@@ -1,5 +1,5 @@
 use pillarbox::RangeSet;
-use pillarbox::world::SubscriptionRow;
+use pillarbox::world::{SubscriptionRow, spoken};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
@@ -160,26 +160,9 @@ fn ranges(rows: &[Row]) -> Db<RangeSet> {
     Ok(set)
 }
 
-/// A time as people say it.
-pub(super) fn spoken(seconds: f64) -> String {
-    match seconds {
-        s if s < 10.0 => format!("{s:.1} s"),
-        s if s < 120.0 => format!("{s:.0} s"),
-        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
-        s if s < 172_800.0 => format!("{:.0} h", s / 3600.0),
-        s => format!("{:.0} days", s / 86_400.0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_short() {
-        let said = [0.25, 9.9, 45.0, 600.0, 7200.0, 1e6].map(spoken);
-        assert_eq!(said, ["0.2 s", "9.9 s", "45 s", "10 min", "2 h", "12 days"]);
-    }
 
     #[test]
     fn what_is_hidden_is_said() {

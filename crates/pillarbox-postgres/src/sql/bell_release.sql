@@ -1,4 +1,4 @@
--- Lets go of the doorbell's lock however often this session has it, and says nothing if it does not.
+-- Lets go of a lock of the doorbell, and says nothing if this session does not have it.
 select pg_advisory_unlock($1::integer, $2::integer)
 from pg_locks
 where locktype = 'advisory'

@@ -1,4 +1,4 @@
--- Who holds a lock of this log alone: 0 is the doorbell, the others are instances.
+-- Who holds a lock of this log alone: 0 and 2147483647 are the doorbell's, the others are instances.
 select objid::bigint, pid = pg_backend_pid()
 from pg_locks
 where locktype = 'advisory'

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod alarms;
+mod bell_model;
 mod beside_relays;
 mod clients;
 mod conformance;

@@ -19,7 +19,7 @@ use tokio_postgres::Client;
 
 use crate::fixture::{Database, delivery, join, one_lane, own, poll_tail, settle, tail, take, write};
 use crate::ownership::until;
-use crate::waking::AWAKE;
+use crate::waking::ASLEEP;
 
 const INSERT: &str = "insert into pillarbox.event (topic, key, type) values ('t', 'a', 'y')";
 
@@ -328,18 +328,18 @@ async fn no_session_of_relays_that_wake_up_and_fall_asleep_keeps_a_snapshot_for_
         and wait_event_type = 'Lock' and datname = current_database()";
     let mut watch = Watch::new(&database).await;
     until(&watch.client, waiting, 2).await;
+    until(&watch.client, ASLEEP, 1).await;
     let (open, writing) = watch::channel(());
     let mut writers = JoinSet::new();
     for _ in 0..WRITERS {
         writers.spawn(publish_for_long(database.client().await, open.clone()));
     }
-    let awake = format!("select least(({AWAKE}), 1)");
-    until(&watch.client, &awake, 1).await;
+    until(&watch.client, ASLEEP, 0).await;
     assert_eq!(watch.offender(KEPT_MAX + Duration::from_secs(1)).await, None);
-    until(&watch.client, &awake, 1).await;
+    until(&watch.client, ASLEEP, 0).await;
     drop(writing);
     writers.join_all().await;
-    until(&watch.client, AWAKE, 0).await;
+    until(&watch.client, ASLEEP, 1).await;
     assert_eq!(watch.offender(KEPT_MAX + Duration::from_secs(1)).await, None);
     assert!(!capture.events().is_empty());
     drop(relays);

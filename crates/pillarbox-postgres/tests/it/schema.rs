@@ -6,7 +6,9 @@ use pillarbox_postgres::{
 };
 use pillarbox_testkit::postgres::Server;
 
-use crate::fixture::{Database, connect};
+use crate::fixture::{Database, connect, join, one_lane};
+use crate::ownership::until;
+use crate::waking::ASLEEP;
 
 fn config(url: &str) -> PgConfig {
     url.parse().unwrap()
@@ -153,6 +155,9 @@ async fn the_doorbell_is_off_where_transactions_may_be_prepared_and_can_be_turne
 
     set_doorbell(&config, true).await.unwrap();
     assert!(migrate(&config).await.unwrap().doorbell);
+    let store = PostgresStore::open(database.url()).await.unwrap();
+    join(&store, [one_lane("s")]).await;
+    until(&connect(database.url()).await, ASLEEP, 1).await;
     let rang = database.psql("begin; select pillarbox.publish('t', 'y'); prepare transaction 'rang'").unwrap_err();
     assert!(format!("{rang:#}").contains("PREPARE"), "{rang:#}");
     set_doorbell(&config, false).await.unwrap();
@@ -178,4 +183,16 @@ async fn events_stay_as_they_are() {
         assert!(said.contains(reason), "{said}");
     }
     assert_eq!(database.number("select count(*) from pillarbox.event").await, 2);
+}
+
+#[tokio::test]
+async fn an_upgrade_leaves_the_doorbell_on_or_off() {
+    for (change, state) in [("disable", "D"), ("enable", "O"), ("enable always", "A"), ("enable replica", "R")] {
+        let database = Database::new().await;
+        let before = "delete from pillarbox.migration where version >= 8; update pillarbox.meta set schema_version = 7";
+        database.execute(&format!("alter table only pillarbox.event {change} trigger doorbell; {before}")).await;
+        assert_eq!(migrate(&config(database.url())).await.unwrap().applied[0], "8 doorbell");
+        let enabled = format!("select count(*) from pg_trigger where tgname = 'doorbell' and tgenabled = '{state}'");
+        assert_eq!(database.number(&enabled).await, 1, "{change}");
+    }
 }

@@ -27,8 +27,8 @@ const LATE: Duration = Duration::from_secs(1);
 
 const INSERT: &str = "insert into pillarbox.event (topic, type) values ('t', 'y')";
 
-/// How many sessions hold the bell alone or queue for it.
-pub(crate) const AWAKE: &str = "select count(*) from pg_locks where locktype = 'advisory' and objid = 0 and objsubid = 2 \
+/// How many relays have the bell's lock: 1 asleep, or none.
+pub(crate) const ASLEEP: &str = "select count(*) from pg_locks where locktype = 'advisory' and objid = 0 and objsubid = 2 \
     and mode = 'ExclusiveLock' and database = (select oid from pg_database where datname = current_database())";
 
 /// A database whose writers ring, also where the server allows prepared transactions.
@@ -175,15 +175,16 @@ async fn a_writer_outlasts_the_awake_relay(mutant: Option<Mutant>) -> bool {
     store.experiment_at_the_doorbell(mutant, None);
     let follower = Follower::start(store);
     let watcher = database.client().await;
+    until(&watcher, ASLEEP, 1).await;
     let writers = several_writers(&database).await;
     watcher.batch_execute(INSERT).await.unwrap();
-    until(&watcher, AWAKE, 1).await;
+    until(&watcher, ASLEEP, 0).await;
     let late = database.client().await;
     late.batch_execute(&format!("begin; {INSERT}")).await.unwrap();
     for writer in &writers {
         writer.batch_execute("commit").await.unwrap();
     }
-    until(&watcher, AWAKE, 0).await;
+    until(&watcher, ASLEEP, 1).await;
     assert!(follower.sees(5, LONG).await);
     // Whatever else rang has been answered.
     while follower.store.wait(SHORT).await.unwrap() != Wake::Timeout {
@@ -201,25 +202,6 @@ async fn a_relay_that_falls_asleep_watches_the_writers_that_saw_it_awake() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_does_not_watch_them_loses_a_wake_up() {
     assert!(!a_writer_outlasts_the_awake_relay(Some(Mutant::SleepWithoutWriters)).await);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_relay_that_queued_for_the_bell_and_sleeps_silences_nobody() {
-    let database = ringing().await;
-    let follower = Follower::start(joined(&database).await);
-    let watcher = database.client().await;
-    let writers = several_writers(&database).await;
-    watcher.batch_execute(INSERT).await.unwrap();
-    until(&watcher, &format!("{AWAKE} and not granted"), 1).await;
-    // Those two still ring, so the relay only queues. Nothing more comes: it withdraws.
-    until(&watcher, AWAKE, 0).await;
-    assert!(follower.sees(1, LONG).await);
-    watcher.batch_execute(INSERT).await.unwrap();
-    assert!(follower.sees(2, LATE).await, "nobody rang");
-    for writer in &writers {
-        writer.batch_execute("commit").await.unwrap();
-    }
-    assert!(follower.sees(4, LATE).await);
 }
 
 /// A client that counts the rings of writers.
@@ -244,9 +226,10 @@ async fn publishers_do_not_ring_an_awake_relay() {
     let follower = Follower::start(joined(&database).await);
     let (client, rings) = listener(&database).await;
     let watcher = database.client().await;
+    until(&watcher, ASLEEP, 1).await;
     let writers = several_writers(&database).await;
     watcher.batch_execute(INSERT).await.unwrap();
-    until(&watcher, AWAKE, 1).await;
+    until(&watcher, ASLEEP, 0).await;
     client.batch_execute("select 1").await.unwrap();
     let before = *rings.lock().unwrap();
     assert!(before >= 1, "it was woken by a ring");
@@ -257,6 +240,129 @@ async fn publishers_do_not_ring_an_awake_relay() {
     assert_eq!(*rings.lock().unwrap(), before);
     assert!(follower.sees(51, LATE).await, "it looks by itself");
     drop(writers);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_rings_where_nobody_sleeps() {
+    let database = ringing().await;
+    let (client, rings) = listener(&database).await;
+    let watcher = database.client().await;
+    let rung = async || {
+        watcher.batch_execute(INSERT).await.unwrap();
+        client.batch_execute("select 1").await.unwrap();
+        std::mem::take(&mut *rings.lock().unwrap())
+    };
+    assert_eq!(rung().await, 0, "no relay runs");
+    let store = joined(&database).await;
+    until(&watcher, ASLEEP, 1).await;
+    assert_eq!(rung().await, 1, "one sleeps");
+    drop(store);
+    until(&watcher, ASLEEP, 0).await;
+    assert_eq!(rung().await, 0, "it has ended");
+    let store = joined(&database).await;
+    until(&watcher, ASLEEP, 1).await;
+    store.leave().await.unwrap();
+    assert_eq!(rung().await, 0, "it has left");
+}
+
+/// A session that holds these locks of the doorbell, as that of a relay does that stands still.
+async fn stands_still(database: &Database, locks: &[i32]) -> Client {
+    let relay = joined(database).await;
+    let client = database.client().await;
+    until(&client, ASLEEP, 1).await;
+    let class = "select classid::bigint::integer from pg_locks where locktype = 'advisory' and objid = 0 and objsubid = 2 \
+        and database = (select oid from pg_database where datname = current_database())";
+    let class: i32 = client.query_one(class, &[]).await.unwrap().get(0);
+    relay.leave().await.unwrap();
+    for number in locks {
+        client.execute("select pg_advisory_lock($1, $2)", &[&class, number]).await.unwrap();
+    }
+    client
+}
+
+/// The key of the keeper's lock.
+const KEEPER: i32 = i32::MAX;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keeper_that_stands_still_asleep_silences_nobody() {
+    let database = ringing().await;
+    let _still = stands_still(&database, &[KEEPER, 0]).await;
+    let guest = Follower::start(joined(&database).await);
+    database.client().await.batch_execute(INSERT).await.unwrap();
+    assert!(guest.sees(1, LATE).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_keeper_that_stood_still_awake_makes_another_the_keeper() {
+    let database = ringing().await;
+    let still = stands_still(&database, &[KEEPER]).await;
+    let guest = Follower::start(joined(&database).await);
+    let watcher = database.client().await;
+    while guest.store.wait(SHORT).await.unwrap() != Wake::Timeout {
+        tokio::task::yield_now().await;
+    }
+    watcher.batch_execute(INSERT).await.unwrap();
+    assert!(!guest.sees(1, SHORT).await, "nobody rings, and nobody passes it on");
+    drop(still);
+    // As whoever takes its lanes would say.
+    watcher.batch_execute("notify pillarbox, 'ended 4711'").await.unwrap();
+    assert!(guest.sees(1, LATE).await);
+}
+
+/// A writer whose snapshot is older than the relay's sleep.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_old_snapshot_does_not_keep_a_writer_from_ringing() {
+    let database = ringing().await;
+    let writer = database.client().await;
+    writer.batch_execute("begin isolation level repeatable read; select count(*) from pillarbox.event").await.unwrap();
+    let follower = Follower::start(joined(&database).await);
+    until(&database.client().await, ASLEEP, 1).await;
+    writer.batch_execute(&format!("{INSERT}; commit")).await.unwrap();
+    assert!(follower.sees(1, LATE).await);
+}
+
+/// A transaction that was prepared when no relay ran, and is committed while one sleeps.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prepared_transaction_is_watched_until_it_ends() {
+    let server = Server::builder().setting("max_prepared_transactions", 2).start().unwrap();
+    let database = Database::on(&server).await;
+    set_doorbell(&database.url().parse().unwrap(), true).await.unwrap();
+    let late = database.client().await;
+    late.batch_execute(&format!("begin; {INSERT}; prepare transaction 'late'")).await.unwrap();
+    let follower = Follower::start(joined(&database).await);
+    let watcher = database.client().await;
+    until(&watcher, ASLEEP, 1).await;
+    while follower.store.wait(SHORT).await.unwrap() != Wake::Timeout {
+        tokio::task::yield_now().await;
+    }
+    watcher.batch_execute("commit prepared 'late'").await.unwrap();
+    assert!(follower.sees(1, LATE).await);
+}
+
+/// The keeper does not poll though events move: who polls becomes the keeper.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keeper_that_does_not_poll_gives_way() {
+    let database = ringing().await;
+    let keeper = joined(&database).await;
+    let watcher = database.client().await;
+    until(&watcher, ASLEEP, 1).await;
+    let follower = Follower::start(joined(&database).await);
+    keeper.observe(&Report::default()).await.unwrap();
+    let pid = format!(
+        "select coalesce(max(pid), 0) from pg_locks where locktype = 'advisory' and objid = {KEEPER} and objsubid = 2 \
+         and database = (select oid from pg_database where datname = current_database())"
+    );
+    let first: i32 = watcher.query_one(&pid, &[]).await.unwrap().get(0);
+    // So many that they wait for each other to ring.
+    let mut writers = JoinSet::new();
+    for _ in 0..8 {
+        let client = database.client().await;
+        writers.spawn(async move { while client.batch_execute(INSERT).await.is_ok() {} });
+    }
+    until(&watcher, &format!("select count(*) from ({pid}) as k (pid) where pid not in (0, {first})"), 1).await;
+    writers.shutdown().await;
+    let published = database.number("select count(*) from pillarbox.event").await;
+    assert!(follower.sees(published as usize, LONG).await);
 }
 
 /// A number that looks random and is the same in every run.
@@ -304,6 +410,8 @@ async fn no_wake_up_is_lost_among_relays_that_fall_asleep_all_the_time() {
     }
     let followers = [Follower::start(a), Follower::start(b)];
     let committed = sparse_writers(&database, 40).await;
+    let sleeps: usize = followers.iter().map(|follower| follower.store.sleeps()).sum();
+    assert!(sleeps >= 20, "they fell asleep {sleeps} times");
     for follower in followers {
         assert!(follower.sees(committed.len(), LATE).await, "{} of {}", follower.seen.borrow().len(), committed.len());
         let seen = follower.seen.borrow();
@@ -320,16 +428,17 @@ async fn the_end_of_a_relay_that_held_the_bell_is_heard_by_those_who_sleep() {
     holder.observe(&Report::default()).await.unwrap();
     let holder = Follower::start(holder);
     let watcher = database.client().await;
+    until(&watcher, ASLEEP, 1).await;
     let writers = several_writers(&database).await;
     watcher.batch_execute(INSERT).await.unwrap();
-    until(&watcher, AWAKE, 1).await;
+    until(&watcher, ASLEEP, 0).await;
     let sleeper = Follower::start(sleeper);
     let late = database.client().await;
     late.batch_execute(&format!("begin; {INSERT}")).await.unwrap();
     for writer in &writers {
         writer.batch_execute("commit").await.unwrap();
     }
-    assert!(sleeper.sees(3, LATE).await, "the ring was passed on");
+    assert!(sleeper.sees(5, LATE).await, "the ring was passed on");
     drop(holder);
     // As its engine would on the ring for the freed lock.
     let ended = async {
@@ -337,7 +446,7 @@ async fn the_end_of_a_relay_that_held_the_bell_is_heard_by_those_who_sleep() {
     };
     tokio::time::timeout(LONG, ended).await.unwrap();
     late.batch_execute("commit").await.unwrap();
-    assert!(sleeper.sees(4, LATE).await, "whoever saw the dead one awake rings nobody");
+    assert!(sleeper.sees(6, LATE).await, "whoever saw the dead one awake rings nobody");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

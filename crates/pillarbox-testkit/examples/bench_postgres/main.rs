@@ -28,6 +28,7 @@ use crate::cuts::Way;
 use crate::distribution::Distribution;
 use crate::drain::Hole;
 use crate::process::measure;
+use crate::publish::Reads;
 use crate::summary::{Goal, Row, Rows};
 use crate::takeover::Pace;
 
@@ -66,8 +67,10 @@ fn child(arguments: &[String]) -> Result<()> {
         "drain" => runtime.block_on(drain::one(url, count))?,
         "drain_ten" => runtime.block_on(drain::ten(url, count))?,
         "slow" => runtime.block_on(slow::sink(url, count))?,
-        "publish_8" => runtime.block_on(publish::compare(url, 8, count))?,
-        "publish_32" => runtime.block_on(publish::compare(url, 32, count))?,
+        "publish_8" => runtime.block_on(publish::compare(url, 8, count, Reads::Both))?,
+        "publish_32" => runtime.block_on(publish::compare(url, 32, count, Reads::Both))?,
+        "publish_alone_8" => runtime.block_on(publish::compare(url, 8, count, Reads::Nobody))?,
+        "publish_alone_32" => runtime.block_on(publish::compare(url, 32, count, Reads::Nobody))?,
         "latency" => runtime.block_on(latency::pillarbox(url, count))?,
         "listener" => runtime.block_on(latency::listener(url, count))?,
         "idle" => idle::pillarbox(&runtime, url, count as u64)?,
@@ -227,6 +230,17 @@ impl Bench {
             add(function, Goal::RatioAtLeast(0.85), found["function"], found["bare"]);
             add(watched, Goal::RatioAtLeast(0.9), found["insert"], found["watched"]);
             add(notify, Goal::RatioAtLeast(2.0), found["insert"], found["notify"]);
+        }
+        for (name, insert, function) in [
+            ("publish_alone_8", "insert, no relay, 8 connections", "publish(), no relay, 8 connections"),
+            ("publish_alone_32", "insert, no relay, 32 connections", "publish(), no relay, 32 connections"),
+        ] {
+            let database = self.server.create_database()?;
+            let found = self.measure(name, database.url(), self.scale.publish_seconds)?;
+            let mut add =
+                |name, goal, value| rows.add(Row { name, unit: "events/s", goal }, value, Some(found["bare"]));
+            add(insert, Goal::RatioAtLeast(0.85), found["insert"]);
+            add(function, Goal::RatioAtLeast(0.8), found["function"]);
         }
         Ok(())
     }

@@ -45,9 +45,17 @@ fn kinds() -> [(&'static str, String); KINDS] {
     ]
 }
 
-/// One event a transaction from `connections` at once, each kind in short turns, while a relay in another process delivers
-/// what is Pillarbox's and a plain reader reads what is `watched`.
-pub(crate) async fn compare(url: &str, connections: usize, seconds: usize) -> Result<Figures> {
+/// Who reads meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reads {
+    /// A relay in another process delivers what is Pillarbox's, and a plain reader reads what is `watched`.
+    Both,
+    /// Nobody.
+    Nobody,
+}
+
+/// One event a transaction from `connections` at once, each kind in short turns.
+pub(crate) async fn compare(url: &str, connections: usize, seconds: usize, reads: Reads) -> Result<Figures> {
     let client = migrated(url).await?;
     client
         .batch_execute(&format!(
@@ -61,8 +69,10 @@ pub(crate) async fn compare(url: &str, connections: usize, seconds: usize) -> Re
         .await?;
     let listening = connect(url).await?;
     listening.batch_execute("listen bare").await?;
-    let _relay = beside(RELAY, url).await?;
-    let _reader = beside(READER, url).await?;
+    let mut readers = Vec::new();
+    for name in [RELAY, READER].into_iter().filter(|_| reads == Reads::Both) {
+        readers.push(beside(name, url).await?);
+    }
     let kinds = kinds();
     let mut workers = Vec::new();
     for _ in 0..connections {

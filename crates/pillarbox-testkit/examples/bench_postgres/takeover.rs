@@ -21,6 +21,8 @@ pub(crate) const RELAY: &str = "takeover_relay";
 const KEYS: usize = 64;
 /// Between two events.
 const PAUSE: Duration = Duration::from_millis(2);
+/// More than relays have in flight.
+const BACKLOG_MAX: i64 = 50_000;
 /// Nothing measured here takes that long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -52,7 +54,7 @@ pub(crate) struct Arrival {
 pub(crate) enum Pace {
     /// One every [`PAUSE`].
     Steady,
-    /// As many as the database takes, more than the relays deliver: both always have a backlog.
+    /// More than the relays deliver, up to [`BACKLOG_MAX`]: both always have a backlog.
     Flood,
 }
 
@@ -114,13 +116,20 @@ pub(crate) async fn publish(url: String) -> Result<()> {
     Ok(())
 }
 
-/// Publishes for ever, without a pause.
+/// Publishes for ever, without a pause but where the backlog is long enough.
 async fn flood(url: String) -> Result<()> {
     let client = connect(&url).await?;
     let sql = "insert into pillarbox.event (topic, key, type) \
                select 't', 'key-' || g % 64, 'y' from generate_series(1, 2000) as g";
+    let backlog = client
+        .prepare("select s.last_value - min(c.floor) from pillarbox.event_position_seq as s, pillarbox.cursor as c group by s.last_value")
+        .await?;
     loop {
-        client.batch_execute(sql).await?;
+        if client.query_one(&backlog, &[]).await?.try_get::<_, i64>(0)? < BACKLOG_MAX {
+            client.batch_execute(sql).await?;
+        } else {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 }
 
