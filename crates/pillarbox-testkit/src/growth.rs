@@ -59,6 +59,8 @@ pub enum Dimension {
     Pairs,
     /// Deliveries of the queue that another instance works on.
     Claims,
+    /// Deliveries of the queue that the instance itself works on.
+    Working,
     /// Gaps of the log that were proven dead.
     DeadRanges,
     /// Events that the stream, which is paused, has not read.
@@ -73,7 +75,7 @@ pub enum Dimension {
 
 impl Dimension {
     /// All of them.
-    pub const ALL: [Dimension; 13] = [
+    pub const ALL: [Dimension; 14] = [
         Dimension::Log,
         Dimension::Records,
         Dimension::Dead,
@@ -82,6 +84,7 @@ impl Dimension {
         Dimension::Waiting,
         Dimension::Pairs,
         Dimension::Claims,
+        Dimension::Working,
         Dimension::DeadRanges,
         Dimension::Backlog,
         Dimension::Holes,
@@ -250,6 +253,7 @@ impl Growth {
 pub fn allowed(operation: Operation, dimension: Dimension) -> Growth {
     use Dimension::{
         AboveHole, Backlog, Claims, Dead, DeadRanges, Delayed, Due, Holes, Log, Pairs, Records, Subscriptions, Waiting,
+        Working,
     };
     use Operation::{
         Books, Claim, ClaimFirst, Delete, Doctor, Fetch, FinishDone, FinishFailed, ListBlocked, ListCorrelated,
@@ -277,32 +281,36 @@ pub fn allowed(operation: Operation, dimension: Dimension) -> Growth {
         // What waits is counted, at most WAITING_COUNTED rows each time.
         (ClaimFirst | Claim, Due | Pairs) => Growth::Counted,
         // Rows are read for KEYS_TOLD_MAX keys or a few more, and what is in line is counted: at most 10,000 a second.
-        (Tell, Dead | Delayed | Due | Waiting | Pairs | Claims) => Growth::Counted,
+        (Tell, Dead | Delayed | Due | Waiting | Pairs | Claims | Working) => Growth::Counted,
         // All claims are looked through; a relay has at most as many as it can work on.
-        (RecoverNothing | Sweep | TakeBack | Relane, Claims) => Growth::Read,
+        (RecoverNothing | Sweep | Relane, Claims | Working) | (TakeBack, Claims) => Growth::Read,
+        // What it takes back, and what an instance gives back when it ends.
+        (TakeBack | Start, Working) => Growth::Written,
         // What it takes from the dead.
         (RecoverAll, Claims) => Growth::Written,
         // Rows in line are counted one by one, each with its state, and the oldest is looked for.
-        (Status, Waiting | Pairs | Claims) => Growth::Read,
+        (Status, Waiting | Pairs | Claims | Working) => Growth::Read,
         // Events that were not read are counted, at most PENDING_COUNT_MAX of them; so are delayed rows that are due, copies of events, and the
         // newest of what was given up.
         (Status, Backlog | Holes | Due | Dead | Records) => Growth::Counted,
         // The log has no index for it.
         (ListCorrelated, Log) => Growth::Counted,
         // What is in line is put into log order; the state of each is derived.
-        (ListPending | ListRetrying | ListBlocked | ListProcessing, Waiting | Due | Pairs | Claims) => Growth::Read,
+        (ListPending | ListRetrying | ListBlocked | ListProcessing, Waiting | Due | Pairs | Claims | Working) => {
+            Growth::Read
+        }
         // Events that were not read, and rows that are due, are looked through for what is delayed.
         (ListDelayed, Backlog | Holes | Due) => Growth::Counted,
         // Records are looked through for what they say about an event.
         (Show | Books, Records) => Growth::Read,
         (Rewind | RewindKey, Records) => Growth::Counted,
         // Every row and every range is compared.
-        (Books, Dead | AboveHole | Delayed | Due | Waiting | Pairs | Claims | DeadRanges) => Growth::Counted,
+        (Books, Dead | AboveHole | Delayed | Due | Waiting | Pairs | Claims | Working | DeadRanges) => Growth::Counted,
         // What they change.
         (RequeueAll, Dead) => Growth::Written,
         (Delete | Relane, Dead | Delayed | Records) => Growth::Written,
         // It checks that every delivery has its event, and every closed gap.
-        (Doctor, Dead | AboveHole | Delayed | Due | Waiting | Pairs | Claims | DeadRanges) => Growth::Read,
+        (Doctor, Dead | AboveHole | Delayed | Due | Waiting | Pairs | Claims | Working | DeadRanges) => Growth::Read,
         // Retention looks for events in closed gaps, at most 10,000 of these, and for records of events that are gone: both go with the log.
         (Prune, DeadRanges | Records) => Growth::Counted,
         _ => Growth::Constant,
@@ -368,8 +376,11 @@ fn hello(names: &[&str]) -> Hello {
 }
 
 /// Carries everything out, one operation after the other, and says what each did.
-pub async fn measure<G: Ground>(ground: &G) -> Vec<(Operation, Work)> {
+pub async fn measure<G: Ground>(ground: &G, dimension: Dimension, size: usize) -> Vec<(Operation, Work)> {
     let mut walk = Walk::new(ground).await;
+    if dimension == Dimension::Working {
+        walk.begin_work(dimension.count(size)).await;
+    }
     let mut all = Vec::new();
     for operation in Operation::ALL {
         if !operation.is_once() {

@@ -2,12 +2,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::world::Lost;
 use pillarbox::{
     Books, Change, Changed, Check, ClaimRecord, Cursor, Delivery, DeliveryRecord, Epoch, Error, ErrorKind, Event,
     EventRecord, Fate, Filter, InstanceId, InstanceStatus, KeyHash, LANES_MAX, LaneBook, Level, ListQuery, ListRow,
-    LogStatus, NewEvent, OnDead, Operator, Pause, Position, PrunePolicy, Pruned, REASON_DEAD, RangeSet, RecoveredCount,
-    RecoveryCause, Result, Selection, SettledBy, Start, State, Status, SubscriptionReport, SubscriptionStatus,
-    Timestamp, lane_of,
+    LogStatus, NewEvent, OnDead, Operator, Pause, Position, PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD, RangeSet,
+    RecoveredCount, RecoveryCause, Result, Selection, SettledBy, Start, State, Status, SubscriptionReport,
+    SubscriptionStatus, Timestamp, lane_of,
 };
 use uuid::Uuid;
 
@@ -551,7 +552,7 @@ impl Inner {
             holders: Vec::new(),
             held_seconds: None,
             recovery_at: self.recovery_at,
-            alarms: Vec::new(),
+            alarms: self.subscriptions.iter().filter_map(lost).map(|lost| lost.alarm()).collect(),
         }
     }
 
@@ -624,7 +625,10 @@ impl Inner {
         let takes_events = unreceived || policy.takes_events(!self.subscriptions.is_empty());
         if let Some(keep) = policy.keep.filter(|_| takes_events) {
             if !policy.dry_run && policy.held {
+                let skipped = |log: &Self| log.lanes().map(|(_, lane)| lane.skipped.len() as u64).sum::<u64>();
+                let before = skipped(self);
                 self.expire_holds(keep, policy.slice);
+                pruned.undelivered = skipped(self) - before;
             }
             self.prune_events(keep, policy, &mut pruned);
         }
@@ -831,4 +835,12 @@ fn invalid<T>(message: String) -> Result<T> {
 
 fn unknown(name: &str) -> Error {
     Error::new(ErrorKind::NotFound, format!("there is no subscription '{name}'; see `pillarbox subscription list`"))
+}
+
+/// What a subscription has lost because its hold was over.
+fn lost(row: &SubscriptionRow) -> Option<Lost> {
+    let skipped = row.lanes.iter().flat_map(|lane| &lane.skipped);
+    let lost: Vec<_> = skipped.filter(|(_, (reason, _))| reason == REASON_HOLD).collect();
+    let (to, (_, at)) = lost.iter().max_by_key(|(position, _)| **position)?;
+    Some(Lost { subscription: row.name.clone(), events: lost.len() as i64, more: false, to: **to, at: *at })
 }

@@ -38,8 +38,8 @@ pub struct FailedAttempt {
 pub enum NextTry {
     /// It is tried again at this time.
     At(Timestamp),
-    /// No attempt was counted: it is tried again when the sink is, at this time or when another event shows that it is up.
-    WithSink(Timestamp),
+    /// No attempt was counted: it is tried again at this time; where the sink is considered down, before if another event shows that it is not.
+    Uncounted(Timestamp),
     /// No attempt was counted, and the receiver wants nothing more: it is tried again when somebody resumes the subscription.
     Resumed,
     /// It is dead.
@@ -81,11 +81,16 @@ impl LineLimit {
         self.began.is_some()
     }
 
+    /// The lines that were left out until now, if any were.
+    pub(crate) fn close(&mut self) -> Option<u64> {
+        let LineLimit { suppressed, .. } = std::mem::take(self);
+        Some(suppressed).filter(|count| *count > 0)
+    }
+
     /// The interval may be over: the lines that were left out in it, if any were.
     pub(crate) fn tell(&mut self, now: Duration) -> Option<u64> {
         self.began.take_if(|began| now >= *began + ATTEMPTS_LOGGED_INTERVAL)?;
-        let LineLimit { suppressed, .. } = std::mem::take(self);
-        Some(suppressed).filter(|count| *count > 0)
+        self.close()
     }
 }
 
@@ -103,5 +108,10 @@ mod tests {
         assert_eq!(limit.tell(at + ATTEMPTS_LOGGED_INTERVAL * 2), None, "once");
         assert!(limit.admits(at + ATTEMPTS_LOGGED_INTERVAL));
         assert_eq!(limit.tell(at + ATTEMPTS_LOGGED_INTERVAL * 3), None, "nothing was left out");
+        assert_eq!(
+            (0..12).filter(|_| limit.admits(at + ATTEMPTS_LOGGED_INTERVAL * 4)).count(),
+            ATTEMPTS_LOGGED_MAX as usize
+        );
+        assert_eq!((limit.close(), limit.close()), (Some(2), None), "also before the interval is over");
     }
 }

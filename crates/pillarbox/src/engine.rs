@@ -742,9 +742,11 @@ impl Engine {
         self.call_recover(now);
         self.settle(now);
         self.lay_to_rest(now);
-        self.tell_unlogged(now);
         let calls = self.settling.is_some() || self.taking.is_some() || self.loading.is_some() || self.observing;
-        if self.draining && self.is_empty() && !calls && self.to_load.is_empty() && self.to_load_later.is_empty() {
+        let loads = !self.to_load.is_empty() || !self.to_load_later.is_empty();
+        let leaves = self.draining && self.is_empty() && !calls && !loads;
+        self.tell_unlogged(now, leaves);
+        if leaves {
             self.left = true;
             self.actions.push(Action::Leave);
         }

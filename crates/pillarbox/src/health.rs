@@ -47,7 +47,7 @@ pub struct Problem {
     pub level: Level,
     /// What was found.
     pub message: String,
-    /// What to do.
+    /// What to do; empty where the message says it.
     pub advice: String,
 }
 
@@ -102,7 +102,8 @@ pub fn problems(status: &Status, limits: &HealthLimits) -> Vec<Problem> {
         kind: ProblemKind::Alarm,
         level: Level::Warning,
         message: alarm.clone(),
-        advice: "`pillarbox doctor` says more".to_owned(),
+        // It says what to do itself.
+        advice: String::new(),
     }));
     problems
 }

@@ -99,6 +99,9 @@ impl Subscription {
         if self.mode == Mode::Stream && self.heartbeat_timeout.is_some() {
             return invalid("heartbeat_timeout is for queues; set mode = \"queue\", or use processing_timeout".into());
         }
+        if self.filter.topics.iter().chain(&self.filter.types).any(String::is_empty) {
+            return invalid("an empty topic or type matches no event; remove it".into());
+        }
         let lone_star = |pattern: &String| pattern.find('*').is_some_and(|at| at + 1 != pattern.len());
         if let Some(pattern) = self.filter.topics.iter().chain(&self.filter.types).find(|pattern| lone_star(pattern)) {
             return invalid(format!("'{pattern}': a '*' may only stand at the end, as in 'billing.*'"));

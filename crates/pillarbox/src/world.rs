@@ -90,7 +90,73 @@ pub struct Figures {
     pub recovered: Vec<RecoveredCount>,
 }
 
+/// A subscription that has used up this share of its hold is about to lose events.
+const HOLD_NEARLY_OVER: f64 = 0.8;
+
+/// For how long status speaks of events that a subscription has lost.
+pub const LOST_SPOKEN_OF: Duration = Duration::from_secs(86_400);
+
+/// How many of the newest records of what a subscription gave up are looked at for that.
+pub const LOST_LOOKED_AT_MAX: i64 = 10_000;
+
+/// What a subscription has lost within [`LOST_SPOKEN_OF`] because its hold was over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lost {
+    /// Whose.
+    pub subscription: String,
+    /// How many events.
+    pub events: i64,
+    /// There may be more than that.
+    pub more: bool,
+    /// The last of them.
+    pub to: Position,
+    /// When it was lost.
+    pub at: Timestamp,
+}
+
+impl Lost {
+    /// Says so to people.
+    pub fn alarm(&self) -> String {
+        let Lost { subscription: name, events, more, to, at } = self;
+        let lost = if *more { format!("{events} or more events") } else { counted(*events, "event") };
+        format!(
+            "subscription '{name}' has lost {lost}, up to position {to}, the last at {at}, because its hold had run out; as long as \
+             retention leaves them in the log, `pillarbox rewind {name} --to POSITION` replays them once its hold is longer"
+        )
+    }
+}
+
+/// A time as people say it.
+pub fn spoken(seconds: f64) -> String {
+    match seconds {
+        s if s < 10.0 => format!("{s:.1} s"),
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.0} h", s / 3600.0),
+        s => format!("{:.0} days", s / 86_400.0),
+    }
+}
+
 impl World {
+    /// Says which subscriptions are about to lose events because their hold is nearly over. Deliveries are never lost to a hold, nor is
+    /// what the log keeps for everybody; it keeps everything if that is None.
+    pub fn hold_alarms(&self, keep: Option<Duration>, figures: &HashMap<SubscriptionId, Figures>) -> Vec<String> {
+        let alarm = |row: &SubscriptionRow| {
+            let (hold, oldest) = (row.hold?.max(keep?), figures.get(&row.id)?.unsettled_since?);
+            let age = self.now.since(oldest);
+            (age > hold.mul_f64(HOLD_NEARLY_OVER)).then(|| {
+                format!(
+                    "subscription '{}' is about to lose events: its oldest one is {} old and is kept for {} (its hold, or \
+                     retention.keep if that is longer); let it catch up, or raise its hold",
+                    row.name,
+                    spoken(age.as_secs_f64()),
+                    spoken(hold.as_secs_f64())
+                )
+            })
+        };
+        self.subscriptions.iter().filter_map(alarm).collect()
+    }
+
     /// The subscription of this name.
     pub fn subscription(&self, name: &str) -> Result<&SubscriptionRow> {
         let found = self.subscriptions.iter().find(|subscription| subscription.name == name);
@@ -328,6 +394,12 @@ mod tests {
             pause: None,
             lanes: (0..lanes).map(lane).collect(),
         }
+    }
+
+    #[test]
+    fn times_are_short() {
+        let said = [0.25, 9.9, 45.0, 600.0, 7200.0, 1e6].map(spoken);
+        assert_eq!(said, ["0.2 s", "9.9 s", "45 s", "10 min", "2 h", "12 days"]);
     }
 
     #[test]

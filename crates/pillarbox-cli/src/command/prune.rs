@@ -148,12 +148,14 @@ fn describe(status: &Status, would: &Pruned, policy: &PrunePolicy) -> String {
     let (events, dead) = (counted(would.events, "event"), counted(would.dead, "dead delivery"));
     let mut message = match policy.keep {
         None => format!("would remove no events, since retention.keep is \"forever\", and {dead}"),
-        Some(keep) => format!(
-            "would remove {events} inserted more than {} ago (log: {} to {}) and {dead}",
-            crate::output::age(keep.as_secs_f64()),
-            status.log.log_start,
-            status.log.horizon
-        ),
+        Some(keep) => {
+            let old = match keep {
+                Duration::ZERO => String::new(),
+                keep => format!(" inserted more than {} ago", crate::output::age(keep.as_secs_f64())),
+            };
+            let (start, end) = (status.log.log_start, status.log.horizon);
+            format!("would remove {events}{old} (log: {start} to {end}) and {dead}")
+        }
     };
     if status.subscriptions.is_empty() && would.events > 0 {
         message += "; nobody has received these events, since the log has no subscription: prune needs --yes for that";

@@ -41,9 +41,10 @@ pub(super) async fn run(scope: &Scope, args: &StatusArgs) -> Result<Exit> {
 /// A problem in one sentence.
 pub(crate) fn sentence(problem: &Problem) -> String {
     let Problem { message, advice, .. } = problem;
+    let advice = if advice.is_empty() { String::new() } else { format!(" ({advice})") };
     match &problem.subscription {
-        Some(name) => format!("subscription '{name}': {message} ({advice})"),
-        None => format!("{message} ({advice})"),
+        Some(name) => format!("subscription '{name}': {message}{advice}"),
+        None => format!("{message}{advice}"),
     }
 }
 
@@ -55,12 +56,6 @@ fn print(output: &Output, status: &Status, problems: &[Problem]) -> Result<()> {
         false => format!("positions {log_start} to {horizon}"),
     };
     output.line(format!("log {log_id}, incarnation {incarnation}: {events}, {positions}, {size}"))?;
-    for holder in &status.log.holders {
-        output.styled(Style::Yellow, holder, "")?;
-    }
-    for alarm in &status.log.alarms {
-        output.styled(Style::Yellow, alarm, "")?;
-    }
     output.line("")?;
     let headings = [
         "SUBSCRIPTION",

@@ -95,7 +95,11 @@ async fn begin(store: &Log, from: Option<&str>, log: &LogStatus) -> Result<Resum
         let lowest = open_holes(store, log, position).await?.first();
         return Ok(ResumeToken::new(log.incarnation, lowest.map_or(position, |hole| hole - 1)));
     }
-    let token: ResumeToken = from.parse().map_err(|error: pillarbox::Error| Stop::usage(format!("--from: {error}")))?;
+    let token: ResumeToken = from.parse().map_err(|error: pillarbox::Error| {
+        Stop::usage(format!(
+            "--from takes a position, 0 for the whole log, or a token that `pillarbox tail` printed: {error}"
+        ))
+    })?;
     check(&token, log)?;
     Ok(token)
 }

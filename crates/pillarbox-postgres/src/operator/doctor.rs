@@ -1,4 +1,4 @@
-use pillarbox::world::SubscriptionRow;
+use pillarbox::world::{SubscriptionRow, spoken};
 use pillarbox::{Check, Level, counted};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
@@ -154,14 +154,18 @@ async fn leaves(tx: &Transaction<'_>) -> Db<Check> {
 
 fn orphans(world: &World) -> Check {
     let orphaned = |subscription: &&SubscriptionRow| !world.is_run(subscription.id);
-    let names: Vec<_> = world.subscriptions.iter().filter(orphaned).map(|orphan| orphan.name.as_str()).collect();
+    let names: Vec<_> =
+        world.subscriptions.iter().filter(orphaned).map(|orphan| format!("'{}'", orphan.name)).collect();
     match names.is_empty() {
         true => ok("subscriptions", "each is run by a living instance"),
         false => bad(
             "subscriptions",
             Level::Warning,
-            format!("no living instance runs {}; the log is kept for them", names.join(", ")),
-            "start a relay that runs them, or remove them with `pillarbox subscription delete`",
+            format!(
+                "no living instance runs {}; the log keeps every event that was not delivered there",
+                names.join(", ")
+            ),
+            "start a relay whose config names each, or run `pillarbox subscription delete NAME`",
         ),
     }
 }
@@ -197,7 +201,7 @@ async fn floor(tx: &Transaction<'_>) -> Db<Check> {
 async fn vacuum_horizon(tx: &Transaction<'_>) -> Db<Check> {
     let holders = holders::of_snapshots(tx).await?;
     Ok(match holders.first() {
-        None => ok("snapshots", format!("none is older than {}", holders::spoken(holders::SNAPSHOT_SECONDS_MAX))),
+        None => ok("snapshots", format!("none is older than {}", spoken(holders::SNAPSHOT_SECONDS_MAX))),
         Some(first) => bad(
             "snapshots",
             Level::Warning,
@@ -280,7 +284,7 @@ async fn doorbell(tx: &Transaction<'_>, server: &Row) -> Db<Check> {
     let on = migrate::has_doorbell(tx).await?;
     let prepared: i32 = server.try_get(0)?;
     Ok(match (on, prepared) {
-        (true, 0) => ok(name, "publishers ring when all relays sleep"),
+        (true, 0) => ok(name, "publishers ring while a relay sleeps"),
         (true, _) => bad(
             name,
             Level::Warning,

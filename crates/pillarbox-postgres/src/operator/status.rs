@@ -1,11 +1,8 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::time::Duration;
 
-use pillarbox::world::{Figures, SubscriptionRow};
-use pillarbox::{
-    KeyHash, LogStatus, Position, REASON_HOLD, RecoveredCount, State, Status, SubscriptionId, Timestamp, counted,
-};
+use pillarbox::world::{Figures, LOST_LOOKED_AT_MAX, LOST_SPOKEN_OF, Lost, SubscriptionRow};
+use pillarbox::{KeyHash, LogStatus, Position, REASON_HOLD, RecoveredCount, State, Status, SubscriptionId, Timestamp};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Portal, Row, Transaction};
 
@@ -25,22 +22,13 @@ const EVENTS_COUNT_MAX: i64 = 10_000;
 /// How many rows travel at once.
 const PAGE_ROWS: i32 = 5_000;
 
-/// A subscription that has used up this share of its hold is about to lose events.
-const HOLD_NEARLY_OVER: f64 = 0.8;
-
-/// For how long status speaks of events that a subscription has lost.
-const LOST_SPOKEN_OF: Duration = Duration::from_secs(86_400);
-
-/// How many of the newest records of what a subscription gave up are looked at for that.
-const LOST_LOOKED_AT_MAX: i64 = 10_000;
-
 pub(super) async fn status(tx: &Transaction<'_>) -> Db<Status> {
     let world = World::load(tx).await?;
     let mut log = log_status(tx, &world).await?;
     let mut figures = deliveries(tx).await?;
     backlog(tx, &world, &mut figures).await?;
-    log.alarms.extend(hold_alarms(&world, &figures));
-    log.alarms.extend(lost_alarms(tx).await?);
+    log.alarms.extend(world.hold_alarms(world.retention_keep, &figures));
+    log.alarms.extend(lost(tx).await?.iter().map(Lost::alarm));
     let bytes_each = log.bytes / log.events.max(1);
     let (subscriptions, instances) = (world.subscription_statuses(&figures, bytes_each), world.instance_statuses());
     Ok(Status { at: world.now, log, subscriptions, instances })
@@ -75,42 +63,21 @@ async fn log_status(tx: &Transaction<'_>, world: &World) -> Db<LogStatus> {
     })
 }
 
-/// Says which subscriptions are about to lose events because their hold is nearly over. Deliveries are never lost to a hold, nor is
-/// what the log keeps for everybody.
-fn hold_alarms(world: &World, figures: &HashMap<SubscriptionId, Figures>) -> Vec<String> {
-    let alarm = |row: &SubscriptionRow| {
-        let (hold, oldest) = (row.hold?.max(world.retention_keep?), figures.get(&row.id)?.unsettled_since?);
-        let age = world.now.since(oldest);
-        (age > hold.mul_f64(HOLD_NEARLY_OVER)).then(|| {
-            format!(
-                "subscription '{}' is about to lose events: its oldest one is {} old and its hold is {}; let it catch up, or \
-                 raise its hold",
-                row.name,
-                holders::spoken(age.as_secs_f64()),
-                holders::spoken(hold.as_secs_f64())
-            )
-        })
-    };
-    world.subscriptions.iter().filter_map(alarm).collect()
-}
-
-/// Says which subscriptions have lost events because their hold was over.
-async fn lost_alarms(tx: &Transaction<'_>) -> Db<Vec<String>> {
+/// Which subscriptions have lost events because their hold was over.
+async fn lost(tx: &Transaction<'_>) -> Db<Vec<Lost>> {
     let seconds = LOST_SPOKEN_OF.as_secs_f64();
     let parameters =
         [(&REASON_HOLD as _, Type::TEXT), (&seconds as _, Type::FLOAT8), (&LOST_LOOKED_AT_MAX as _, Type::INT8)];
-    let rows = tx.query_typed(include_str!("../sql/lost.sql"), &parameters).await?;
-    let alarm = |row: &Row| {
-        let (name, events, to): (&str, i64, Position) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-        let (at, more): (_, bool) = (row.try_get::<_, Time>(3)?.0, row.try_get(4)?);
-        let lost = if more { format!("{events} or more events") } else { counted(events, "event") };
-        Ok(format!(
-            "subscription '{name}' has lost {lost}, up to position {to}, the last at {at}, since its hold was \
-             over; as long as retention leaves them in the log, `pillarbox rewind {name} --to POSITION` replays them, after \
-             its hold was raised"
-        ))
+    let lost = |row: &Row| {
+        Ok(Lost {
+            subscription: row.try_get(0)?,
+            events: row.try_get(1)?,
+            to: row.try_get(2)?,
+            at: row.try_get::<_, Time>(3)?.0,
+            more: row.try_get(4)?,
+        })
     };
-    rows.iter().map(alarm).collect()
+    tx.query_typed(include_str!("../sql/lost.sql"), &parameters).await?.iter().map(lost).collect()
 }
 
 /// The figures of the slow path.

@@ -1,5 +1,6 @@
 -- Ends claims of instance $1: `done` deletes, `back` counts no attempt. Which were still its own, and the keys that may have another
--- head now. $9 errors are kept.
+-- head now. $9 errors are kept. Written so that each row is looked up by the primary key: the owner is compared in a way that no
+-- index serves, and the subscription in one that only a look at the index does. Else some plans compare all ends with all rows.
 with ended as (
     select *
     from unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::text[], $6::integer[], $7::timestamptz[], $8::text[])
@@ -7,8 +8,8 @@ with ended as (
 ), gone as (
     delete from delivery as d
     using ended as e
-    where e.fate = 'done' and d.subscription = e.subscription and d.position = e.position and d.owner = $1::integer
-        and d.claim = e.claim
+    where e.fate = 'done' and d.subscription = any (array[e.subscription]) and d.position = e.position
+        and d.owner is not distinct from $1::integer and d.claim = e.claim
     returning e.ordinal, d.subscription, d.key
 ), changed as (
     update delivery as d
@@ -30,8 +31,8 @@ with ended as (
         end,
         owner = null, claim = null, claimed_at = null
     from ended as e
-    where e.fate <> 'done' and d.subscription = e.subscription and d.position = e.position and d.owner = $1
-        and d.claim = e.claim
+    where e.fate <> 'done' and d.subscription = any (array[e.subscription]) and d.position = e.position
+        and d.owner is not distinct from $1 and d.claim = e.claim
     returning e.ordinal, d.subscription, case d.state when 'dead' then d.key end
 )
 select ordinal, subscription, key from gone

@@ -1,4 +1,5 @@
--- Deliveries that are still there: an operator may have skipped one. $12 errors are kept.
+-- Deliveries that are still there: an operator may have skipped one. $12 errors are kept. Each is looked up by the primary key, as
+-- claim_end.sql says.
 update delivery as d
 set arrival = w.arrival, state = w.state, attempts = w.attempts, due_at = w.due_at, since = w.since,
     died_at = case w.state when 'dead' then coalesce(d.died_at, clock_timestamp()) end,
@@ -18,4 +19,4 @@ from unnest($1::bigint[], $2::integer[], $3::bigint[], $4::bigint[], $5::bigint[
     as w (subscription, lane, epoch, revision, position, arrival, state, attempts, due_at, since, errors)
 join cursor as c
     on c.subscription = w.subscription and c.lane = w.lane and c.epoch = w.epoch and c.revision = w.revision
-where d.subscription = w.subscription and d.position = w.position
+where d.subscription = any (array[w.subscription]) and d.position = w.position

@@ -1,4 +1,4 @@
--- Which subscriptions have given up events for a reason that begins with $1 within $2 seconds: how many, up to where, when last, and whether there
+-- Which subscriptions have given up events for the reason $1 within $2 seconds: how many, up to where, when last, and whether there
 -- may be more. Of each, the newest $3 records are looked at.
 select s.name, sum(g.position_to - g.position + 1)::bigint, max(g.position_to), max(g.at), max(g.looked_at) >= $3
 from subscription as s
@@ -12,6 +12,6 @@ cross join lateral (
         limit $3
     ) as k
 ) as g
-where starts_with(g.reason, $1) and g.at > clock_timestamp() - $2 * interval '1 second'
+where g.reason = $1 and g.at > clock_timestamp() - $2 * interval '1 second'
 group by s.id, s.name
 order by s.name

@@ -19,4 +19,4 @@ with w as (
 insert into progress (subscription, lane, epoch, floor_from, floor_to)
 select w.subscription, w.lane, w.epoch, w.floor_from, w.floor_to
 from w
-where not exists (select from extended as e where e.subscription = w.subscription and e.lane = w.lane)
+where (w.subscription, w.lane) not in (select e.subscription, e.lane from extended as e)

@@ -19,5 +19,9 @@ with chosen as materialized (
 )
 select d.subscription, d.position, d.key, d.attempts, d.due_at, d.since, d.errors, c.retry, c.cause, clock_timestamp()
 from chosen as c
-join delivery as d on d.subscription = c.subscription and d.position = c.position and d.owner = c.owner and d.claim = c.claim
-for update of d skip locked
+cross join lateral (
+    select * from delivery as r where r.subscription = c.subscription and r.position = c.position
+    offset 0
+    for update skip locked
+) as d
+where d.owner = c.owner and d.claim = c.claim

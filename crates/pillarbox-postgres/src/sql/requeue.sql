@@ -2,7 +2,7 @@
 -- of which another is being worked on gets a place behind all others, as nothing may stand before that one.
 with wanted as (
     select
-        d.position,
+        d.subscription, d.position,
         case when head.owner is not null and head.position <> d.position then nextval('delivery_arrival_seq') end as arrival
     from delivery as d
     left join lateral (
@@ -20,5 +20,5 @@ update delivery as d
 set state = 'pending', attempts = 0, due_at = clock_timestamp(), died_at = null, owner = null, claim = null, claimed_at = null,
     arrival = coalesce(w.arrival, d.arrival), ready_at = case when d.queued and d.key is null then clock_timestamp() end
 from wanted as w
-where d.subscription = $1 and d.position = w.position
+where d.subscription = any (array[w.subscription]) and d.position = w.position
 returning case when d.queued then d.key end

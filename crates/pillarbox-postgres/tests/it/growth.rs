@@ -2,7 +2,11 @@
 
 use std::sync::OnceLock;
 
-use pillarbox::{Event, Failure, LaneRef, NewEvent, Store, Subscription, Take, TakeCause};
+use pillarbox::{
+    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Delivery, Epoch, Event, Failed, Failure,
+    LaneRef, LaneState, LaneWrite, Mode, NewEvent, Operator, Queued, RecoverRequest, RecoveryCause, Settlement, State,
+    Store, Subscription, SubscriptionId, Take, TakeCause, Timestamp,
+};
 use pillarbox_postgres::{PostgresStore, Transactional, accept, publish};
 use pillarbox_testkit::eventually;
 use pillarbox_testkit::growth::{
@@ -11,7 +15,7 @@ use pillarbox_testkit::growth::{
 use pillarbox_testkit::postgres::Server;
 use tokio_postgres::{Client, Transaction};
 
-use crate::fixture::{Database, connect, join};
+use crate::fixture::{Database, connect, join, lane, one_lane, settle, take, write};
 
 /// Counts what statements do, and does nothing else by itself.
 fn server() -> &'static Server {
@@ -177,6 +181,7 @@ fn grow(dimension: Dimension) -> &'static str {
         Dimension::Waiting => WAITING,
         Dimension::Pairs => PAIRS,
         Dimension::Claims => CLAIMS,
+        Dimension::Working => WORKING,
         Dimension::DeadRanges => DEAD_RANGES,
         Dimension::Backlog => BACKLOG,
         Dimension::Holes => HOLES,
@@ -240,6 +245,11 @@ const CLAIMS: &str = "
         $other, g, now()
     from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'";
 
+const WORKING: &str = "
+    insert into pillarbox.delivery (subscription, position, lane, arrival, state, attempts, due_at, since, queued, ready_at)
+    select s.id, g, 0, nextval('pillarbox.delivery_arrival_seq'), 'pending', 0, now(), now(), true, now() - interval '1 hour'
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'";
+
 const DEAD_RANGES: &str = "
     select setval('pillarbox.event_position_seq', $events + 3 * $n);
     insert into pillarbox.dead_range (low, high) select $events + 3 * g, $events + 3 * g from generate_series(1, $n) as g;
@@ -275,7 +285,7 @@ const SUBSCRIPTIONS: &str = "
 async fn no_operation_costs_more_than_is_promised_as_the_log_grows() {
     let mut broken = Vec::new();
     for dimension in Dimension::ALL {
-        let work_at = async |size| measure(&Log::new(dimension, size).await).await;
+        let work_at = async |size| measure(&Log::new(dimension, size).await, dimension, size).await;
         let (small, large) = tokio::join!(work_at(SMALL), work_at(SMALL * FACTOR));
         for ((operation, small), (_, large)) in small.into_iter().zip(large) {
             eprintln!("{dimension:?} {operation:?} {small:?} {large:?}");
@@ -311,5 +321,204 @@ async fn a_start_takes_as_many_statements_for_many_subscriptions_and_lanes_as_fo
     for (subscriptions, lanes) in [(1_000, 2), (20, 256)] {
         let many = statements_of_a_start(&database, &counter, subscriptions, lanes).await;
         assert!(many <= one + 6, "{subscriptions} x {lanes}: {many} statements, {one} for one");
+    }
+}
+
+/// Logs the plan of every statement, with the rows that each of its nodes looked at.
+fn explaining_server() -> &'static Server {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    SERVER.get_or_init(|| {
+        let mut builder = Server::builder().setting("shared_preload_libraries", "auto_explain");
+        for (name, value) in [("min_duration", "0"), ("analyze", "on"), ("timing", "off"), ("nested_statements", "on")]
+        {
+            builder = builder.setting(&format!("auto_explain.log_{name}"), value);
+        }
+        let builder = builder.setting("auto_explain.log_format", "json").setting("autovacuum", "off");
+        builder.start().expect("the tests need a PostgreSQL server with its contrib modules")
+    })
+}
+
+/// The rows that a node and what is below it have returned and dropped.
+fn rows_looked_at(node: &serde_json::Value) -> u64 {
+    let count = |name: &str| node[name].as_f64().unwrap_or(0.0);
+    let own = ["Actual Rows", "Rows Removed by Filter", "Rows Removed by Join Filter"].map(count);
+    let below = node["Plans"].as_array().into_iter().flatten().map(rows_looked_at);
+    (own.iter().sum::<f64>() * count("Actual Loops")) as u64 + below.sum::<u64>()
+}
+
+/// The rows that all statements in a database have looked at.
+fn rows_of_log(log: &str, database: &str) -> u64 {
+    let mut plans = Vec::new();
+    let mut is_plan = false;
+    for line in log.lines() {
+        match line.strip_prefix('\t') {
+            Some(json) if is_plan => plans.last_mut().map_or((), |plan: &mut String| plan.push_str(json)),
+            Some(_) => {}
+            None => {
+                is_plan = line.contains(&format!(" {database} LOG:")) && line.ends_with("plan:");
+                plans.extend(is_plan.then(String::new));
+            }
+        }
+    }
+    let plan = |text: &String| {
+        serde_json::from_str::<serde_json::Value>(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    };
+    plans.iter().map(|text| rows_looked_at(&plan(text)["Plan"])).sum()
+}
+
+/// When the server last looked at what its tables have: its plans depend on that.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Analyzed {
+    Never,
+    Empty,
+    /// When many rows had just been removed.
+    Emptied,
+    Filled,
+}
+
+/// Counts the rows that the statements of each call look at.
+struct Calls {
+    counter: Counter,
+    database: String,
+    before: u64,
+    all: Vec<(&'static str, u64)>,
+}
+
+impl Calls {
+    async fn of(database: &Database) -> Calls {
+        let name = database.url().rsplit('/').next().unwrap().to_owned();
+        let counter = Counter::of(database).await;
+        Calls { counter, database: name, before: 0, all: Vec::new() }
+    }
+
+    async fn begin(&mut self) {
+        self.counter.settle_down().await;
+        self.before = rows_of_log(&explaining_server().log(), &self.database);
+    }
+
+    async fn note(&mut self, call: &'static str) {
+        let before = self.before;
+        self.begin().await;
+        self.all.push((call, self.before - before));
+    }
+}
+
+async fn claim(store: &PostgresStore, subscription: SubscriptionId, limit: usize, first: i64) -> Vec<Claimed> {
+    let mut all = Vec::new();
+    // On a busy machine a claim may take too long, and the next one is for fewer.
+    while all.len() < limit {
+        let (first, limit) = (ClaimId(first + all.len() as i64), limit - all.len());
+        let request = ClaimRequest { subscription, limit, first, suspect: true, tell: None, again: false };
+        all.extend(store.claim(&[request]).await.unwrap().remove(0).claimed);
+    }
+    all
+}
+
+async fn finish(store: &PostgresStore, subscription: SubscriptionId, claimed: &[Claimed], fate: ClaimFate) {
+    let end = |claimed: &Claimed| {
+        let (position, claim) = (claimed.delivery.position, claimed.claim);
+        ClaimEnd { subscription, position, claim, fate: fate.clone() }
+    };
+    let ends: Vec<ClaimEnd> = claimed.iter().map(end).collect();
+    assert_eq!(store.finish(&ends).await.unwrap(), vec![true; claimed.len()]);
+}
+
+/// Calls about `count` deliveries or twice as many, two of each key, and the rows that they look at.
+async fn rows_of_calls(count: usize, analyzed: Analyzed) -> Vec<(&'static str, u64)> {
+    let database = Database::on(explaining_server()).await;
+    let store = database.store().await;
+    let key = |number: i64| format!("k{}", number / 2);
+    let events: Vec<NewEvent> = (0..2 * count as i64).map(|number| NewEvent::new("t", "y").key(key(number))).collect();
+    store.publish(&events).await.unwrap();
+    let queue = Subscription { mode: Mode::Queue, ..one_lane("queue") };
+    let others = (0..8).map(|number| Subscription { lanes: 256, ..Subscription::new(format!("other-{number}")) });
+    let joined = join(&store, [queue, one_lane("stream")].into_iter().chain(others)).await;
+    let [queue, stream] = [0, 1].map(|index| lane(joined.subscriptions[index].id));
+    let subscription = queue.subscription;
+    let mut owned = Vec::new();
+    for lane in [queue, stream] {
+        owned.push((lane, take(&store, lane, TakeCause::Free).await.unwrap()));
+    }
+    let states = store.load(&owned).await.unwrap();
+    let write = |index: usize| {
+        let (state, (lane, epoch)) = (states[index].clone().unwrap(), owned[index]);
+        LaneWrite { revision: state.revision, cursor: state.cursor, ..write(lane, epoch, 0) }
+    };
+    let error = AttemptError { at: Timestamp::now(), attempt: 1, kind: "k".into(), message: "m".into() };
+    let delivery = |position: i64, state: State| {
+        let (now, key) = (Timestamp::now(), Some(key(position - 1).into()));
+        Delivery { position, key, arrival: position, state, attempts: 0, due_at: now, since: now }
+    };
+    let positions = || 1..=2 * count as i64;
+    let analyze = async |when: Analyzed| {
+        if analyzed == when {
+            database.execute("analyze").await;
+        }
+    };
+    analyze(Analyzed::Empty).await;
+    if analyzed == Analyzed::Emptied {
+        let rows = "insert into pillarbox.delivery (subscription, position, lane, arrival, state, attempts, due_at, since, queued) \
+                    select s.id, g, 0, g, 'pending', 0, now(), now(), true from pillarbox.subscription as s, generate_series(1, 200) as g";
+        database.execute(&format!("{rows}; delete from pillarbox.delivery")).await;
+        database.execute("analyze").await;
+    }
+    let mut calls = Calls::of(&database).await;
+    calls.begin().await;
+
+    let queued = |position| Queued { delivery: delivery(position, State::Pending), claim: None, error: None };
+    assert!(settle(&store, LaneWrite { queue: positions().map(queued).collect(), ..write(0) }).await);
+    calls.note("settle queued").await;
+    let put: Vec<Delivery> = positions().map(|position| delivery(position, State::Retrying)).collect();
+    assert!(settle(&store, LaneWrite { put: put.clone(), ..write(1) }).await);
+    calls.note("settle put").await;
+    analyze(Analyzed::Filled).await;
+    calls.begin().await;
+
+    let change = put.iter().map(|row| (row.clone(), Some(error.clone()))).collect();
+    assert!(settle(&store, LaneWrite { change, ..write(1) }).await);
+    calls.note("settle change").await;
+    assert!(settle(&store, LaneWrite { finish: positions().collect(), ..write(1) }).await);
+    calls.note("settle finish").await;
+
+    let claimed = claim(&store, subscription, count, 1).await;
+    calls.note("claim").await;
+    let due_at = Timestamp::now();
+    let failed = Failed { state: State::Retrying, attempts: 1, due_at, error };
+    finish(&store, subscription, &claimed, ClaimFate::Failed(failed)).await;
+    calls.note("finish failed").await;
+    let claimed = claim(&store, subscription, count, 10_000).await;
+    calls.note("claim what failed").await;
+    finish(&store, subscription, &claimed, ClaimFate::Done).await;
+    calls.note("finish done").await;
+    claim(&store, subscription, count, 20_000).await;
+    calls.note("claim the second of each key").await;
+    let dead = vec![(joined.instance, RecoveryCause::Crash, None)];
+    let recovered = store.recover(&RecoverRequest { dead, sweep: false }).await.unwrap();
+    assert_eq!(recovered.claims.iter().map(|(.., count)| count).sum::<u64>(), count as u64);
+    calls.note("recover").await;
+    calls.all
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_about_many_deliveries_looks_at_each_a_few_times() {
+    const FEW: usize = 100;
+    const MANY: usize = 500;
+    const EACH_MAX: usize = 60;
+    const SLACK: usize = 3_000;
+    for analyzed in [Analyzed::Never, Analyzed::Empty, Analyzed::Emptied, Analyzed::Filled] {
+        let (few, many) = (rows_of_calls(FEW, analyzed).await, rows_of_calls(MANY, analyzed).await);
+        for ((call, few), (_, many)) in few.into_iter().zip(many) {
+            eprintln!("{analyzed:?}, {call}: {few} rows for {FEW}, {many} for {MANY}");
+            for (rows, deliveries) in [(few, FEW), (many, MANY)] {
+                assert!(
+                    rows as usize >= deliveries,
+                    "{analyzed:?}, {call}: {rows} rows for {deliveries}: what is counted?"
+                );
+                assert!(
+                    rows as usize <= deliveries * EACH_MAX + SLACK,
+                    "{analyzed:?}, {call}: {rows} rows for {deliveries}"
+                );
+            }
+        }
     }
 }

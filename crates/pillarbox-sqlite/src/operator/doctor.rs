@@ -162,14 +162,18 @@ fn deliveries(tx: &Connection) -> Db<Check> {
 
 fn orphans(world: &World) -> Check {
     let orphaned = |subscription: &&SubscriptionRow| !world.is_run(subscription.id);
-    let names: Vec<_> = world.subscriptions.iter().filter(orphaned).map(|orphan| orphan.name.as_str()).collect();
+    let names: Vec<_> =
+        world.subscriptions.iter().filter(orphaned).map(|orphan| format!("'{}'", orphan.name)).collect();
     match names.is_empty() {
         true => ok("subscriptions", "each is run by a living instance".into()),
         false => bad(
             "subscriptions",
             Level::Warning,
-            format!("no living instance runs {}; the log is kept for them", names.join(", ")),
-            "start a relay that runs them, or remove them with `pillarbox subscription delete`",
+            format!(
+                "no living instance runs {}; the log keeps every event that was not delivered there",
+                names.join(", ")
+            ),
+            "start a relay whose config names each, or run `pillarbox subscription delete NAME`",
         ),
     }
 }

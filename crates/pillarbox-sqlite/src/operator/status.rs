@@ -1,16 +1,18 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::time::Duration;
 
-use pillarbox::world::{Figures, SubscriptionRow, World};
+use pillarbox::world::{Figures, LOST_LOOKED_AT_MAX, LOST_SPOKEN_OF, Lost, SubscriptionRow, World};
 use pillarbox::{
-    KeyHash, LogStatus, Position, RecoveredCount, RecoveryCause, State, Status, SubscriptionId, Timestamp,
+    KeyHash, LogStatus, Position, REASON_HOLD, RecoveredCount, RecoveryCause, State, Status, SubscriptionId, Timestamp,
 };
-use rusqlite::{Connection, OptionalExtension, Row};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::maintain::{WAL_BYTES_MAX, wal_bytes};
 use crate::connection::meta_number;
 use crate::error::Db;
 use crate::home::log_id;
+use crate::publish::FOREVER_MS;
 use crate::store::Desk;
 
 /// How many events are looked at to count what is pending; beyond it the rest is estimated from their share.
@@ -21,9 +23,11 @@ const KEPT_COUNT_MAX: i64 = 100_000;
 
 pub(super) fn status(tx: &Connection, desk: &Desk) -> Db<Status> {
     let world = super::load_world(tx, &desk.folder)?;
-    let log = log_status(tx, desk, &world)?;
+    let mut log = log_status(tx, desk, &world)?;
     let mut figures = deliveries(tx, world.now)?;
     backlog(tx, &world, &mut figures)?;
+    log.alarms.extend(world.hold_alarms(retention_keep(tx)?, &figures));
+    log.alarms.extend(lost(tx, world.now)?.iter().map(Lost::alarm));
     let bytes_each = log.bytes / log.events.max(1);
     let (subscriptions, instances) = (world.subscription_statuses(&figures, bytes_each), world.instance_statuses());
     Ok(Status { at: world.now, log, subscriptions, instances })
@@ -60,6 +64,23 @@ fn log_status(tx: &Connection, desk: &Desk, world: &World) -> Db<LogStatus> {
         recovery_at: recovery_at(tx)?,
         alarms: Vec::new(),
     })
+}
+
+/// Nobody's retention removes what is younger; None: it removes nothing.
+fn retention_keep(tx: &Connection) -> Db<Option<Duration>> {
+    let keep = meta_number(tx, "retention_keep_ms")?;
+    Ok((keep != FOREVER_MS).then(|| Duration::from_millis(keep.max(0) as u64)))
+}
+
+/// Which subscriptions have lost events because their hold was over.
+fn lost(tx: &Connection, now: Timestamp) -> Db<Vec<Lost>> {
+    let since = now.0 - LOST_SPOKEN_OF.as_millis() as i64;
+    let mut statement = tx.prepare_cached(include_str!("../sql/lost.sql"))?;
+    let lost = statement.query_map(params![REASON_HOLD, since, LOST_LOOKED_AT_MAX], |row| {
+        let (to, at) = (row.get(2)?, Timestamp(row.get(3)?));
+        Ok(Lost { subscription: row.get(0)?, events: row.get(1)?, more: row.get(4)?, to, at })
+    })?;
+    Ok(lost.collect::<rusqlite::Result<_>>()?)
 }
 
 /// When claims were last looked through.

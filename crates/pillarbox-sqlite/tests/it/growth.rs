@@ -138,6 +138,7 @@ fn grow(dimension: Dimension) -> &'static str {
         Dimension::Waiting => WAITING,
         Dimension::Pairs => PAIRS,
         Dimension::Claims => CLAIMS,
+        Dimension::Working => WORKING,
         Dimension::DeadRanges => DEAD_RANGES,
         Dimension::Backlog => BACKLOG,
         Dimension::Holes => HOLES,
@@ -194,6 +195,11 @@ const CLAIMS: &str = "
     select s.id, g, 0, $events + g, 'o' || g, 'processing', 0, $now, $now, $other, g, $now
     from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
 
+const WORKING: &str = "
+    insert into pillarbox_delivery (subscription, position, lane, arrival, state, attempts, due_at, since, ready_at)
+    select s.id, g, 0, $events + g, 'pending', 0, $now, $now, $now - 3600000
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
+
 const DEAD_RANGES: &str = "
     update sqlite_sequence set seq = $events + 3 * $n where name = 'pillarbox_event';
     insert into pillarbox_dead_range (low, high, closed_at)
@@ -229,8 +235,8 @@ async fn no_operation_costs_more_than_is_promised_as_the_log_grows() {
     let mut broken = Vec::new();
     for dimension in Dimension::ALL {
         // One after the other: there is one count in a process.
-        let small = measure(&Log::new(dimension, SMALL).await).await;
-        let large = measure(&Log::new(dimension, SMALL * FACTOR).await).await;
+        let small = measure(&Log::new(dimension, SMALL).await, dimension, SMALL).await;
+        let large = measure(&Log::new(dimension, SMALL * FACTOR).await, dimension, SMALL * FACTOR).await;
         for ((operation, small), (_, large)) in small.into_iter().zip(large) {
             eprintln!("{dimension:?} {operation:?} {small:?} {large:?}");
             broken.extend(judge(operation, dimension, small, large));

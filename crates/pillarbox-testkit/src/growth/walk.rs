@@ -16,6 +16,9 @@ const AT_ONCE: usize = 10;
 /// Rows that are claimed at once: some are left when others are finished.
 const CLAIMED_AT_ONCE: usize = 20;
 
+/// The same before anything is measured.
+const WORK_CLAIMED_AT_ONCE: usize = 500;
+
 /// The instance that the claims of a ground belong to, if it has some; it has a row and beats in the future.
 pub const OTHER_INSTANCE: InstanceId = InstanceId(1_000);
 
@@ -214,6 +217,14 @@ impl<'a, G: Ground> Walk<'a, G> {
         assert_eq!(claims.claimed.len(), limit, "the ground has enough to be claimed");
         self.claimed.extend(claims.claimed);
         Ok(())
+    }
+
+    /// Claims so many deliveries, and never ends them.
+    pub(super) async fn begin_work(&mut self, count: usize) {
+        for _ in 0..count.div_ceil(WORK_CLAIMED_AT_ONCE) {
+            self.claim(WORK_CLAIMED_AT_ONCE, None).await.expect("the ground has enough to be claimed");
+        }
+        self.claimed.clear();
     }
 
     async fn finish(&mut self, fate: impl Fn(&Claimed) -> ClaimFate) -> Result<()> {

@@ -295,6 +295,39 @@ fn a_key_at_work_has_its_row_before_those_behind_it() {
     bench.done(slow, 1);
 }
 
+/// Settlements wait for a call that ends claims, so that none is long.
+#[test]
+fn claims_end_a_few_hundred_at_a_time() {
+    let mut bench = Bench::new(HANDLER, 64);
+    bench.answer_claim(Claims { keys: Some(Vec::new()), waiting: 10_000, rows: Some(10_000), ..Claims::default() });
+    let asked = (0..100).find_map(|_| {
+        bench.step_after(Duration::from_millis(20), Input::Tick);
+        bench.claim_request()
+    });
+    let request = asked.expect("it asks for more");
+    let count = request.limit;
+    assert!(count > 500, "it claims {count} at once");
+    let rows = (0..count as i64).map(|index| claimed(&request, index, index + 1, "", 0)).collect();
+    bench.step(Input::Claimed(vec![Claims { claimed: rows, waiting: 10_000, ..Claims::default() }]));
+    let mut calls = Vec::new();
+    // The first batch that is over is told at once; what ends meanwhile waits.
+    while let Some((batch, positions)) = bench.sent() {
+        bench.done(batch, positions.len());
+    }
+    for ends in std::iter::from_fn(|| Some(bench.ends())).take_while(|ends: &Vec<ClaimEnd>| !ends.is_empty()) {
+        calls.push(ends.len());
+    }
+    assert_eq!(calls.len(), 1, "one call is under way");
+    for _ in 0..count {
+        if calls.iter().sum::<usize>() == count {
+            break;
+        }
+        bench.step(Input::Finished(vec![true; calls[calls.len() - 1]]));
+        calls.push(bench.ends().len());
+    }
+    assert_eq!((calls.iter().sum::<usize>(), calls.iter().max()), (count, Some(&500)), "{calls:?}");
+}
+
 #[test]
 fn a_claim_that_is_over_before_its_row_is_written_ends_after_that() {
     let mut bench = Bench::empty(HANDLER, 1);

@@ -230,7 +230,7 @@ impl Engine {
             sub.flood_guard.note(now.mono, item.key_id(), true);
         }
         if charge == Charge::Sink {
-            let next = NextTry::WithSink(sub.breaker.next_try(now));
+            let next = NextTry::Uncounted(sub.breaker.next_try(now));
             self.tell_failed(now, index, Trial::of(item, now.wall), failure, next);
         }
         charge
@@ -270,9 +270,16 @@ impl Engine {
         let asked = failure.retry_after.unwrap_or_default().min(RETRY_AFTER_MAX);
         let wait = policy.delay(attempts, noise).max(asked).max(alone);
         let due_at = now.wall.plus(wait);
-        let next = if state == State::Dead { NextTry::Never } else { NextTry::At(due_at) };
+        let next = match state {
+            State::Dead => NextTry::Never,
+            _ if counts => NextTry::At(due_at),
+            _ => NextTry::Uncounted(due_at),
+        };
         self.tell_failed(now, index, trial, failure, next);
-        let message = cut_error(&failure.message);
+        let message = match counts {
+            true => cut_error(&failure.message),
+            false => cut(&failure.message, ERROR_BYTES_MAX - NOT_COUNTED.len()) + NOT_COUNTED,
+        };
         let error = AttemptError { at: now.wall, attempt: attempts, kind: failure.kind.into(), message };
         Failed { state, attempts: attempts - u32::from(!counts), due_at, error }
     }
@@ -299,11 +306,12 @@ impl Engine {
         });
     }
 
-    /// Says how many failed attempts were not logged.
-    pub(super) fn tell_unlogged(&mut self, now: Now) {
+    /// Says how many failed attempts were not logged; the last time before an instance leaves.
+    pub(super) fn tell_unlogged(&mut self, now: Now, leaves: bool) {
         self.logged.retain(|index| {
             let sub = &mut self.subscribers[*index];
-            let count: u64 = sub.log_limits.iter_mut().filter_map(|limit| limit.tell(now.mono)).sum();
+            let told = |limit: &mut LineLimit| if leaves { limit.close() } else { limit.tell(now.mono) };
+            let count: u64 = sub.log_limits.iter_mut().filter_map(told).sum();
             if count > 0 {
                 *self.figures.failed_unlogged.entry(sub.name.clone()).or_default() += count;
             }
@@ -466,5 +474,12 @@ fn asked(claims: &[Claim]) -> Vec<Position> {
 
 /// An error message of the length that is kept.
 fn cut_error(message: &str) -> String {
-    message[..message.floor_char_boundary(ERROR_BYTES_MAX)].to_owned()
+    cut(message, ERROR_BYTES_MAX)
 }
+
+fn cut(text: &str, bytes_max: usize) -> String {
+    text[..text.floor_char_boundary(bytes_max)].to_owned()
+}
+
+/// Stands behind the error of an attempt that does not count.
+const NOT_COUNTED: &str = " (not counted as an attempt)";

@@ -519,7 +519,7 @@ fn log_failed(failed: &FailedAttempt) {
         NextTry::At(next_try) => {
             tracing::warn!(%subscription, event, position, key, attempt, max_attempts, kind, error, %next_try, "delivery failed");
         }
-        NextTry::WithSink(next_try) => tracing::warn!(
+        NextTry::Uncounted(next_try) => tracing::warn!(
             %subscription, event, position, key, attempt, max_attempts, kind, error, %next_try,
             "delivery failed; it does not count as an attempt"
         ),

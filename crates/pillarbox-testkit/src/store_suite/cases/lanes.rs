@@ -13,6 +13,7 @@ cases! {
         lanes_are_changed_in_number_only_when_nobody_works,
         changed_lanes_take_their_deliveries_along_and_fence_their_owners,
         a_replayed_key_is_a_fence,
+        a_key_of_which_nothing_is_replayed_is_no_fence,
         a_key_that_is_replayed_from_before_the_start_is_accounted_for,
         the_status_counts_what_is_dead;
 }
@@ -99,6 +100,16 @@ async fn a_replayed_key_is_a_fence<F: Fixture>(fixture: &F) -> Outcome {
     // Put behind what the owner knows, it would stand before what is replayed.
     let put = LaneWrite { put: vec![delivery(at[2], 1)], ..write(lane, epoch, at[2]) };
     ensure!(!member.settle(put).await?, "who does not know of the replay put a delivery of its key");
+    Ok(())
+}
+
+async fn a_key_of_which_nothing_is_replayed_is_no_fence<F: Fixture>(fixture: &F) -> Outcome {
+    let (member, lane, epoch) = owner(fixture).await?;
+    let at = fixture.publish(events("a", 2)).await?;
+    ensure!(member.settle(write(lane, epoch, at[0])).await?, "could not settle");
+    let changed = fixture.operator().await?.change(&replay_from(at[0]), false).await?;
+    ensure!(changed.count == 0, "{changed:?} with nothing settled above");
+    ensure!(member.settle(write(lane, epoch, at[1])).await?, "the owner lost its lane for nothing");
     Ok(())
 }
 

@@ -116,8 +116,16 @@ async fn a_hold_that_is_over_is_a_fence_and_is_recorded<F: Fixture>(fixture: &F)
     ensure!(member.settle(write(lane, epoch, at[0])).await?, "could not settle");
     fixture.pass(MOMENT).await;
     let operator = fixture.operator().await?;
-    operator.prune(&at_once()).await?;
+    let kept = operator.prune(&PrunePolicy { held: false, ..at_once() }).await?;
+    ensure!(kept.undelivered == 0, "untold, it dropped {kept:?}");
+    ensure!(member.settle(write(lane, epoch, at[0])).await?, "what is not told to drop anything fences the owner");
+    let alarms = operator.status().await?.log.alarms;
+    ensure!(!alarms.iter().any(|alarm| alarm.contains("has lost")), "the alarms are {alarms:?}");
+    let dropped = operator.prune(&at_once()).await?;
+    ensure!(dropped.undelivered == 2, "told, it dropped {dropped:?}");
     ensure!(!member.settle(write(lane, epoch, at[0])).await?, "the owner settled over what was dropped");
+    let alarms = operator.status().await?.log.alarms;
+    ensure!(alarms.iter().any(|alarm| alarm.contains("'s' has lost 2 events")), "the alarms are {alarms:?}");
     let books = operator.books().await?.lanes.remove(0);
     ensure!(books.floor >= at[2] && books.skipped == set(&at[1..]), "the books say {books:?}");
     // Where retention has removed the event too, there is nothing to tell.
