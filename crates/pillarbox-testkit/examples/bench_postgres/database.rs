@@ -6,16 +6,16 @@ use crate::Result;
 use crate::process::Figures;
 
 /// How many keys and topics the events are spread over.
-const KEYS: usize = 1_000;
+pub(crate) const KEYS: usize = 1_000;
 pub(crate) const TOPICS: usize = 10;
 
 const FILL_BATCH: usize = 5_000;
 
-/// The columns and indexes of the log without its checks, defaults, triggers and leaves.
+/// The columns and the primary key of the log without its check, its bell, its other indexes and its leaves.
 pub(crate) const BARE_COLUMNS: &str = "(
-    position bigint generated always as identity primary key, id uuid not null, topic text not null, key text,
-    type text not null, payload json, payload_bytes bytea, content_type text, headers jsonb not null,
-    stream_version bigint, deliver_at timestamptz, created_at timestamptz not null
+    position bigint generated always as identity primary key, id uuid, topic text not null, key text,
+    type text not null, payload json, payload_bytes bytea, content_type text, headers jsonb,
+    stream_version bigint, deliver_at timestamptz, created_at timestamptz not null default now()
 )";
 
 /// The `number`-th event: about 200 bytes of JSON.
@@ -43,6 +43,16 @@ pub(crate) async fn migrated(url: &str) -> Result<Client> {
     migrate(&url.parse::<PgConfig>()?).await?;
     connect(url).await
 }
+
+/// How many bytes the server has written to its WAL so far.
+pub(crate) async fn wal_bytes(client: &Client) -> Result<f64> {
+    let sql = "select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::float8";
+    Ok(client.query_one(sql, &[]).await?.get(0))
+}
+
+/// The statement for how many events the slowest lane still has before it.
+pub(crate) const BACKLOG: &str = "select s.last_value - min(c.floor) \
+     from pillarbox.event_position_seq as s, pillarbox.cursor as c group by s.last_value";
 
 /// Publishes `count` events.
 pub(crate) async fn fill_more(url: &str, count: usize) -> Result<()> {

@@ -11,7 +11,7 @@ use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
 use crate::Result;
-use crate::database::{TOPICS, connect, migrated};
+use crate::database::{TOPICS, connect, migrated, wal_bytes};
 use crate::process::{Figures, peak_mib};
 
 /// What the engine reads at once by default; the plain scan does the same.
@@ -21,12 +21,11 @@ const LANES: u32 = 8;
 /// One subscription of all events with a handler that does nothing, from the relay's start until all is delivered and settled.
 pub(crate) async fn one(url: &str, count: usize) -> Result<Figures> {
     let client = connect(url).await?;
-    let wal = |sql: &'static str| client.query_one(sql, &[]);
-    let before: f64 = wal("select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::float8").await?.get(0);
+    let before = wal_bytes(&client).await?;
     let subscription = Subscription { lanes: LANES, ..Subscription::new(format!("drain-{}", Uuid::now_v7())) };
     let updates = updates(&client).await?;
     let elapsed = drain(url, vec![subscription], count).await?;
-    let after: f64 = wal("select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::float8").await?.get(0);
+    let after = wal_bytes(&client).await?;
     let after_updates = self::updates(&client).await?;
     let hot = (after_updates.1 - updates.1) / (after_updates.0 - updates.0).max(1.0);
     let dead = dead_rows(&client, count).await?;
@@ -129,14 +128,14 @@ impl<'a> FromSql<'a> for Text {
 #[allow(dead_code, reason = "the scan makes them, nobody reads them")]
 pub(crate) struct Plain {
     pub(crate) position: i64,
-    id: Uuid,
+    id: Option<Uuid>,
     topic: String,
     key: Option<String>,
     r#type: String,
     payload: Option<Text>,
     payload_bytes: Option<Vec<u8>>,
     content_type: Option<String>,
-    headers: Text,
+    headers: Option<Text>,
     stream_version: Option<i64>,
     deliver_at: Option<SystemTime>,
     created_at: SystemTime,

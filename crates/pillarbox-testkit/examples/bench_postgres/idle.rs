@@ -6,6 +6,7 @@ use pillarbox_postgres::PostgresStore;
 use crate::Result;
 use crate::database::migrated;
 use crate::process::{Figures, cpu_seconds};
+use crate::processor_time::Stat;
 
 /// The processor time of a relay that has nothing to do.
 pub(crate) fn pillarbox(runtime: &tokio::runtime::Runtime, url: &str, seconds: u64) -> Result<Figures> {
@@ -26,36 +27,28 @@ pub(crate) fn pillarbox(runtime: &tokio::runtime::Runtime, url: &str, seconds: u
 
 /// The processes of a server.
 struct Processes {
-    postmaster: u32,
+    postmaster: i32,
 }
 
 impl Processes {
     /// Those of the server that this backend belongs to.
     fn of(backend: i32) -> Result<Self> {
-        let stat = std::fs::read_to_string(format!("/proc/{backend}/stat"))?;
-        let (_, rest) = stat.rsplit_once(')').ok_or("the backend's stat has no name")?;
-        let postmaster = rest.split_whitespace().nth(1).ok_or("the backend has no parent")?.parse()?;
-        Ok(Processes { postmaster })
+        Ok(Processes { postmaster: Stat::of(backend)?.parent })
     }
 
     /// The processor time of all of them so far, those that have ended included.
     fn seconds(&self) -> Result<f64> {
-        const TICKS_PER_SECOND: f64 = 100.0;
-        let mut ticks = 0.0;
+        let mut seconds = 0.0;
         for entry in std::fs::read_dir("/proc")? {
-            let Ok(pid) = entry?.file_name().to_string_lossy().parse::<u32>() else { continue };
+            let Ok(pid) = entry?.file_name().to_string_lossy().parse() else { continue };
             // A process may end while it is looked at.
-            let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-            let Some((_, rest)) = stat.rsplit_once(')') else { continue };
-            let fields: Vec<&str> = rest.split_whitespace().collect();
-            let number = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
+            let Ok(stat) = Stat::of(pid) else { continue };
             if pid == self.postmaster {
-                // With the children that were waited for.
-                ticks += (11..15).map(number).sum::<f64>();
-            } else if number(1) as u32 == self.postmaster {
-                ticks += number(11) + number(12);
+                seconds += stat.seconds + stat.ended_children_seconds;
+            } else if stat.parent == self.postmaster {
+                seconds += stat.seconds;
             }
         }
-        Ok(ticks / TICKS_PER_SECOND)
+        Ok(seconds)
     }
 }

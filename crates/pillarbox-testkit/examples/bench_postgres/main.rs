@@ -1,7 +1,8 @@
 //! Pillarbox on PostgreSQL beside the raw limits of the same server: `cargo xtask bench --postgres [--quick] [--json]`.
 //!
 //! A private server that really writes to disk; every measurement in a process of its own. Rounds are interleaved, a baseline
-//! beside each measurement, and ratios are taken within a round: the machine's mood cancels out.
+//! beside each measurement, and ratios are taken within a round: the machine's mood cancels out. `--only NAME` measures one of: `drain`,
+//! `publish`, `slow`, `latency`, `start`, `idle`, `takeover`, `cuts`; or a part of publishing, like `publish_awake` or `publish_awake_8`.
 mod cuts;
 mod database;
 #[path = "../bench/distribution.rs"]
@@ -11,6 +12,7 @@ mod idle;
 mod latency;
 #[path = "../bench/process.rs"]
 mod process;
+mod processor_time;
 mod publish;
 mod slow;
 mod start;
@@ -28,7 +30,7 @@ use crate::cuts::Way;
 use crate::distribution::Distribution;
 use crate::drain::Hole;
 use crate::process::measure;
-use crate::publish::Reads;
+use crate::publish::{Comparison, beside};
 use crate::summary::{Goal, Row, Rows};
 use crate::takeover::Pace;
 
@@ -38,7 +40,6 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 struct Scale {
     rounds: usize,
     events: usize,
-    publish_seconds: usize,
     samples: usize,
     idle_seconds: usize,
     /// In each round.
@@ -47,10 +48,8 @@ struct Scale {
     cuts: usize,
 }
 
-const FULL: Scale =
-    Scale { rounds: 5, events: 1_000_000, publish_seconds: 4, samples: 5_000, idle_seconds: 10, kills: 20, cuts: 10 };
-const QUICK: Scale =
-    Scale { rounds: 2, events: 200_000, publish_seconds: 2, samples: 1_500, idle_seconds: 5, kills: 5, cuts: 2 };
+const FULL: Scale = Scale { rounds: 5, events: 1_000_000, samples: 5_000, idle_seconds: 10, kills: 20, cuts: 10 };
+const QUICK: Scale = Scale { rounds: 2, events: 200_000, samples: 1_500, idle_seconds: 5, kills: 5, cuts: 2 };
 
 fn main() -> ExitCode {
     process::run(child, parent)
@@ -67,10 +66,6 @@ fn child(arguments: &[String]) -> Result<()> {
         "drain" => runtime.block_on(drain::one(url, count))?,
         "drain_ten" => runtime.block_on(drain::ten(url, count))?,
         "slow" => runtime.block_on(slow::sink(url, count))?,
-        "publish_8" => runtime.block_on(publish::compare(url, 8, count, Reads::Both))?,
-        "publish_32" => runtime.block_on(publish::compare(url, 32, count, Reads::Both))?,
-        "publish_alone_8" => runtime.block_on(publish::compare(url, 8, count, Reads::Nobody))?,
-        "publish_alone_32" => runtime.block_on(publish::compare(url, 32, count, Reads::Nobody))?,
         "latency" => runtime.block_on(latency::pillarbox(url, count))?,
         "listener" => runtime.block_on(latency::listener(url, count))?,
         "idle" => idle::pillarbox(&runtime, url, count as u64)?,
@@ -82,9 +77,13 @@ fn child(arguments: &[String]) -> Result<()> {
         "takeover_busy" => runtime.block_on(takeover::kills(url, count, Pace::Flood))?,
         cuts::RELAY => return runtime.block_on(cuts::relay(url)),
         takeover::RELAY => return runtime.block_on(takeover::relay(url)),
-        publish::READER => return runtime.block_on(publish::read(url)),
-        publish::RELAY => return runtime.block_on(publish::relay(url)),
-        other => return Err(format!("there is no measurement '{other}'").into()),
+        beside::READER => return runtime.block_on(beside::read(url)),
+        beside::RELAY => return runtime.block_on(beside::relay(url)),
+        beside::SLOW_RELAY => return runtime.block_on(beside::slow_relay(url)),
+        other => {
+            let comparison = Comparison::named(other).ok_or_else(|| format!("there is no measurement '{other}'"))?;
+            runtime.block_on(comparison.measure(url, count))?
+        }
     };
     println!("{figures}");
     Ok(())
@@ -134,9 +133,6 @@ impl Bench {
             if self.wants("drain") {
                 self.drain(log.url(), &mut rows)?;
             }
-            if self.wants("publish") {
-                self.publish(&mut rows)?;
-            }
             if self.wants("slow") {
                 self.slow(&mut rows)?;
             }
@@ -156,6 +152,7 @@ impl Bench {
                 self.cuts(&mut lost)?;
             }
         }
+        self.publish(&mut rows)?;
         if self.wants("drain") {
             self.drain_holed(&mut rows)?;
         }
@@ -168,8 +165,10 @@ impl Bench {
         Ok(rows)
     }
 
+    /// Whether this was asked for, or something that it is a part of.
     fn wants(&self, name: &str) -> bool {
-        self.only.as_deref().is_none_or(|only| only == name)
+        let is_part = |only: &str| name.strip_prefix(only).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
+        self.only.as_deref().is_none_or(is_part)
     }
 
     fn measure(&self, name: &str, url: &str, count: usize) -> Result<process::Figures> {
@@ -206,41 +205,12 @@ impl Bench {
         Ok(())
     }
 
+    /// Each comparison has its rounds within one measurement: a backlog is made once for all of them.
     fn publish(&self, rows: &mut Rows) -> Result<()> {
-        for (name, insert, function, watched, notify) in [
-            (
-                "publish_8",
-                "insert, 8 connections",
-                "publish(), 8 connections",
-                "over a table that is read, 8 conn.",
-                "over NOTIFY, 8 conn.",
-            ),
-            (
-                "publish_32",
-                "insert, 32 connections",
-                "publish(), 32 connections",
-                "over a table that is read, 32 conn.",
-                "over NOTIFY, 32 conn.",
-            ),
-        ] {
+        for comparison in Comparison::all().filter(|comparison| self.wants(&comparison.name())) {
             let database = self.server.create_database()?;
-            let found = self.measure(name, database.url(), self.scale.publish_seconds)?;
-            let mut add = |name, goal, value, bare| rows.add(Row { name, unit: "events/s", goal }, value, Some(bare));
-            add(insert, Goal::RatioAtLeast(0.9), found["insert"], found["bare"]);
-            add(function, Goal::RatioAtLeast(0.85), found["function"], found["bare"]);
-            add(watched, Goal::RatioAtLeast(0.9), found["insert"], found["watched"]);
-            add(notify, Goal::RatioAtLeast(2.0), found["insert"], found["notify"]);
-        }
-        for (name, insert, function) in [
-            ("publish_alone_8", "insert, no relay, 8 connections", "publish(), no relay, 8 connections"),
-            ("publish_alone_32", "insert, no relay, 32 connections", "publish(), no relay, 32 connections"),
-        ] {
-            let database = self.server.create_database()?;
-            let found = self.measure(name, database.url(), self.scale.publish_seconds)?;
-            let mut add =
-                |name, goal, value| rows.add(Row { name, unit: "events/s", goal }, value, Some(found["bare"]));
-            add(insert, Goal::RatioAtLeast(0.85), found["insert"]);
-            add(function, Goal::RatioAtLeast(0.8), found["function"]);
+            let found = self.measure(&comparison.name(), database.url(), self.scale.rounds)?;
+            comparison.report(&found, self.scale.rounds, rows);
         }
         Ok(())
     }

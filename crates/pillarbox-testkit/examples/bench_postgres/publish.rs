@@ -1,161 +1,150 @@
-use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+pub(crate) mod beside;
+mod crew;
+mod figure;
+mod kind;
+mod situation;
 
-use pillarbox::{Relay, Subscription};
-use pillarbox_postgres::PostgresStore;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio_postgres::Statement;
-use uuid::Uuid;
+use tokio_postgres::Client;
 
 use crate::Result;
-use crate::database::{BARE_COLUMNS, connect, migrated, payload};
-use crate::drain;
-use crate::process::{CHILD, Figures};
+use crate::database::{BACKLOG, migrated};
+use crate::process::Figures;
+use crate::summary::{Goal, Row, Rows};
+use beside::Beside;
+use crew::Crew;
+use figure::Figure;
+use kind::Kind;
+use situation::Situation;
 
-/// The process that runs the relay meanwhile.
-pub(crate) const RELAY: &str = "publish_relay";
+/// How many bytes of WAL an event may cost, as a share of a plain row's.
+const WAL_RATIO_MAX: f64 = 1.05;
 
-/// The process that runs the plain reader meanwhile.
-pub(crate) const READER: &str = "publish_reader";
+/// What an INSERT should reach of one into a table that somebody reads meanwhile.
+const READ_TABLE_RATIO_MIN: f64 = 0.9;
 
-/// How long the plain reader waits when there is nothing: as long as an awake relay.
-const READER_PAUSE: Duration = Duration::from_millis(10);
+/// What an INSERT should reach of one with a trigger that always notifies.
+const NOTIFY_RATIO_MIN: f64 = 2.0;
 
-/// How long one kind publishes before the next has its turn.
-const TURN: Duration = Duration::from_millis(500);
+/// Nothing else writes WAL here, and many transactions share a flush, as they do in an application.
+const WAL_CONNECTIONS: usize = 8;
 
-const VALUES: &str = "values ($1, 'orders', $2, 'order.placed', $3::text::json, '{}', clock_timestamp())";
+/// With fewer events left, a relay may have had nothing to do in some slice.
+const BACKLOG_LEFT_MIN: i64 = 10_000;
 
-/// How many ways to publish there are.
-const KINDS: usize = 5;
-
-/// The ways to publish, and the statement of each.
-fn kinds() -> [(&'static str, String); KINDS] {
-    let columns = "(id, topic, key, type, payload, headers, created_at)";
-    let function = "select pillarbox.publish(topic => 'orders', type => 'order.placed', payload => $3::text::jsonb, \
-                    key => $2, id => $1)";
-    [
-        ("bare", format!("insert into bare {columns} {VALUES}")),
-        ("watched", format!("insert into watched {columns} {VALUES}")),
-        ("insert", format!("insert into pillarbox.event {columns} {VALUES}")),
-        ("function", function.into()),
-        ("notify", format!("insert into ringing {columns} {VALUES}")),
-    ]
+/// The ways to publish beside plain tables, in one situation and from so many connections at once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Comparison {
+    situation: Situation,
+    connections: usize,
 }
 
-/// Who reads meanwhile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reads {
-    /// A relay in another process delivers what is Pillarbox's, and a plain reader reads what is `watched`.
-    Both,
-    /// Nobody.
-    Nobody,
+/// A row of the table: one figure of two kinds.
+struct Line {
+    row: Row,
+    figure: Figure,
+    ours: Kind,
+    bare: Kind,
 }
 
-/// One event a transaction from `connections` at once, each kind in short turns.
-pub(crate) async fn compare(url: &str, connections: usize, seconds: usize, reads: Reads) -> Result<Figures> {
-    let client = migrated(url).await?;
-    client
-        .batch_execute(&format!(
-            "create table bare {BARE_COLUMNS}; create index on bare (id);
-        create table watched {BARE_COLUMNS}; create index on watched (id);
-        create table ringing {BARE_COLUMNS}; create index on ringing (id);
-        create function ring() returns trigger language plpgsql as
-            $$ begin perform pg_notify('bare', ''); return null; end $$;
-        create trigger ring after insert on ringing for each statement execute function ring()"
-        ))
-        .await?;
-    let listening = connect(url).await?;
-    listening.batch_execute("listen bare").await?;
-    let mut readers = Vec::new();
-    for name in [RELAY, READER].into_iter().filter(|_| reads == Reads::Both) {
-        readers.push(beside(name, url).await?);
+impl Comparison {
+    /// All that are made.
+    pub(crate) fn all() -> impl Iterator<Item = Comparison> {
+        Situation::ALL.into_iter().flat_map(|situation| {
+            situation.connections().iter().map(move |connections| Comparison { situation, connections: *connections })
+        })
     }
-    let kinds = kinds();
-    let mut workers = Vec::new();
-    for _ in 0..connections {
-        let client = connect(url).await?;
-        let mut statements: Vec<Statement> = Vec::new();
-        for (_, sql) in &kinds {
-            statements.push(client.prepare(sql).await?);
+
+    /// The one that is measured under this name.
+    pub(crate) fn named(name: &str) -> Option<Comparison> {
+        Comparison::all().find(|comparison| comparison.name() == name)
+    }
+
+    /// What it is measured as, like `publish_awake_8`.
+    pub(crate) fn name(self) -> String {
+        format!("publish_{}_{}", self.situation.name(), self.connections)
+    }
+
+    /// So many rounds of short slices, one of each kind in a round; each round begins with another kind.
+    pub(crate) async fn measure(self, url: &str, rounds: usize) -> Result<Figures> {
+        let (client, kinds) = (migrated(url).await?, self.situation.kinds(self.connections));
+        for kind in kinds {
+            client.batch_execute(&kind.setup()).await?;
         }
-        workers.push(Arc::new((client, statements)));
-    }
-    let mut done = [0_u64; KINDS];
-    let mut spent = [Duration::ZERO; KINDS];
-    let turns = seconds * 1000 / TURN.as_millis() as usize;
-    for turn in 0..turns {
-        // Each turn begins with another kind.
-        for kind in (0..kinds.len()).map(|index| (index + turn) % kinds.len()) {
-            let (count, elapsed) = one_turn(&workers, kind).await?;
-            done[kind] += count;
-            spent[kind] += elapsed;
-        }
-    }
-    let figures = kinds.iter().enumerate().fold(Figures::default(), |figures, (kind, (name, _))| {
-        figures.with(name, done[kind] as f64 / spent[kind].as_secs_f64())
-    });
-    Ok(figures)
-}
-
-/// A process of this program that works beside the publishers until it is dropped; comes back when it is ready.
-async fn beside(name: &str, url: &str) -> Result<tokio::process::Child> {
-    let mut child = tokio::process::Command::new(std::env::current_exe()?)
-        .args([CHILD, name, url, "0"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()?;
-    let mut lines = BufReader::new(child.stdout.take().ok_or("it has no output")?).lines();
-    lines.next_line().await?.ok_or_else(|| format!("{name} did not start"))?;
-    Ok(child)
-}
-
-async fn one_turn(workers: &[Arc<(tokio_postgres::Client, Vec<Statement>)>], kind: usize) -> Result<(u64, Duration)> {
-    let (stop, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let started = Instant::now();
-    let mut tasks = tokio::task::JoinSet::new();
-    for worker in workers {
-        let (worker, stop, count) = (worker.clone(), stop.clone(), count.clone());
-        tasks.spawn(async move {
-            while !stop.load(Ordering::Relaxed) {
-                let number = count.fetch_add(1, Ordering::Relaxed) as usize;
-                let (key, payload) = (format!("order-{}", number % 1000), payload(number));
-                worker.0.execute(&worker.1[kind], &[&Uuid::now_v7(), &key, &payload]).await?;
+        let _beside = Beside::start(self.situation, kinds, url).await?;
+        let crew = Crew::assemble(url, self.connections, kinds).await?;
+        crew.warm_up(kinds, self.situation.pace()).await?;
+        let mut figures = Figures::default();
+        for round in 0..rounds {
+            for kind in (0..kinds.len()).map(|index| kinds[(index + round) % kinds.len()]) {
+                let slice = crew.slice(kind, self.situation).await?;
+                for figure in self.figures() {
+                    figures = figures.with(&key(kind, *figure, round), figure.of(&slice));
+                }
             }
-            Ok::<_, tokio_postgres::Error>(())
-        });
+        }
+        if self.situation == Situation::Backlog {
+            require_backlog(&client).await?;
+        }
+        Ok(figures)
     }
-    tokio::time::sleep(TURN).await;
-    stop.store(true, Ordering::Relaxed);
-    while let Some(task) = tasks.join_next().await {
-        task??;
-    }
-    Ok((count.load(Ordering::Relaxed), started.elapsed()))
-}
 
-/// A relay with a handler that does nothing, until its input ends.
-pub(crate) async fn relay(url: &str) -> Result<()> {
-    let handler = |_event| std::future::ready(Ok(()));
-    let store = PostgresStore::open(url).await?;
-    let relay = Relay::builder(store).handle(Subscription::new("publish"), handler).start().await?;
-    relay.until_idle().await?;
-    println!("ready");
-    Err(relay.failed().await.into())
-}
-
-/// A plain reader of the table `watched`: a page after the other, and a short wait when there is nothing.
-pub(crate) async fn read(url: &str) -> Result<()> {
-    let client = connect(url).await?;
-    let statement = client.prepare(&drain::page_of("watched")).await?;
-    println!("ready");
-    let mut after = 0_i64;
-    loop {
-        match drain::read_page(&client, &statement, after).await?.last() {
-            Some(last) => after = last.position,
-            None => tokio::time::sleep(READER_PAUSE).await,
+    /// Adds what was measured to the table.
+    pub(crate) fn report(self, found: &Figures, rounds: usize, rows: &mut Rows) {
+        for Line { row, figure, ours, bare } in self.lines() {
+            for round in 0..rounds {
+                rows.add(row, found[&key(ours, figure, round)], Some(found[&key(bare, figure, round)]));
+            }
         }
     }
+
+    /// What of a slice is reported.
+    fn figures(self) -> &'static [Figure] {
+        match (self.situation, self.connections) {
+            (Situation::Asleep, _) => &[Figure::Latency, Figure::Processor],
+            (Situation::Alone, WAL_CONNECTIONS) => &[Figure::Rate, Figure::Processor, Figure::Wal],
+            _ => &[Figure::Rate, Figure::Processor],
+        }
+    }
+
+    fn lines(self) -> Vec<Line> {
+        let kinds = self.situation.kinds(self.connections);
+        let line = |name: String, figure: Figure, goal, (ours, bare)| {
+            // A name is kept until the table is printed, which is the end.
+            Line { row: Row { name: name.leak(), unit: figure.unit(), goal }, figure, ours, bare }
+        };
+        let mut lines = Vec::new();
+        for ours in kinds {
+            let Some((bare, ratio_min)) = ours.target() else { continue };
+            for figure in self.figures() {
+                let goal = match figure {
+                    Figure::Wal => Goal::RatioAtMost(WAL_RATIO_MAX),
+                    _ => Goal::RatioAtLeast(ratio_min),
+                };
+                let (connections, situation) = (self.connections, self.situation.text());
+                let name = format!("{} x{connections}, {situation}{}", ours.text(), figure.suffix());
+                lines.push(line(name, *figure, goal, (*ours, bare)));
+            }
+        }
+        for (bare, ratio_min) in [(Kind::Watched, READ_TABLE_RATIO_MIN), (Kind::Ringing, NOTIFY_RATIO_MIN)] {
+            if kinds.contains(&bare) {
+                let name = format!("insert x{} over {}", self.connections, bare.text());
+                lines.push(line(name, Figure::Rate, Goal::RatioAtLeast(ratio_min), (Kind::Insert, bare)));
+            }
+        }
+        lines
+    }
+}
+
+/// What a figure of a slice is called.
+fn key(kind: Kind, figure: Figure, round: usize) -> String {
+    format!("{}_{}_{round}", kind.name(), figure.name())
+}
+
+/// Refuses what was measured beside a relay that had come to the end.
+async fn require_backlog(client: &Client) -> Result<()> {
+    let left: i64 = client.query_one(BACKLOG, &[]).await?.try_get(0)?;
+    if left < BACKLOG_LEFT_MIN {
+        return Err(format!("the relay has only {left} events left: it did not drain a backlog all the time").into());
+    }
+    Ok(())
 }

@@ -10,7 +10,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
 use crate::Result;
-use crate::database::{connect, migrated};
+use crate::database::{BACKLOG, connect, migrated};
 use crate::distribution::kill_name;
 use crate::process::{CHILD, Figures};
 
@@ -121,9 +121,7 @@ async fn flood(url: String) -> Result<()> {
     let client = connect(&url).await?;
     let sql = "insert into pillarbox.event (topic, key, type) \
                select 't', 'key-' || g % 64, 'y' from generate_series(1, 2000) as g";
-    let backlog = client
-        .prepare("select s.last_value - min(c.floor) from pillarbox.event_position_seq as s, pillarbox.cursor as c group by s.last_value")
-        .await?;
+    let backlog = client.prepare(BACKLOG).await?;
     loop {
         if client.query_one(&backlog, &[]).await?.try_get::<_, i64>(0)? < BACKLOG_MAX {
             client.batch_execute(sql).await?;
