@@ -63,14 +63,14 @@ table delivery with (fillfactor=45, autovacuum_vacuum_scale_factor=0.05, autovac
 
 table event partition by RANGE ("position") (
     position bigint not null generated always as identity,
-    id uuid not null default new_id(),
+    id uuid,
     topic text not null,
     key text,
     type text not null,
     payload json,
     payload_bytes bytea,
     content_type text,
-    headers jsonb not null default '{}'::jsonb,
+    headers jsonb,
     stream_version bigint,
     deliver_at timestamp with time zone,
     created_at timestamp with time zone not null default clock_timestamp()
@@ -109,6 +109,12 @@ table instance with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum
     report text not null default '{"subscriptions":{}}'::text
 )
 
+table journal (
+    stream text not null,
+    version bigint not null,
+    position bigint not null
+)
+
 table leaf (
     name text not null,
     low bigint not null,
@@ -143,7 +149,9 @@ table meta (
     leaf_size bigint not null default 0,
     leaves_due_since timestamp with time zone,
     leaves_due text,
-    recovery_at timestamp with time zone
+    recovery_at timestamp with time zone,
+    doorbell boolean not null default true,
+    id_salt bigint not null default (((('x'::text || encode(SUBSTRING(uuid_send(gen_random_uuid()) FROM 1 FOR 8), 'hex'::text)))::bit(64))::bigint & '2305843009213693951'::bigint)
 )
 
 table migration (
@@ -217,8 +225,6 @@ constraint delivery_pkey of delivery PRIMARY KEY (subscription, "position")
 
 constraint delivery_state_check of delivery CHECK ((state = ANY (ARRAY['pending'::text, 'delayed'::text, 'processing'::text, 'retrying'::text, 'dead'::text])))
 
-constraint event_is_well_formed of event CHECK (is_well_formed(topic, type, key, payload, payload_bytes, content_type, headers)) NOT VALID
-
 constraint event_pkey of event PRIMARY KEY ("position")
 
 constraint event_kept_pkey of event_kept PRIMARY KEY ("position")
@@ -228,6 +234,8 @@ constraint consumer_has_1_to_1024_bytes of inbox CHECK (((octet_length(consumer)
 constraint inbox_pkey of inbox PRIMARY KEY (consumer, id)
 
 constraint instance_pkey of instance PRIMARY KEY (id)
+
+constraint journal_pkey of journal PRIMARY KEY (stream, version)
 
 constraint leaf_pkey of leaf PRIMARY KEY (name)
 
@@ -279,13 +287,13 @@ CREATE INDEX delivery_owner ON pillarbox.delivery USING btree (owner, subscripti
 
 CREATE INDEX delivery_ready ON pillarbox.delivery USING btree (subscription, ready_at) WHERE ((ready_at IS NOT NULL) AND (owner IS NULL))
 
-CREATE INDEX event_id ON ONLY pillarbox.event USING btree (id)
+CREATE INDEX event_id ON ONLY pillarbox.event USING btree (id) WHERE (((ROW(topic, type, key, payload, payload_bytes, content_type, headers, created_at)::event_form)::well_formed_event IS DISTINCT FROM NULL) AND (id IS NOT NULL))
 
 CREATE INDEX event_kept_id ON pillarbox.event_kept USING btree (id)
 
-CREATE INDEX event_stream ON ONLY pillarbox.event USING btree (key, stream_version) WHERE (stream_version IS NOT NULL)
-
 CREATE INDEX inbox_accepted_at ON pillarbox.inbox USING btree (accepted_at)
+
+CREATE UNIQUE INDEX journal_position ON pillarbox.journal USING btree ("position")
 
 CREATE INDEX progress_lane ON pillarbox.progress USING btree (subscription, lane, id)
 
@@ -355,12 +363,17 @@ begin
     end if;
     new_version := found_version + jsonb_array_length(events);
     update pillarbox.stream as s set version = new_version where s.name = stream;
-    insert into pillarbox.event (id, topic, key, type, payload, headers, stream_version)
-    select
-        coalesce((e.event ->> 'id')::uuid, pillarbox.new_id()), append.topic, append.stream, e.event ->> 'type',
-        (e.event -> 'payload')::json, coalesce(e.event -> 'headers', '{}'), found_version + e.ordinality
-    from jsonb_array_elements(append.events) with ordinality as e (event, ordinality)
-    order by e.ordinality;
+    with appended as (
+        insert into pillarbox.event (id, topic, key, type, payload, headers, stream_version)
+        select
+            (e.event ->> 'id')::uuid, append.topic, append.stream, e.event ->> 'type', (e.event -> 'payload')::json,
+            e.event -> 'headers', found_version + e.ordinality
+        from jsonb_array_elements(append.events) with ordinality as e (event, ordinality)
+        order by e.ordinality
+        returning position, stream_version
+    )
+    insert into pillarbox.journal (stream, version, position)
+    select append.stream, a.stream_version, a.position from appended as a;
     return new_version;
 end
 $function$
@@ -577,7 +590,7 @@ begin
     end loop;
     return query
     select
-        d.position, coalesce(e.topic, k.topic), coalesce(e.type, k.type), coalesce(e.id, k.id), coalesce(e.key, k.key, d.key),
+        d.position, coalesce(e.topic, k.topic), coalesce(e.type, k.type), coalesce(e.id, k.id, pillarbox.event_id(e.position, e.created_at)), coalesce(e.key, k.key, d.key),
         coalesce(e.payload, k.payload), coalesce(e.payload_bytes, k.payload_bytes), coalesce(e.content_type, k.content_type),
         coalesce(e.headers, k.headers), coalesce(e.stream_version, k.stream_version), coalesce(e.deliver_at, k.deliver_at),
         coalesce(e.created_at, k.created_at), d.claim, d.arrival, d.attempts, d.due_at, d.since, d.crashes, d.ready_at
@@ -725,7 +738,6 @@ declare
     first bigint;
     last bigint;
     newest timestamptz;
-    journal boolean;
     floor bigint;
     missing bigint;
 begin
@@ -778,16 +790,30 @@ begin
             raise exception 'leaf % has events that are younger than the log is to keep them', name
                 using errcode = 'object_not_in_prerequisite_state';
         end if;
-        execute format('select exists (select from pillarbox.%I where stream_version is not null)', name) into journal;
-        if journal then
+        if exists (select from pillarbox.journal as j where j.position >= first and j.position <= last) then
             raise exception 'leaf % has events of a journal', name using errcode = 'object_not_in_prerequisite_state';
         end if;
     end if;
     execute format('truncate table pillarbox.%I', name);
+    delete from pillarbox.journal as j where j.position >= first and j.position <= last;
 end
 $function$
 
-CREATE OR REPLACE FUNCTION pillarbox.is_well_formed(topic text, type text, key text, payload json, payload_bytes bytea, content_type text, headers jsonb)
+CREATE OR REPLACE FUNCTION pillarbox.event_id("position" bigint, created_at timestamp with time zone)
+ RETURNS uuid
+ LANGUAGE sql
+ STABLE PARALLEL SAFE
+AS $function$
+            select encode(
+                int8send(floor(extract(epoch from
+                    least(greatest(created_at, timestamptz 'epoch'), timestamptz '9999-12-31 23:59:59.999+00')
+                ) * 1000)::bigint << 16 | 28672)
+                || int8send((("position" + <salt>) & 4611686018427387903) | (1::bigint << 63)),
+                'hex'
+            )::uuid
+        $function$
+
+CREATE OR REPLACE FUNCTION pillarbox.is_well_formed(event event_form)
  RETURNS boolean
  LANGUAGE plpgsql
  STABLE PARALLEL SAFE
@@ -795,42 +821,39 @@ AS $function$
 declare
     payload_size integer;
 begin
-    -- As few steps as will do: PostgreSQL prepares them anew in each transaction.
-    if topic <> '' and type <> '' and key is distinct from ''
-        and greatest(octet_length(topic), octet_length(type), octet_length(key)) <= 1024
-        and coalesce(octet_length(content_type), 0) <= 255
-        and (payload is null or payload_bytes is null)
-        and greatest(pg_column_size(payload) - 4, octet_length(payload_bytes), 0) <= pillarbox.payload_bytes_max()
-        and headers @> '{}' and pg_column_size(headers) <= 65540
-        and coalesce(pg_column_compression(payload), pg_column_compression(headers)) is null
-    then
+    if event.created_at < now() then
         return true;
     end if;
-    payload_size := coalesce(octet_length(payload::text), octet_length(payload_bytes), 0);
-    if octet_length(topic) not between 1 and 1024 then
+    payload_size := coalesce(octet_length(event.payload::text), octet_length(event.payload_bytes), 0);
+    if octet_length(event.topic) not between 1 and 1024 then
         raise check_violation using constraint = 'topic_has_1_to_1024_bytes',
-            message = 'topic_has_1_to_1024_bytes: the topic has ' || octet_length(topic) || ' bytes';
-    elsif octet_length(type) not between 1 and 1024 then
+            message = 'topic_has_1_to_1024_bytes: the topic has ' || octet_length(event.topic) || ' bytes';
+    elsif octet_length(event.type) not between 1 and 1024 then
         raise check_violation using constraint = 'type_has_1_to_1024_bytes',
-            message = 'type_has_1_to_1024_bytes: the type has ' || octet_length(type) || ' bytes';
-    elsif octet_length(key) not between 1 and 1024 then
+            message = 'type_has_1_to_1024_bytes: the type has ' || octet_length(event.type) || ' bytes';
+    elsif octet_length(event.key) not between 1 and 1024 then
         raise check_violation using constraint = 'key_has_1_to_1024_bytes',
-            message = 'key_has_1_to_1024_bytes: the key has ' || octet_length(key) || ' bytes',
+            message = 'key_has_1_to_1024_bytes: the key has ' || octet_length(event.key) || ' bytes',
             hint = 'Leave the key out (null) if the event has none.';
-    elsif octet_length(content_type) > 255 then
+    elsif octet_length(event.content_type) > 255 then
         raise check_violation using constraint = 'content_type_has_at_most_255_bytes',
-            message = 'content_type_has_at_most_255_bytes: the content type has ' || octet_length(content_type) || ' bytes';
-    elsif payload is not null and payload_bytes is not null then
+            message = format(
+                'content_type_has_at_most_255_bytes: the content type has %s bytes', octet_length(event.content_type)
+            );
+    elsif event.payload is not null and event.payload_bytes is not null then
         raise check_violation using constraint = 'payload_or_payload_bytes',
             message = 'payload_or_payload_bytes: an event has JSON or bytes, not both';
-    elsif jsonb_typeof(headers) is distinct from 'object' then
+    elsif jsonb_typeof(event.headers) <> 'object' then
         raise check_violation using constraint = 'headers_is_a_json_object',
-            message = 'headers_is_a_json_object: headers is ' || coalesce(jsonb_typeof(headers), 'null');
+            message = 'headers_is_a_json_object: headers is ' || jsonb_typeof(event.headers);
     elsif (
-        case when pg_column_compression(headers) is null then pg_column_size(headers) - 4 else octet_length(headers::text) end
+        case when pg_column_compression(event.headers) is null then pg_column_size(event.headers) - 4
+            else octet_length(event.headers::text) end
     ) > 65536 then
         raise check_violation using constraint = 'headers_has_at_most_65536_bytes',
-            message = 'headers_has_at_most_65536_bytes: the headers have ' || octet_length(headers::text) || ' bytes as text',
+            message = format(
+                'headers_has_at_most_65536_bytes: the headers have %s bytes as text', octet_length(event.headers::text)
+            ),
             hint = 'Put it into the payload.';
     elsif payload_size > pillarbox.payload_bytes_max() then
         raise check_violation using constraint = 'payload_has_at_most_payload_bytes_max_bytes',
@@ -1081,20 +1104,21 @@ declare
     first_id uuid;
 begin
     -- The rest costs nothing where there is nothing of it to do.
-    if id is null or ordered or dedup_key is not null then
-        id := coalesce(id, pillarbox.new_id());
+    if ordered or dedup_key is not null then
         if ordered then
             perform pillarbox.order_key(key);
         end if;
         if dedup_key is not null then
+            id := coalesce(id, pillarbox.new_id());
             first_id := pillarbox.dedup_claim(topic, key, dedup_key, id);
             if first_id is not null then
                 return first_id;
             end if;
         end if;
     end if;
-    insert into pillarbox.event (id, topic, key, type, payload_bytes, content_type, headers, deliver_at)
-    values (id, topic, key, type, payload, content_type, coalesce(headers, '{}'), deliver_at);
+    insert into pillarbox.event as e (id, topic, key, type, payload_bytes, content_type, headers, deliver_at)
+    values (id, topic, key, type, payload, content_type, headers, deliver_at)
+    returning coalesce(e.id, pillarbox.event_id(e.position, e.created_at)) into id;
     return id;
 end
 $function$
@@ -1107,20 +1131,21 @@ declare
     first_id uuid;
 begin
     -- The rest costs nothing where there is nothing of it to do.
-    if id is null or ordered or dedup_key is not null then
-        id := coalesce(id, pillarbox.new_id());
+    if ordered or dedup_key is not null then
         if ordered then
             perform pillarbox.order_key(key);
         end if;
         if dedup_key is not null then
+            id := coalesce(id, pillarbox.new_id());
             first_id := pillarbox.dedup_claim(topic, key, dedup_key, id);
             if first_id is not null then
                 return first_id;
             end if;
         end if;
     end if;
-    insert into pillarbox.event (id, topic, key, type, payload, headers, deliver_at)
-    values (id, topic, key, type, payload::json, coalesce(headers, '{}'), deliver_at);
+    insert into pillarbox.event as e (id, topic, key, type, payload, headers, deliver_at)
+    values (id, topic, key, type, payload::json, headers, deliver_at)
+    returning coalesce(e.id, pillarbox.event_id(e.position, e.created_at)) into id;
     return id;
 end
 $function$
@@ -1139,13 +1164,63 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION pillarbox.ring()
- RETURNS trigger
+CREATE OR REPLACE FUNCTION pillarbox.ring_at()
+ RETURNS timestamp with time zone
  LANGUAGE plpgsql
 AS $function$
 begin
     perform pg_notify('pillarbox', '');
-    return null;
+    return clock_timestamp();
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.set_doorbell(is_on boolean)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+begin
+    if is_on then
+        alter table only pillarbox.event alter column created_at set default case
+            when pg_try_advisory_lock_shared(1505352748, 0) and pg_advisory_unlock_shared(1505352748, 0) then clock_timestamp()
+            else pillarbox.ring_at()
+        end;
+    else
+        alter table only pillarbox.event alter column created_at set default clock_timestamp();
+    end if;
+    update pillarbox.meta set doorbell = is_on;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.set_payload_bytes_max(size integer)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+begin
+    execute format(
+        'create or replace function pillarbox.payload_bytes_max() returns integer language sql immutable parallel safe as %L',
+        'select ' || size
+    );
+    alter domain pillarbox.well_formed_event drop constraint if exists is_well_formed;
+    execute format($$
+        alter domain pillarbox.well_formed_event add constraint is_well_formed check (
+            case
+                when (
+                    octet_length((value).topic) - 1 | octet_length((value).type) - 1 | coalesce(octet_length((value).key), 1) - 1
+                ) >> 10 = 0
+                    and coalesce(octet_length((value).content_type), 0) <= 255
+                    and ((value).payload is null or (value).payload_bytes is null)
+                    and coalesce(pg_column_size((value).payload), pg_column_size((value).payload_bytes), 0) <= %s
+                    and ((value).headers is null or (value).headers @> '{}' and pg_column_size((value).headers) <= 65536)
+                    and coalesce(
+                        pg_column_compression((value).payload), pg_column_compression((value).payload_bytes),
+                        pg_column_compression((value).headers)
+                    ) is null
+                then true
+                else pillarbox.is_well_formed(value)
+            end
+        ) not valid
+    $$, size);
+    update pillarbox.meta set payload_bytes_max = size;
 end
 $function$
 
@@ -1173,12 +1248,6 @@ CREATE TRIGGER count_aside_insert AFTER INSERT ON pillarbox.delivery FOR EACH RO
 CREATE TRIGGER count_aside_truncate AFTER TRUNCATE ON pillarbox.delivery FOR EACH STATEMENT EXECUTE FUNCTION count_aside()
 
 CREATE TRIGGER count_aside_update AFTER UPDATE OF state ON pillarbox.delivery FOR EACH ROW WHEN (((old.state <> new.state) AND ((old.state = ANY (ARRAY['dead'::text, 'delayed'::text])) OR (new.state = ANY (ARRAY['dead'::text, 'delayed'::text]))))) EXECUTE FUNCTION count_aside()
-
-CREATE TRIGGER doorbell AFTER INSERT ON pillarbox.event FOR EACH STATEMENT WHEN (
-        CASE
-            WHEN pg_try_advisory_lock_shared(1505352748, 0) THEN (NOT pg_advisory_unlock_shared(1505352748, 0))
-            ELSE true
-        END) EXECUTE FUNCTION ring()
 
 CREATE TRIGGER is_never_changed BEFORE DELETE OR UPDATE ON pillarbox.event FOR EACH STATEMENT EXECUTE FUNCTION refuse()
 
@@ -1211,7 +1280,7 @@ view delivery_state as
 
 view event_view as
  SELECT event."position",
-    event.id,
+    COALESCE(event.id, event_id(event."position", event.created_at)) AS id,
     event.created_at,
     event.topic,
     event.key,
@@ -1222,7 +1291,7 @@ view event_view as
             WHEN (event.payload IS NOT NULL) THEN 'application/json'::text
             ELSE NULL::text
         END) AS content_type,
-    event.headers,
+    COALESCE(event.headers, '{}'::jsonb) AS headers,
     event.stream_version,
     event.deliver_at
    FROM event
@@ -1243,3 +1312,12 @@ UNION ALL
     event_kept.stream_version,
     event_kept.deliver_at
    FROM event_kept;
+
+type event_form as (topic text, type text, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, created_at timestamp with time zone)
+
+domain well_formed_event as event_form
+CHECK (
+CASE
+    WHEN ((((((octet_length((VALUE).topic) - 1) | (octet_length((VALUE).type) - 1)) | (COALESCE(octet_length((VALUE).key), 1) - 1)) >> 10) = 0) AND (COALESCE(octet_length((VALUE).content_type), 0) <= 255) AND (((VALUE).payload IS NULL) OR ((VALUE).payload_bytes IS NULL)) AND (COALESCE(pg_column_size((VALUE).payload), pg_column_size((VALUE).payload_bytes), 0) <= 1048576) AND (((VALUE).headers IS NULL) OR (((VALUE).headers @> '{}'::jsonb) AND (pg_column_size((VALUE).headers) <= 65536))) AND (COALESCE(pg_column_compression((VALUE).payload), pg_column_compression((VALUE).payload_bytes), pg_column_compression((VALUE).headers)) IS NULL)) THEN true
+    ELSE is_well_formed(VALUE)
+END) NOT VALID

@@ -6,6 +6,7 @@
 mod connection;
 mod doorbell;
 mod error;
+mod event_id;
 mod home;
 mod inbox;
 mod leaves;

@@ -28,7 +28,7 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: [Migration; 9] = [
+const MIGRATIONS: [Migration; 10] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
     Migration { version: 2, name: "leaves", sql: include_str!("../migrations/002_leaves.sql") },
     Migration { version: 3, name: "dead_deliveries", sql: include_str!("../migrations/003_dead_deliveries.sql") },
@@ -38,6 +38,7 @@ const MIGRATIONS: [Migration; 9] = [
     Migration { version: 7, name: "definitions", sql: include_str!("../migrations/007_definitions.sql") },
     Migration { version: 8, name: "doorbell", sql: include_str!("../migrations/008_doorbell.sql") },
     Migration { version: 9, name: "lookups", sql: include_str!("../migrations/009_lookups.sql") },
+    Migration { version: 10, name: "row", sql: include_str!("../migrations/010_row.sql") },
 ];
 
 /// PostgreSQL does not check the text of such a database: it holds bytes that are no characters.
@@ -238,16 +239,12 @@ pub async fn set_doorbell(config: &PgConfig, on: bool) -> Result<()> {
 }
 
 fn doorbell_sql(schema: &str, on: bool) -> String {
-    let change = if on { "enable" } else { "disable" };
-    format!("alter table only {schema}.event {change} trigger doorbell;\n")
+    format!("select {schema}.set_doorbell({on});\n")
 }
 
 /// Whether publishing rings the doorbell. The session's search path must lead to the schema.
 pub(crate) async fn has_doorbell(client: &impl GenericClient) -> Db<bool> {
-    let sql = "select exists (
-        select from pg_trigger where tgrelid = 'event'::regclass and tgname = 'doorbell' and tgenabled in ('O', 'A')
-    )";
-    Ok(client.query_one(sql, &[]).await?.get(0))
+    Ok(client.query_one("select doorbell from meta", &[]).await?.get(0))
 }
 
 async fn allows_prepared_transactions(client: &impl GenericClient) -> Db<bool> {

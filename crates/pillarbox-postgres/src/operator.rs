@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use crate::connection::{Session, lock_class};
 use crate::error::{Db, DbError};
+use crate::event_id::salted_position;
 use crate::ownership::parse_filter;
 use crate::publish::{FOREVER_MS, Publisher};
 use crate::store::PostgresStore;
@@ -224,7 +225,9 @@ pub(crate) fn claim_record(row: &Row, first: usize) -> Db<Option<ClaimRecord>> {
 
 /// The positions of an event by its id, in the log or kept aside; ids are not unique.
 pub(crate) async fn positions_of(tx: &Transaction<'_>, id: Uuid) -> Db<Vec<Position>> {
-    let rows = tx.query_typed(include_str!("sql/positions_of.sql"), &[(&id, Type::UUID)]).await?;
+    let rows = tx
+        .query_typed(include_str!("sql/positions_of.sql"), &[(&id, Type::UUID), (&salted_position(id), Type::INT8)])
+        .await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 

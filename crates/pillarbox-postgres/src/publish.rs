@@ -64,25 +64,24 @@ impl Publisher {
             return Ok(ids[0]);
         }
         check_names(event)?;
-        let id = event.id.unwrap_or_else(Uuid::now_v7);
-        Ok(self.insert(transaction, id, event).await.map(|()| id)?)
+        Ok(self.insert(transaction, event).await?)
     }
 
-    async fn insert<C: GenericClient>(&self, transaction: &C, id: Uuid, event: &NewEvent) -> Db<()> {
-        let headers = Headers::from_map(&event.headers);
+    async fn insert<C: GenericClient>(&self, transaction: &C, event: &NewEvent) -> Db<Uuid> {
+        let headers = headers_of(event);
         let parameters: [(&(dyn ToSql + Sync), Type); 9] = [
-            (&id, Type::UUID),
+            (&event.id, Type::UUID),
             (&event.topic, Type::TEXT),
             (&event.key, Type::TEXT),
             (&event.r#type, Type::TEXT),
             (&json_of(event), Type::JSON),
             (&bytes_of(event), Type::BYTEA),
             (&event.content_type, Type::TEXT),
-            (&Json(headers.as_json()), Type::JSONB),
+            (&headers.as_ref().map(|headers| Json(headers.as_json())), Type::JSONB),
             (&event.deliver_at.map(Time), Type::TIMESTAMPTZ),
         ];
-        transaction.execute_typed(&self.fill_in(include_str!("sql/publish.sql")), &parameters).await?;
-        Ok(())
+        let sql = self.fill_in(include_str!("sql/publish.sql"));
+        Ok(transaction.query_typed_one(&sql, &parameters).await?.try_get(0)?)
     }
 
     /// See [`publish_all()`].
@@ -95,33 +94,36 @@ impl Publisher {
     }
 
     async fn insert_all<C: GenericClient>(&self, transaction: &C, events: &[NewEvent]) -> Db<Vec<Uuid>> {
-        let ids: Vec<Uuid> = events.iter().map(|event| event.id.unwrap_or_else(Uuid::now_v7)).collect();
-        let headers: Vec<Headers> = events.iter().map(|event| Headers::from_map(&event.headers)).collect();
+        let headers = column(events, headers_of);
         let dedup_keys = column(events, |event| event.dedup_key.as_deref());
+        let once = dedup_keys.iter().any(Option::is_some);
         let mut parameters: Vec<(Box<dyn ToSql + Sync + Send + '_>, Type)> = vec![
-            (Box::new(ids.clone()), Type::UUID_ARRAY),
+            (Box::new(column(events, |event| id_of(event, once))), Type::UUID_ARRAY),
             (Box::new(column(events, |event| event.topic.as_str())), Type::TEXT_ARRAY),
             (Box::new(column(events, |event| event.key.as_deref())), Type::TEXT_ARRAY),
             (Box::new(column(events, |event| event.r#type.as_str())), Type::TEXT_ARRAY),
             (Box::new(column(events, json_of)), Type::JSON_ARRAY),
             (Box::new(column(events, bytes_of)), Type::BYTEA_ARRAY),
             (Box::new(column(events, |event| event.content_type.as_deref())), Type::TEXT_ARRAY),
-            (Box::new(headers.iter().map(|headers| Json(headers.as_json())).collect::<Vec<_>>()), Type::JSONB_ARRAY),
+            (
+                Box::new(
+                    headers
+                        .iter()
+                        .map(|headers| headers.as_ref().map(|headers| Json(headers.as_json())))
+                        .collect::<Vec<_>>(),
+                ),
+                Type::JSONB_ARRAY,
+            ),
             (Box::new(column(events, |event| event.deliver_at.map(Time))), Type::TIMESTAMPTZ_ARRAY),
         ];
-        let once = dedup_keys.iter().any(Option::is_some);
         if once {
             parameters.push((Box::new(dedup_keys), Type::TEXT_ARRAY));
         }
         let parameters: Vec<(&(dyn ToSql + Sync), Type)> =
             parameters.iter().map(|(value, kind)| (&**value as &(dyn ToSql + Sync), kind.clone())).collect();
-        if once {
-            let rows =
-                transaction.query_typed(&self.fill_in(include_str!("sql/publish_once.sql")), &parameters).await?;
-            return rows.iter().map(|row| Ok(row.try_get(0)?)).collect();
-        }
-        transaction.execute_typed(&self.fill_in(include_str!("sql/publish_all.sql")), &parameters).await?;
-        Ok(ids)
+        let sql = if once { include_str!("sql/publish_once.sql") } else { include_str!("sql/publish_all.sql") };
+        let rows = transaction.query_typed(&self.fill_in(sql), &parameters).await?;
+        rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
     }
 
     pub(crate) fn fill_in(&self, sql: &str) -> String {
@@ -131,6 +133,17 @@ impl Publisher {
 
 fn column<'a, T>(events: &'a [NewEvent], of: impl Fn(&'a NewEvent) -> T) -> Vec<T> {
     events.iter().map(of).collect()
+}
+
+/// The id that an event brings. Where there is a `dedup_key` it needs one before it is published; any other gets its id from its place
+/// in the log.
+fn id_of(event: &NewEvent, once: bool) -> Option<Uuid> {
+    event.id.or_else(|| once.then(Uuid::now_v7))
+}
+
+/// None where there are none: such a row is smaller.
+fn headers_of(event: &NewEvent) -> Option<Headers> {
+    (!event.headers.is_empty()).then(|| Headers::from_map(&event.headers))
 }
 
 fn json_of(event: &NewEvent) -> Option<Json<'_>> {

@@ -1,19 +1,22 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::{StreamExt, future};
 use pillarbox::decode::{Names, Wanted};
-use pillarbox::{Event, Filter, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Timestamp, Writer};
+use pillarbox::{
+    ErrorKind, Event, Filter, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Timestamp, Writer,
+};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::connection::Session;
-use crate::error::Db;
+use crate::error::{Db, DbError};
+use crate::event_id::event_id;
 use crate::home;
 use crate::types::{DueTime, RawJson, Text, Time};
 
@@ -31,7 +34,7 @@ const ROWS_MIN: usize = 1;
 
 /// Reads the log.
 pub(crate) struct Reader {
-    decoder: Decoder,
+    pub(crate) decoder: Decoder,
     seen: Seen,
     /// The mean size of a row lately, so that a page of large ones is not read only to be thrown away.
     mean_bytes: MeanBytes,
@@ -431,6 +434,8 @@ impl Gathered {
 /// Turns rows into events, sharing the names that come again and again.
 #[derive(Default)]
 pub(crate) struct Decoder {
+    /// See [`event_id`]; known once the log was looked at. Only scans show events without their ids.
+    pub(crate) id_salt: Arc<OnceLock<i64>>,
     topics: Names,
     types: Names,
     content_types: Names,
@@ -457,6 +462,11 @@ impl Decoder {
         self.rest(row, row.try_get(0)?, names)
     }
 
+    fn id_of(&self, position: Position, created_at: Timestamp) -> Db<Uuid> {
+        let salt = self.id_salt.get().ok_or_else(|| DbError::own(ErrorKind::Fatal, "the log was not looked at"))?;
+        Ok(event_id(*salt, position, created_at))
+    }
+
     fn names(&mut self, row: &Row) -> Db<EventNames> {
         let mut no_text = None;
         let topic = self.topics.share(&marked(row.try_get(1)?, "topic", &mut no_text));
@@ -477,17 +487,19 @@ impl Decoder {
             },
             None => row.try_get::<_, Option<&[u8]>>(6)?.map_or(Payload::None, |bytes| Payload::Bytes(bytes.into())),
         };
-        let headers = Text(String::from_utf8_lossy(row.try_get::<_, RawJson<'_>>(8)?.0));
-        let headers = Headers::from_json(&marked(headers, "headers", &mut no_text));
+        let headers = row.try_get::<_, Option<RawJson<'_>>>(8)?.map(|json| Text(String::from_utf8_lossy(json.0)));
+        let headers =
+            headers.map_or_else(Headers::default, |text| Headers::from_json(&marked(text, "headers", &mut no_text)));
         let content_type = row.try_get::<_, Option<Text<'_>>>(7)?;
         let content_type = content_type.map(|name| marked(name, "content type", &mut no_text));
         let key = row.try_get::<_, Option<Text<'_>>>(4)?;
         if matches!(&key, Some(Text(Cow::Owned(_)))) {
             no_text = Some("key");
         }
+        let created_at = row.try_get::<_, Time>(11)?.0;
         Ok(Event {
             position,
-            id: row.try_get::<_, Uuid>(3)?,
+            id: row.try_get::<_, Option<Uuid>>(3)?.map_or_else(|| self.id_of(position, created_at), Ok)?,
             topic,
             // Of no order: what looks the same when it is marked need not be the same.
             key: key.and_then(Text::whole).map(Into::into),
@@ -497,7 +509,7 @@ impl Decoder {
             headers,
             stream_version: row.try_get(9)?,
             deliver_at: row.try_get::<_, Option<DueTime>>(10)?.map(|time| time.0),
-            created_at: row.try_get::<_, Time>(11)?.0,
+            created_at,
             malformed: no_text.map(|what| format!("its {what} {NO_TEXT}").into()),
         })
     }

@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use pillarbox::{
@@ -58,6 +58,8 @@ pub struct PostgresStore {
     member: Mutex<Option<Arc<Membership>>>,
     listener: tokio::sync::Mutex<Option<Listener>>,
     barriers: Arc<AtomicU64>,
+    /// Of the log's ids; known once it was looked at.
+    id_salt: Arc<OnceLock<i64>>,
     pub(crate) upkeep: Upkeep,
     #[cfg(feature = "mutants")]
     lane_laboratory: Mutex<Option<crate::mutant::Laboratory>>,
@@ -82,7 +84,7 @@ impl PostgresStore {
     pub fn unexamined(config: PgConfig) -> Self {
         let config = Arc::new(config);
         let reading = Reader::default();
-        let barriers = reading.barriers.clone();
+        let (barriers, id_salt) = (reading.barriers.clone(), reading.decoder.id_salt.clone());
         PostgresStore {
             reader: Link::new(config.clone(), "pillarbox reader", READER_SETUP),
             writer: Link::new(config.clone(), "pillarbox writer", WRITER_SETUP),
@@ -93,6 +95,7 @@ impl PostgresStore {
             member: Mutex::new(None),
             listener: tokio::sync::Mutex::new(None),
             barriers,
+            id_salt,
             upkeep: Upkeep::default(),
             #[cfg(feature = "mutants")]
             lane_laboratory: Mutex::new(None),
@@ -105,6 +108,9 @@ impl PostgresStore {
         let mut session = self.desk().await?;
         migrate::require(&session).await?;
         premises::require(&session).await?;
+        let salt = session.query_one("select id_salt from meta", &[]).await?.try_get(0)?;
+        // It is never changed.
+        let _ = self.id_salt.set(salt);
         home::check(&mut session).await
     }
 

@@ -208,7 +208,8 @@ fn make_old(place: &Place, on: On) {
         }
         On::Postgres => {
             "alter table pillarbox_event disable trigger is_never_changed; \
-             update pillarbox_event set created_at = created_at - interval '10 days'"
+             update pillarbox_event set id = coalesce(id, pillarbox_event_id(position, created_at)), \
+             created_at = created_at - interval '10 days'"
         }
     });
 }

@@ -102,8 +102,7 @@ async fn anchors(tx: &Transaction<'_>, world: &World) -> Db<Check> {
     let lanes = world.subscriptions.iter().flat_map(|subscription| &subscription.lanes);
     let anchors = lanes.filter_map(|lane| lane.cursor.anchor).filter(|(position, _)| *position > world.pruned_to);
     let (positions, ids): (Vec<i64>, Vec<uuid::Uuid>) = anchors.unzip();
-    let sql = "select a.position, a.id from unnest($1::bigint[], $2::uuid[]) as a (position, id) \
-               where not exists (select from event as e where e.position = a.position and e.id = a.id) limit 1";
+    let sql = include_str!("../sql/broken_anchor.sql");
     let broken = tx.query_typed_opt(sql, &[(&positions, Type::INT8_ARRAY), (&ids, Type::UUID_ARRAY)]).await?;
     Ok(match broken {
         None => ok("anchors", "the last event that each lane has settled is still at its position"),

@@ -47,7 +47,7 @@ impl Limits {
     }
 }
 
-/// Writes the limit into the function that the table's check asks. Old events are not looked at: the limit is for new ones.
+/// Old events are not looked at: the limit is for new ones.
 async fn set_payload_bytes_max(tx: &impl GenericClient, bytes: usize) -> Db<()> {
     if !(1..=PAYLOAD_BYTES_MAX_HIGHEST).contains(&bytes) {
         return Err(DbError::own(
@@ -56,10 +56,8 @@ async fn set_payload_bytes_max(tx: &impl GenericClient, bytes: usize) -> Db<()> 
         ));
     }
     let bytes = i32::try_from(bytes).expect("checked above");
-    let row =
-        tx.query_one("update meta set payload_bytes_max = $1 returning current_schema()::text", &[&bytes]).await?;
-    let sql = include_str!("../sql/set_payload_bytes_max.sql").replace("@schema@", row.get(0));
-    Ok(tx.batch_execute(&sql.replace("@size@", &bytes.to_string())).await?)
+    tx.execute("select set_payload_bytes_max($1)", &[&bytes]).await?;
+    Ok(())
 }
 
 /// The window decides which table is the current one. Keys stay where they are, and for a while are looked for everywhere: no

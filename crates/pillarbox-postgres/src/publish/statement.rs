@@ -1,7 +1,6 @@
 use pillarbox::{Headers, NewEvent, Result};
-use uuid::Uuid;
 
-use super::{Publisher, bytes_of, check_names, json_of};
+use super::{Publisher, bytes_of, check_names, headers_of, id_of, json_of};
 
 /// Publishing by whatever client the application has: the statement and its parameters.
 pub trait EventSql {
@@ -39,16 +38,15 @@ impl Publisher {
     pub fn to_sql(&self, event: &NewEvent) -> Result<PublishStatement> {
         check_names(event)?;
         let text = |value: Option<&str>| Parameter::Text(value.map(str::to_owned));
-        let id = event.id.unwrap_or_else(Uuid::now_v7);
         let mut parameters = vec![
-            Parameter::Text(Some(id.to_string())),
+            Parameter::Text(id_of(event, event.dedup_key.is_some()).map(|id| id.to_string())),
             text(Some(&event.topic)),
             text(event.key.as_deref()),
             text(Some(&event.r#type)),
             text(json_of(event).map(|json| json.0)),
             Parameter::Bytes(bytes_of(event).map(<[u8]>::to_vec)),
             text(event.content_type.as_deref()),
-            text(Some(Headers::from_map(&event.headers).as_json())),
+            text(headers_of(event).as_ref().map(Headers::as_json)),
             Parameter::Text(event.deliver_at.map(|at| at.to_string())),
         ];
         let sql = match &event.dedup_key {

@@ -1,4 +1,4 @@
-select position, topic, type, key, deliver_at, created_at, id
+select position, topic, type, key, deliver_at, created_at, coalesce(id, event_id(position, created_at))
 from event
 where position > $1::bigint
     and ($2::text is null or key = $2)

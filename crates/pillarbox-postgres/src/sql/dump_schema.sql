@@ -40,9 +40,27 @@ with parts (rank, name, part) as (
     from pg_sequences as s
     where s.schemaname = $1::text
     union all
-    select 6, p.proname || pg_get_function_identity_arguments(p.oid), pg_get_functiondef(p.oid)
-    from pg_proc as p
+    -- Every log has a salt of its own.
+    select
+        6, p.proname || pg_get_function_identity_arguments(p.oid),
+        replace(pg_get_functiondef(p.oid), m.id_salt::text, '<salt>')
+    from pg_proc as p, meta as m
     where p.pronamespace = $1::text::regnamespace
+    union all
+    select 9, t.typname, format(E'type %s as (%s)', t.typname, (
+        select string_agg(format('%s %s', a.attname, format_type(a.atttypid, a.atttypmod)), ', ' order by a.attnum)
+        from pg_attribute as a
+        where a.attrelid = t.typrelid and a.attnum > 0
+    ))
+    from pg_type as t
+    join pg_class as c on c.oid = t.typrelid and c.relkind = 'c'
+    where t.typnamespace = $1::text::regnamespace
+    union all
+    select 9, t.typname, format(E'domain %s as %s\n%s', t.typname, format_type(t.typbasetype, t.typtypmod), (
+        select string_agg(pg_get_constraintdef(o.oid), E'\n' order by o.conname) from pg_constraint as o where o.contypid = t.oid
+    ))
+    from pg_type as t
+    where t.typnamespace = $1::text::regnamespace and t.typtype = 'd'
     union all
     select 7, t.tgname, pg_get_triggerdef(t.oid)
     from pg_trigger as t

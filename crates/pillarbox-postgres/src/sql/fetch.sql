@@ -1,6 +1,6 @@
 -- Position by position (`offset 0`): each is looked for in its own leaf. Of an array, all are looked for in every leaf.
 select
-    w.position, coalesce(e.topic, k.topic), coalesce(e.type, k.type), coalesce(e.id, k.id), coalesce(e.key, k.key),
+    w.position, coalesce(e.topic, k.topic), coalesce(e.type, k.type), coalesce(e.id, k.id, event_id(e.position, e.created_at)), coalesce(e.key, k.key),
     coalesce(e.payload, k.payload), coalesce(e.payload_bytes, k.payload_bytes), coalesce(e.content_type, k.content_type),
     coalesce(e.headers, k.headers), coalesce(e.stream_version, k.stream_version), coalesce(e.deliver_at, k.deliver_at),
     coalesce(e.created_at, k.created_at)

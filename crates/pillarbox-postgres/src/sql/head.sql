@@ -1,5 +1,5 @@
 -- The first delivery of the same key that another one waits for.
-select coalesce(e.id, k.id), head.position, head.state
+select coalesce(e.id, k.id, event_id(e.position, e.created_at)), head.position, head.state
 from delivery as d
 join subscription as s on s.id = d.subscription
 cross join lateral (

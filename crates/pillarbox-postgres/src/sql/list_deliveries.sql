@@ -1,7 +1,7 @@
 -- Deliveries of subscription $1 in log order. @rows@ says which are looked at, so that an index serves, and $8 how many.
 select
     d.position, coalesce(e.topic, k.topic, ''), coalesce(e.type, k.type, ''), d.key, coalesce(e.deliver_at, k.deliver_at),
-    coalesce(e.created_at, k.created_at, d.since), coalesce(e.id, k.id), d.state, d.attempts, d.due_at, d.errors,
+    coalesce(e.created_at, k.created_at, d.since), coalesce(e.id, k.id, event_id(e.position, e.created_at)), d.state, d.attempts, d.due_at, d.errors,
     d.owner, d.claimed_at, i.beat_at
 from (
     -- Of the table alone: a join would lose the order of the index.

@@ -3,8 +3,8 @@ select
     l.low, coalesce(l.high, 9223372036854775807), e.position, e.created_at,
     (
         select j.position
-        from event as j
-        where j.position >= l.low and j.position < coalesce(l.high, 9223372036854775807) and j.stream_version is not null
+        from journal as j
+        where j.position >= l.low and j.position < coalesce(l.high, 9223372036854775807)
         limit 1
     ) is not null
 from leaf as l

@@ -2,7 +2,9 @@
 insert into event_kept (
     position, id, topic, key, type, payload, payload_bytes, content_type, headers, stream_version, deliver_at, created_at
 )
-select position, id, topic, key, type, payload, payload_bytes, content_type, headers, stream_version, deliver_at, created_at
+select
+    position, coalesce(id, event_id(position, created_at)), topic, key, type, payload, payload_bytes, content_type,
+    coalesce(headers, '{}'), stream_version, deliver_at, created_at
 from event
 where position >= $1::bigint and position < $2::bigint
     and position in (

@@ -13,9 +13,9 @@ where not l.emptied
     and l.high <= $1::bigint + 1
     -- Not as an anti join, which would gather all events of all journals.
     and (
-        select e.position
-        from event as e
-        where e.position >= l.low and e.position < l.high and e.stream_version is not null
+        select j.position
+        from journal as j
+        where j.position >= l.low and j.position < l.high
         limit 1
     ) is null
 order by l.low

@@ -1,7 +1,7 @@
 -- What this transaction has written and not committed: visible, and by a transaction that has not ended. Savepoints have
 -- transactions of their own, numbered above it; created_at keeps numbers of an earlier round out.
 select
-    position, topic, type, id, key, payload, payload_bytes, content_type, headers, stream_version, deliver_at, created_at
+    position, topic, type, coalesce(id, @schema@.event_id(position, created_at)), key, payload, payload_bytes, content_type, headers, stream_version, deliver_at, created_at
 from (
     select e.*, own.id::text::bigint + ((e.xmin::text::bigint - own.id::text::bigint) & 4294967295) as writer
     from @schema@.event as e

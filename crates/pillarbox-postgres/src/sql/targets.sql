@@ -1,5 +1,5 @@
 -- Deliveries of the positions $2 in whatever state; or what is dead, of the key $3 or all of it. In log order, by the index that serves.
-select d.position, d.lane, coalesce(e.id, k.id)
+select d.position, d.lane, coalesce(e.id, k.id, event_id(e.position, e.created_at))
 from (
     (
         select t.position, t.lane

@@ -89,7 +89,7 @@ impl PostgresFixture {
 
 async fn insert(client: &Client, event: &NewEvent) -> Position {
     let id = pillarbox_postgres::publish(client, event).await.unwrap();
-    client.query_one("select position from pillarbox.event where id = $1", &[&id]).await.unwrap().get(0)
+    client.query_one("select position from pillarbox.event_view where id = $1", &[&id]).await.unwrap().get(0)
 }
 
 impl Fixture for PostgresFixture {

@@ -165,9 +165,8 @@ async fn one_that_has_beaten_meanwhile_keeps_its_sessions_and_its_lane() {
     let client = frozen.database.client().await;
     // One that waits for its neighbour opens a session of its own when it has seen it: there may be more of them later.
     let pids = sessions_of(frozen.id, "%").replace("count(*)", "pid");
-    let sessions = async || -> BTreeSet<i32> {
-        client.query(&pids, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
-    };
+    let sessions =
+        async || -> BTreeSet<i32> { client.query(&pids, &[]).await.unwrap().iter().map(|row| row.get(0)).collect() };
     let before = sessions().await;
     assert_eq!(frozen.heir.take(&[take]).await.unwrap(), [None]);
     assert!(!before.is_empty() && sessions().await.is_superset(&before));

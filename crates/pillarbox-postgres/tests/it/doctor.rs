@@ -238,7 +238,7 @@ async fn a_table_that_is_not_vacuumed() {
 
 #[tokio::test]
 async fn a_doorbell_among_prepared_transactions() {
-    let cause = "alter table only pillarbox.event enable trigger doorbell";
+    let cause = "select pillarbox.set_doorbell(true)";
     check_warning("doorbell", Level::Ok, cause, "cannot be prepared", "migrate --doorbell off").await;
 }
 

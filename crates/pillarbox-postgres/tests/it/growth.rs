@@ -3,9 +3,9 @@
 use std::sync::OnceLock;
 
 use pillarbox::{
-    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Delivery, Epoch, Event, Failed, Failure,
-    LaneRef, LaneState, LaneWrite, Mode, NewEvent, Operator, Queued, RecoverRequest, RecoveryCause, Settlement, State,
-    Store, Subscription, SubscriptionId, Take, TakeCause, Timestamp,
+    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Delivery, Event, Failed, Failure, LaneRef,
+    LaneWrite, Mode, NewEvent, Operator, Queued, RecoverRequest, RecoveryCause, State, Store, Subscription,
+    SubscriptionId, Take, TakeCause, Timestamp,
 };
 use pillarbox_postgres::{PostgresStore, Transactional, accept, publish};
 use pillarbox_testkit::eventually;
@@ -31,7 +31,7 @@ fn server() -> &'static Server {
 async fn quiet_database() -> Database {
     let database = Database::on(server()).await;
     database.execute("create extension pg_stat_statements").await;
-    database.execute("alter table pillarbox.event disable trigger doorbell").await;
+    database.execute("select pillarbox.set_doorbell(false)").await;
     database
 }
 
@@ -162,7 +162,7 @@ const END: &str = "
     update pillarbox.cursor set floor = (select max(position) from pillarbox.event)
     where subscription in (select id from pillarbox.subscription where name like 'other %');
     update pillarbox.cursor as c
-    set anchor_position = e.position, anchor_id = e.id
+    set anchor_position = e.position, anchor_id = coalesce(e.id, pillarbox.event_id(e.position, e.created_at))
     from pillarbox.event as e
     where e.position = (select max(position) from pillarbox.event where position <= greatest(c.floor, upper(c.settled) - 1))";
 
@@ -210,7 +210,8 @@ const DEAD: &str = "
         (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
     select s.id, g, 0, g, 'd' || g, 'dead', 3, now(), now(), now(), s.mode = 'queue'
     from pillarbox.subscription as s, generate_series(1, $n) as g;
-    insert into pillarbox.event_kept select * from pillarbox.event where position <= $n";
+    insert into pillarbox.event_kept (position, id, topic, key, type, payload, headers, created_at)
+    select position, id, topic, key, type, payload::json, headers, created_at from pillarbox.event_view where position <= $n";
 
 const DELAYED: &str = "
     insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)

@@ -75,7 +75,7 @@ async fn rows_that_are_larger_than_a_page_come_one_by_one() {
     // As they could be published before there was a limit.
     database
         .execute(&format!(
-            "alter table pillarbox.event drop constraint event_is_well_formed;
+            "alter domain pillarbox.well_formed_event drop constraint is_well_formed;
              insert into pillarbox.event (topic, type, headers)
              select 'large', 'y', jsonb_build_object('a', repeat('x', 9 * 1024 * 1024)) from generate_series(1, {LARGE});
              insert into pillarbox.event (topic, type) select 'small', 'y' from generate_series(1, 100)"

@@ -20,7 +20,7 @@ impl order::OrderedLog for Database {
     }
 
     async fn committed(&self) -> Vec<Committed> {
-        let rows = self.client().await.query("select id, key, position from pillarbox.event", &[]).await.unwrap();
+        let rows = self.client().await.query("select id, key, position from pillarbox.event_view", &[]).await.unwrap();
         rows.iter().map(|row| Committed { id: row.get(0), key: row.get(1), position: row.get(2) }).collect()
     }
 }

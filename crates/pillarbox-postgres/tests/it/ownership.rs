@@ -356,13 +356,13 @@ async fn all_sessions_of_a_relay_carry_its_number_and_there_are_at_most_four() {
 async fn anchors_are_looked_up_one_by_one_however_the_planner_is_misled() {
     let database = Database::new().await;
     let publish = "insert into pillarbox.event (topic, type, payload) select 't', 'y', '\"some text\"' \
-                   from generate_series(1, 20000)";
+                   from generate_series(1, 30000)";
     database.execute(publish).await;
     let store = database.store().await;
     let joined = join(&store, [Subscription { lanes: 4, ..Subscription::new("s") }]).await;
     let anchors = format!(
         "update pillarbox.cursor set owner = {}, floor = 10000 + lane, anchor_position = 10000 + lane, \
-         anchor_id = (select id from pillarbox.event where position = 10000 + lane); analyze",
+         anchor_id = (select id from pillarbox.event_view where position = 10000 + lane); analyze",
         joined.instance.0
     );
     database.execute(&anchors).await;

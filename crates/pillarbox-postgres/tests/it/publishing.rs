@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use pillarbox::{ErrorKind, NewEvent, PAYLOAD_BYTES_MAX, Payload, Timestamp};
+use pillarbox::{ErrorKind, NewEvent, Operator, PAYLOAD_BYTES_MAX, Payload, Timestamp};
 use pillarbox_postgres::testing::published;
 use pillarbox_postgres::{
     EventSql, Limits, PAYLOAD_BYTES_MAX_HIGHEST, Parameter, PgConfig, PostgresStore, migrate, publish, publish_all,
@@ -45,6 +45,71 @@ async fn a_plain_insert_gets_every_default() {
     assert!((from_id - event.created_at.0).abs() < 10_000, "{from_id} {}", event.created_at.0);
     assert!((Timestamp::now().0 - event.created_at.0).abs() < 60_000);
     assert!(event.headers.is_empty() && event.deliver_at.is_none());
+}
+
+#[tokio::test]
+async fn an_id_that_nobody_brought_is_the_same_wherever_it_is_told_and_leads_to_its_event() {
+    let database = Database::new().await;
+    let (store, client) = (database.store().await, database.client().await);
+    let brought = Uuid::new_v4();
+    let mut told = vec![publish(&client, &NewEvent::new("t", "y")).await.unwrap()];
+    told.extend(publish_all(&client, &[NewEvent::new("t", "y"), NewEvent::new("t", "y").id(brought)]).await.unwrap());
+    for sql in [
+        "select pillarbox.publish('t', 'y', headers => '{\"a\": \"b\"}')",
+        "select pillarbox.publish_bytes('t', 'y', '\\x00', 'x')",
+        "select pillarbox.publish('t', 'y', dedup_key => 'd')",
+        "insert into pillarbox.event (topic, type) values ('t', 'y') returning pillarbox.event_id(position, created_at)",
+    ] {
+        told.push(client.query_one(sql, &[]).await.unwrap().get(0));
+    }
+    database.execute("select pillarbox.append('s', 0, '[{\"type\": \"y\"}]')").await;
+    let of_journal = "select id from pillarbox.event_view where stream_version = 1";
+    told.push(client.query_one(of_journal, &[]).await.unwrap().get(0));
+
+    let events = events(&store).await;
+    assert_eq!(events.iter().map(|event| event.id).collect::<Vec<_>>(), told);
+    for event in &events {
+        let shown = store.show(event.id).await.unwrap().unwrap().event;
+        assert_eq!((shown.position, shown.id), (event.position, event.id));
+    }
+    let stored: i64 = database.number("select count(*) from pillarbox.event where id is not null").await;
+    assert_eq!(stored, 2, "what was brought, and what deduplication has to know before");
+    // One of another log, at the same place and time.
+    database.execute("update pillarbox.meta set id_salt = id_salt # 1").await;
+    assert!(store.show(told[0]).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn ids_are_made_alike_by_the_database_and_the_relay_at_any_time() {
+    let database = Database::new().await;
+    let times = "'infinity', '-infinity', '1969-12-31Z', '1970-01-01Z', '2026-11-18 10:00:00.001Z', \
+                 '2026-11-18 10:00:00.001999Z', '9999-12-31 23:59:59.999999Z', '12000-01-01Z'";
+    database
+        .execute(&format!(
+            "insert into pillarbox.event (topic, type, created_at) \
+             select 't', 'y', at from unnest(array[{times}]::timestamptz[]) as at"
+        ))
+        .await;
+    let rows =
+        database.client().await.query("select id from pillarbox.event_view order by position", &[]).await.unwrap();
+    let made: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
+    let read: Vec<Uuid> = events(&database.store().await).await.iter().map(|event| event.id).collect();
+    assert_eq!((read.len(), &read), (8, &made));
+}
+
+#[tokio::test]
+async fn indexes_are_made_anew_over_events_that_are_too_large_by_now() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let large = NewEvent::new("t", "y").bytes(vec![0; 2000], "x").id(Uuid::new_v4());
+    let id = publish(&database.client().await, &large).await.unwrap();
+    store.set_limits(Limits { payload_bytes_max: Some(1000), ..Limits::default() }).await.unwrap();
+    database.execute("analyze pillarbox.event").await;
+    for leaf in ["event_1", "event_2"] {
+        database.execute(&format!("reindex table pillarbox.{leaf}")).await;
+    }
+    assert_eq!(store.show(id).await.unwrap().unwrap().event.position, 1);
+    assert_eq!(publish(&database.client().await, &large).await.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 const TEXTS: [&str; 7] = [

@@ -31,7 +31,8 @@ pub(crate) async fn age(database: &Database, position: i64) {
             declare leaf text;
             begin
                 for leaf in select name from pillarbox.leaf loop
-                    execute format('update pillarbox.%I set created_at = created_at - interval ''10 days'' '
+                    execute format('update pillarbox.%I set id = coalesce(id, pillarbox.event_id(position, created_at)), '
+                        'created_at = created_at - interval ''10 days'' '
                         'where position <= {position} and created_at > now() - interval ''9 days''', leaf);
                 end loop;
             end $$"
@@ -86,7 +87,8 @@ async fn a_copy_that_nobody_needs_is_found_among_many_that_are_needed() {
     own(&store, "s").await;
     database
         .execute(
-            "insert into pillarbox.event_kept select * from pillarbox.event;
+            "insert into pillarbox.event_kept (position, id, topic, key, type, headers, created_at)
+             select position, id, topic, key, type, headers, created_at from pillarbox.event_view;
              insert into pillarbox.delivery (subscription, position, lane, arrival, state, attempts, due_at, since, died_at)
              select s.id, e.position, 0, e.position, 'dead', 1, now(), now(), now()
              from pillarbox.subscription as s, pillarbox.event as e where e.position < 600",

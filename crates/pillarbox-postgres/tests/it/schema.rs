@@ -1,10 +1,11 @@
 use std::path::Path;
 
-use pillarbox::ErrorKind;
+use pillarbox::{ErrorKind, Operator};
 use pillarbox_postgres::{
     PgConfig, PostgresStore, SCHEMA_VERSION, SchemaState, check, dump_schema, migrate, print_sql, set_doorbell,
 };
 use pillarbox_testkit::postgres::Server;
+use uuid::Uuid;
 
 use crate::fixture::{Database, connect, join, one_lane};
 use crate::ownership::until;
@@ -185,14 +186,49 @@ async fn events_stay_as_they_are() {
     assert_eq!(database.number("select count(*) from pillarbox.event").await, 2);
 }
 
+/// The steps up to a version, as they are printed.
+fn steps_up_to(version: i64) -> String {
+    let sql = print_sql("pillarbox", true);
+    let next = sql.find(&format!("update pillarbox.meta set schema_version = {version};")).unwrap();
+    let end = next + sql[next..].find('\n').unwrap();
+    format!("{}\ncommit;", &sql[..end])
+}
+
 #[tokio::test]
 async fn an_upgrade_leaves_the_doorbell_on_or_off() {
-    for (change, state) in [("disable", "D"), ("enable", "O"), ("enable always", "A"), ("enable replica", "R")] {
-        let database = Database::new().await;
-        let before = "delete from pillarbox.migration where version >= 8; update pillarbox.meta set schema_version = 7";
-        database.execute(&format!("alter table only pillarbox.event {change} trigger doorbell; {before}")).await;
-        assert_eq!(migrate(&config(database.url())).await.unwrap().applied[0], "8 doorbell");
-        let enabled = format!("select count(*) from pg_trigger where tgname = 'doorbell' and tgenabled = '{state}'");
-        assert_eq!(database.number(&enabled).await, 1, "{change}");
+    for (change, on) in [("disable", false), ("enable", true), ("enable always", true)] {
+        let database = Server::shared().create_database().unwrap();
+        database.psql(&steps_up_to(7)).unwrap();
+        database.psql(&format!("alter table only pillarbox.event {change} trigger doorbell")).unwrap();
+        let migrated = migrate(&config(database.url())).await.unwrap();
+        assert_eq!((migrated.applied[0].as_str(), migrated.doorbell), ("8 doorbell", on), "{change}");
     }
+}
+
+#[tokio::test]
+async fn an_upgrade_keeps_ids_and_journals_and_who_may_publish() {
+    let database = Server::shared().create_database().unwrap();
+    database.psql(&steps_up_to(9)).unwrap();
+    let role = format!("publisher_{}", std::process::id());
+    let client = connect(database.url()).await;
+    let old = "insert into pillarbox.event (topic, type, headers) values ('t', 'y', '{\"a\": \"b\"}') returning id";
+    let old: Uuid = client.query_one(old, &[]).await.unwrap().get(0);
+    client
+        .batch_execute(&format!(
+            "select pillarbox.append('s', 0, '[{{\"type\": \"y\"}}, {{\"type\": \"y\"}}]');
+             create role {role}; grant usage on schema pillarbox to {role};
+             grant insert (topic, type, payload, id, key, headers, deliver_at) on pillarbox.event to {role}"
+        ))
+        .await
+        .unwrap();
+    migrate(&config(database.url())).await.unwrap();
+    let store = PostgresStore::open(database.url()).await.unwrap();
+    assert_eq!(store.show(old).await.unwrap().unwrap().event.position, 1);
+    let versions = "select array_agg(position order by version) from pillarbox.journal where stream = 's'";
+    assert_eq!(client.query_one(versions, &[]).await.unwrap().get::<_, Vec<i64>>(0), [2, 3]);
+    let publish = "select pillarbox.publish('t', 'y')";
+    client.batch_execute(&format!("set role {role}")).await.unwrap();
+    let new: Uuid = client.query_one(publish, &[]).await.unwrap().get(0);
+    assert_eq!(store.show(new).await.unwrap().unwrap().event.position, 4);
+    client.batch_execute(&format!("reset role; drop owned by {role}; drop role {role}")).await.unwrap();
 }

@@ -128,7 +128,7 @@ async fn harass(
 }
 
 async fn committed(database: &Database) -> Vec<Committed> {
-    let sql = "select id, key, position from pillarbox.event";
+    let sql = "select id, key, position from pillarbox.event_view";
     let rows = database.client().await.query(sql, &[]).await.unwrap();
     rows.iter().map(|row| Committed { id: row.get(0), key: row.get(1), position: row.get(2) }).collect()
 }

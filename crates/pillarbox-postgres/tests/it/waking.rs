@@ -380,7 +380,11 @@ async fn sparse_writer(client: Client, seed: u64, count: u64) -> Vec<(Uuid, Inst
         let server_side = |ms: u64| format!("select pg_sleep({})", ms as f64 / 1000.0);
         client.batch_execute(&server_side(number % 150)).await.unwrap();
         client.batch_execute("begin").await.unwrap();
-        let id: Uuid = client.query_one(&format!("{INSERT} returning id"), &[]).await.unwrap().get(0);
+        let id: Uuid = client
+            .query_one(&format!("{INSERT} returning pillarbox.event_id(position, created_at)"), &[])
+            .await
+            .unwrap()
+            .get(0);
         client.batch_execute(&server_side((number >> 8) % 50)).await.unwrap();
         if (number >> 16).is_multiple_of(10) {
             client.batch_execute("rollback").await.unwrap();

@@ -322,8 +322,8 @@ async fn in_dead_range() {
     database.publish_keys(&["b"]).await;
     let relay = start(&database, subscription(), Capture::new()).await;
     relay.until_idle().await.unwrap();
-    let sql =
-        "insert into pillarbox.event (position, topic, type) overriding system value values (2, 't', 'y') returning id";
+    let sql = "insert into pillarbox.event (position, topic, type) overriding system value values (2, 't', 'y') \
+         returning pillarbox.event_id(position, created_at)";
     let late: Uuid = database.client().await.query_one(sql, &[]).await.unwrap().get(0);
     check(&database, late, Cause::InDeadRange, &["position 2 had been closed as dead", "pillarbox audit"]).await;
 }
