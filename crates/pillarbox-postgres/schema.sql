@@ -287,7 +287,7 @@ CREATE INDEX delivery_owner ON pillarbox.delivery USING btree (owner, subscripti
 
 CREATE INDEX delivery_ready ON pillarbox.delivery USING btree (subscription, ready_at) WHERE ((ready_at IS NOT NULL) AND (owner IS NULL))
 
-CREATE INDEX event_id ON ONLY pillarbox.event USING btree (id) WHERE (((ROW(topic, type, key, payload, payload_bytes, content_type, headers, created_at)::event_form)::well_formed_event IS DISTINCT FROM NULL) AND (id IS NOT NULL))
+CREATE INDEX event_id ON ONLY pillarbox.event USING btree (id) WHERE (is_well_formed(topic, type, key, payload, payload_bytes, content_type, headers, created_at) AND (id IS NOT NULL))
 
 CREATE INDEX event_kept_id ON pillarbox.event_kept USING btree (id)
 
@@ -741,6 +741,10 @@ declare
     floor bigint;
     missing bigint;
 begin
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        raise exception 'a leaf is emptied in a transaction of isolation level read committed, not %',
+            current_setting('transaction_isolation') using errcode = 'invalid_transaction_state';
+    end if;
     -- Inside this function the current user is the owner, the session's is who called it.
     if removes <> 'received' and not pg_has_role(session_user, current_user, 'member') then
         raise exception 'must be owner of schema pillarbox (%, or a member of it) to remove events that nobody has received', current_user
@@ -813,57 +817,54 @@ AS $function$
             )::uuid
         $function$
 
-CREATE OR REPLACE FUNCTION pillarbox.is_well_formed(event event_form)
+CREATE OR REPLACE FUNCTION pillarbox.is_well_formed(topic text, type text, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, created_at timestamp with time zone)
  RETURNS boolean
  LANGUAGE plpgsql
- STABLE PARALLEL SAFE
+ IMMUTABLE PARALLEL SAFE
 AS $function$
-declare
-    payload_size integer;
 begin
-    if event.created_at < now() then
+    if payload_bytes is null and content_type is null
+        and (
+            (pg_catalog.octet_length(topic) operator(pg_catalog.-) 1)
+            operator(pg_catalog.|) (pg_catalog.octet_length(type) operator(pg_catalog.-) 1)
+            operator(pg_catalog.|) coalesce(pg_catalog.octet_length(key) operator(pg_catalog.-) 1, 0)
+        ) operator(pg_catalog.>>) 10 operator(pg_catalog.=) 0
+        and pg_catalog.pg_column_size(payload) operator(pg_catalog.<=) pillarbox.payload_bytes_max()
+        and pg_catalog.pg_column_compression(payload) is null
+        and (
+            headers is null
+            or pg_catalog.pg_column_size(headers) operator(pg_catalog.<=) 65536
+            and pg_catalog.pg_column_compression(headers) is null
+            and headers operator(pg_catalog.@>) '{}'
+        )
+    then
         return true;
     end if;
-    payload_size := coalesce(octet_length(event.payload::text), octet_length(event.payload_bytes), 0);
-    if octet_length(event.topic) not between 1 and 1024 then
-        raise check_violation using constraint = 'topic_has_1_to_1024_bytes',
-            message = 'topic_has_1_to_1024_bytes: the topic has ' || octet_length(event.topic) || ' bytes';
-    elsif octet_length(event.type) not between 1 and 1024 then
-        raise check_violation using constraint = 'type_has_1_to_1024_bytes',
-            message = 'type_has_1_to_1024_bytes: the type has ' || octet_length(event.type) || ' bytes';
-    elsif octet_length(event.key) not between 1 and 1024 then
-        raise check_violation using constraint = 'key_has_1_to_1024_bytes',
-            message = 'key_has_1_to_1024_bytes: the key has ' || octet_length(event.key) || ' bytes',
-            hint = 'Leave the key out (null) if the event has none.';
-    elsif octet_length(event.content_type) > 255 then
-        raise check_violation using constraint = 'content_type_has_at_most_255_bytes',
-            message = format(
-                'content_type_has_at_most_255_bytes: the content type has %s bytes', octet_length(event.content_type)
-            );
-    elsif event.payload is not null and event.payload_bytes is not null then
-        raise check_violation using constraint = 'payload_or_payload_bytes',
-            message = 'payload_or_payload_bytes: an event has JSON or bytes, not both';
-    elsif jsonb_typeof(event.headers) <> 'object' then
-        raise check_violation using constraint = 'headers_is_a_json_object',
-            message = 'headers_is_a_json_object: headers is ' || jsonb_typeof(event.headers);
-    elsif (
-        case when pg_column_compression(event.headers) is null then pg_column_size(event.headers) - 4
-            else octet_length(event.headers::text) end
-    ) > 65536 then
-        raise check_violation using constraint = 'headers_has_at_most_65536_bytes',
-            message = format(
-                'headers_has_at_most_65536_bytes: the headers have %s bytes as text', octet_length(event.headers::text)
-            ),
-            hint = 'Put it into the payload.';
-    elsif payload_size > pillarbox.payload_bytes_max() then
-        raise check_violation using constraint = 'payload_has_at_most_payload_bytes_max_bytes',
-            message = format(
-                'payload_has_at_most_payload_bytes_max_bytes: the payload has %s bytes, more than payload_bytes_max = %s',
-                payload_size, pillarbox.payload_bytes_max()
-            ),
-            hint = 'Store it elsewhere and publish a reference.';
+    -- What is there already is not looked at: an index is also made anew over old events, and a limit is for new ones. A new one has the
+    -- time at which it was written, which is after its transaction began.
+    if created_at operator(pg_catalog.<) pg_catalog.now() then
+        return true;
     end if;
-    return true;
+    if (payload is null or payload_bytes is null)
+        and (
+            (pg_catalog.octet_length(topic) operator(pg_catalog.-) 1)
+            operator(pg_catalog.|) (pg_catalog.octet_length(type) operator(pg_catalog.-) 1)
+            operator(pg_catalog.|) coalesce(pg_catalog.octet_length(key) operator(pg_catalog.-) 1, 0)
+        ) operator(pg_catalog.>>) 10 operator(pg_catalog.=) 0
+        and coalesce(pg_catalog.octet_length(content_type), 0) operator(pg_catalog.<=) 255
+        and coalesce(pg_catalog.pg_column_size(payload), pg_catalog.pg_column_size(payload_bytes), 0)
+            operator(pg_catalog.<=) pillarbox.payload_bytes_max()
+        and coalesce(pg_catalog.pg_column_compression(payload), pg_catalog.pg_column_compression(payload_bytes)) is null
+        and (
+            headers is null
+            or pg_catalog.pg_column_size(headers) operator(pg_catalog.<=) 65536
+            and pg_catalog.pg_column_compression(headers) is null
+            and headers operator(pg_catalog.@>) '{}'
+        )
+    then
+        return true;
+    end if;
+    return pillarbox.refuse_event(topic, type, key, payload, payload_bytes, content_type, headers);
 end
 $function$
 
@@ -1102,6 +1103,8 @@ CREATE OR REPLACE FUNCTION pillarbox.publish_bytes(topic text, type text, payloa
 AS $function$
 declare
     first_id uuid;
+    written_position bigint;
+    written_at timestamptz;
 begin
     -- The rest costs nothing where there is nothing of it to do.
     if ordered or dedup_key is not null then
@@ -1117,9 +1120,9 @@ begin
         end if;
     end if;
     insert into pillarbox.event as e (id, topic, key, type, payload_bytes, content_type, headers, deliver_at)
-    values (id, topic, key, type, payload, content_type, headers, deliver_at)
-    returning coalesce(e.id, pillarbox.event_id(e.position, e.created_at)) into id;
-    return id;
+    values (id, topic, key, type, payload, content_type, nullif(headers, '{}'), deliver_at)
+    returning e.position, e.created_at into written_position, written_at;
+    return coalesce(id, pillarbox.event_id(written_position, written_at));
 end
 $function$
 
@@ -1129,6 +1132,8 @@ CREATE OR REPLACE FUNCTION pillarbox.publish(topic text, type text, payload json
 AS $function$
 declare
     first_id uuid;
+    written_position bigint;
+    written_at timestamptz;
 begin
     -- The rest costs nothing where there is nothing of it to do.
     if ordered or dedup_key is not null then
@@ -1144,10 +1149,17 @@ begin
         end if;
     end if;
     insert into pillarbox.event as e (id, topic, key, type, payload, headers, deliver_at)
-    values (id, topic, key, type, payload::json, headers, deliver_at)
-    returning coalesce(e.id, pillarbox.event_id(e.position, e.created_at)) into id;
-    return id;
+    values (id, topic, key, type, pg_catalog.to_json(payload), nullif(headers, '{}'), deliver_at)
+    returning e.position, e.created_at into written_position, written_at;
+    return coalesce(id, pillarbox.event_id(written_position, written_at));
 end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.random_id_salt()
+ RETURNS bigint
+ LANGUAGE sql
+AS $function$
+    select ('x' || encode(substring(uuid_send(gen_random_uuid()) from 1 for 8), 'hex'))::bit(64)::bigint & 2305843009213693951
 $function$
 
 CREATE OR REPLACE FUNCTION pillarbox.refuse()
@@ -1164,13 +1176,55 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION pillarbox.ring_at()
- RETURNS timestamp with time zone
+CREATE OR REPLACE FUNCTION pillarbox.refuse_event(topic text, type text, key text, payload json, payload_bytes bytea, content_type text, headers jsonb)
+ RETURNS boolean
  LANGUAGE plpgsql
+ STABLE PARALLEL SAFE
+ SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
+declare
+    payload_size integer;
 begin
-    perform pg_notify('pillarbox', '');
-    return clock_timestamp();
+    payload_size := coalesce(octet_length(payload::text), octet_length(payload_bytes), 0);
+    if octet_length(topic) not between 1 and 1024 then
+        raise check_violation using constraint = 'topic_has_1_to_1024_bytes',
+            message = 'topic_has_1_to_1024_bytes: the topic has ' || octet_length(topic) || ' bytes';
+    elsif octet_length(type) not between 1 and 1024 then
+        raise check_violation using constraint = 'type_has_1_to_1024_bytes',
+            message = 'type_has_1_to_1024_bytes: the type has ' || octet_length(type) || ' bytes';
+    elsif octet_length(key) not between 1 and 1024 then
+        raise check_violation using constraint = 'key_has_1_to_1024_bytes',
+            message = 'key_has_1_to_1024_bytes: the key has ' || octet_length(key) || ' bytes',
+            hint = case key when '' then 'Leave the key out (null) if the event has none.' else 'Use a shorter key.' end;
+    elsif octet_length(content_type) > 255 then
+        raise check_violation using constraint = 'content_type_has_at_most_255_bytes',
+            message = format(
+                'content_type_has_at_most_255_bytes: the content type has %s bytes', octet_length(content_type)
+            );
+    elsif payload is not null and payload_bytes is not null then
+        raise check_violation using constraint = 'payload_or_payload_bytes',
+            message = 'payload_or_payload_bytes: an event has JSON or bytes, not both';
+    elsif jsonb_typeof(headers) <> 'object' then
+        raise check_violation using constraint = 'headers_is_a_json_object',
+            message = 'headers_is_a_json_object: headers is ' || jsonb_typeof(headers);
+    elsif (
+        case when pg_column_compression(headers) is null then pg_column_size(headers) - 4
+            else octet_length(headers::text) end
+    ) > 65536 then
+        raise check_violation using constraint = 'headers_has_at_most_65536_bytes',
+            message = format(
+                'headers_has_at_most_65536_bytes: the headers have %s bytes as text', octet_length(headers::text)
+            ),
+            hint = 'Put it into the payload.';
+    elsif payload_size > pillarbox.payload_bytes_max() then
+        raise check_violation using constraint = 'payload_has_at_most_payload_bytes_max_bytes',
+            message = format(
+                'payload_has_at_most_payload_bytes_max_bytes: the payload has %s bytes, more than payload_bytes_max = %s',
+                payload_size, pillarbox.payload_bytes_max()
+            ),
+            hint = 'Store it elsewhere and publish a reference.';
+    end if;
+    return true;
 end
 $function$
 
@@ -1182,12 +1236,34 @@ begin
     if is_on then
         alter table only pillarbox.event alter column created_at set default case
             when pg_try_advisory_lock_shared(1505352748, 0) and pg_advisory_unlock_shared(1505352748, 0) then clock_timestamp()
-            else pillarbox.ring_at()
+            -- It rings with the commit.
+            when pg_notify('pillarbox', '') is not null then clock_timestamp()
         end;
     else
         alter table only pillarbox.event alter column created_at set default clock_timestamp();
     end if;
     update pillarbox.meta set doorbell = is_on;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION pillarbox.set_id_salt(salt bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+begin
+    execute format($sql$
+        create or replace function pillarbox.event_id("position" bigint, created_at timestamptz)
+        returns uuid language sql stable parallel safe as $$
+            select encode(
+                int8send(floor(extract(epoch from
+                    least(greatest(created_at, timestamptz 'epoch'), timestamptz '9999-12-31 23:59:59.999+00')
+                ) * 1000)::bigint << 16 | 28672)
+                || int8send((("position" + %s) & 4611686018427387903) | (1::bigint << 63)),
+                'hex'
+            )::uuid
+        $$
+    $sql$, salt);
+    update pillarbox.meta set id_salt = salt;
 end
 $function$
 
@@ -1200,26 +1276,6 @@ begin
         'create or replace function pillarbox.payload_bytes_max() returns integer language sql immutable parallel safe as %L',
         'select ' || size
     );
-    alter domain pillarbox.well_formed_event drop constraint if exists is_well_formed;
-    execute format($$
-        alter domain pillarbox.well_formed_event add constraint is_well_formed check (
-            case
-                when (
-                    octet_length((value).topic) - 1 | octet_length((value).type) - 1 | coalesce(octet_length((value).key), 1) - 1
-                ) >> 10 = 0
-                    and coalesce(octet_length((value).content_type), 0) <= 255
-                    and ((value).payload is null or (value).payload_bytes is null)
-                    and coalesce(pg_column_size((value).payload), pg_column_size((value).payload_bytes), 0) <= %s
-                    and ((value).headers is null or (value).headers @> '{}' and pg_column_size((value).headers) <= 65536)
-                    and coalesce(
-                        pg_column_compression((value).payload), pg_column_compression((value).payload_bytes),
-                        pg_column_compression((value).headers)
-                    ) is null
-                then true
-                else pillarbox.is_well_formed(value)
-            end
-        ) not valid
-    $$, size);
     update pillarbox.meta set payload_bytes_max = size;
 end
 $function$
@@ -1312,12 +1368,3 @@ UNION ALL
     event_kept.stream_version,
     event_kept.deliver_at
    FROM event_kept;
-
-type event_form as (topic text, type text, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, created_at timestamp with time zone)
-
-domain well_formed_event as event_form
-CHECK (
-CASE
-    WHEN ((((((octet_length((VALUE).topic) - 1) | (octet_length((VALUE).type) - 1)) | (COALESCE(octet_length((VALUE).key), 1) - 1)) >> 10) = 0) AND (COALESCE(octet_length((VALUE).content_type), 0) <= 255) AND (((VALUE).payload IS NULL) OR ((VALUE).payload_bytes IS NULL)) AND (COALESCE(pg_column_size((VALUE).payload), pg_column_size((VALUE).payload_bytes), 0) <= 1048576) AND (((VALUE).headers IS NULL) OR (((VALUE).headers @> '{}'::jsonb) AND (pg_column_size((VALUE).headers) <= 65536))) AND (COALESCE(pg_column_compression((VALUE).payload), pg_column_compression((VALUE).payload_bytes), pg_column_compression((VALUE).headers)) IS NULL)) THEN true
-    ELSE is_well_formed(VALUE)
-END) NOT VALID

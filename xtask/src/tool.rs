@@ -15,22 +15,30 @@ const PYTHON_PACKAGES: &str = "examples/python/requirements.txt";
 /// Where the Python examples' packages are installed: a virtual environment, since distributions refuse another place.
 const PYTHON_ENVIRONMENT: &str = "target/venv";
 
-/// Installs what the tests need and is not there: servers, Python, Node, and the packages of the examples. What cannot be installed
-/// does not keep the rest from being installed.
+/// Installs one thing, if it is not there.
+type Provide = fn() -> Result<()>;
+
+/// What the tests need: servers, Python, Node, and the packages of the examples.
+const TOOLS: [Provide; 9] = [
+    provide_postgres,
+    provide_pgbouncer,
+    || provide_package("OpenSSL", &["openssl"], || answers(command("openssl", &["version"]))),
+    // Debian's package starts one too, which is not used.
+    || provide_package("Redis", &["redis-server"], || answers(command("redis-server", &["--version"]))),
+    provide_for_kafka,
+    provide_python,
+    provide_node,
+    provide_python_packages,
+    provide_node_packages,
+];
+
+/// Installs what the tests need and is not there. What cannot be installed does not keep the rest from being installed.
 pub(crate) fn provide() -> Result<()> {
-    let bouncer = || answers(command("pgbouncer", &["--version"])) || Path::new("/usr/sbin/pgbouncer").exists();
-    all([
-        provide_postgres(),
-        provide_package("PgBouncer", &["pgbouncer"], bouncer),
-        provide_package("OpenSSL", &["openssl"], || answers(command("openssl", &["version"]))),
-        // Debian's package starts one too, which is not used.
-        provide_package("Redis", &["redis-server"], || answers(command("redis-server", &["--version"]))),
-        provide_for_kafka(),
-        provide_python(),
-        provide_node(),
-        provide_python_packages(),
-        provide_node_packages(),
-    ])
+    provide_each(&TOOLS)
+}
+
+fn provide_each(tools: &[Provide]) -> Result<()> {
+    all(tools.iter().map(|provide| provide()))
 }
 
 /// Fails with all failures, each on a line.
@@ -42,6 +50,11 @@ pub(crate) fn all(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
         [one] => bail!("{one}"),
         several => bail!("{} tools are missing:\n- {}", several.len(), several.join("\n- ")),
     }
+}
+
+fn provide_pgbouncer() -> Result<()> {
+    let bouncer = || answers(command("pgbouncer", &["--version"])) || Path::new("/usr/sbin/pgbouncer").exists();
+    provide_package("PgBouncer", &["pgbouncer"], bouncer)
 }
 
 /// Installs Python with what makes a virtual environment, if it is not there.
@@ -158,17 +171,23 @@ fn install_node_packages(folder: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use anyhow::anyhow;
 
     use super::*;
 
     #[test]
-    fn every_failure_is_told() {
-        let mut tried = 0;
-        let results = [Ok(()), Err(anyhow!("no a")), Ok(()), Err(anyhow!("no b"))];
-        let error = all(results.into_iter().inspect(|_| tried += 1)).unwrap_err().to_string();
+    fn what_cannot_be_installed_keeps_nothing_from_being_installed_and_every_failure_is_told() {
+        static INSTALLED: AtomicUsize = AtomicUsize::new(0);
+        fn install() -> Result<()> {
+            INSTALLED.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+        let tools: [Provide; 4] = [|| Err(anyhow!("no a")), install, || Err(anyhow!("no b")), install];
+        let error = provide_each(&tools).unwrap_err().to_string();
         assert!(error.contains("2 tools") && error.contains("no a") && error.contains("no b"), "{error}");
-        assert_eq!(tried, 4);
-        assert!(all([Ok(())]).is_ok());
+        assert_eq!(INSTALLED.load(Ordering::Relaxed), 2);
+        assert!(provide_each(&[install]).is_ok());
     }
 }

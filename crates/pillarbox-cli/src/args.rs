@@ -135,7 +135,7 @@ pub(crate) struct MigrateArgs {
     /// Print the SQL of the roles and grants
     #[arg(long, group = "action")]
     pub(crate) print_roles: bool,
-    /// Let the insert trigger ring a sleeping relay, or not
+    /// Let publishing wake a sleeping relay (on) or not (off)
     #[arg(long, value_enum, value_name = "on|off", conflicts_with_all = ["check", "print_roles"])]
     pub(crate) doorbell: Option<Switch>,
     /// This restored or moved database is the log itself: go on

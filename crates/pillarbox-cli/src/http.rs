@@ -79,13 +79,13 @@ async fn progress(State(health): State<Arc<Health>>) -> Response {
     if let Some(hindrance) = health.hindrance() {
         return problem("no progress", &hindrance);
     }
-    let known = health.known().await;
+    let known = health.known_in_time().await;
     // What was read before this instance joined says that nobody runs its subscriptions.
     let reading = known.since(since);
     if let Some(error) = known.error.as_ref().filter(|_| reading.is_none_or(Reading::is_old)) {
         return problem("no progress", &format!("the database cannot be read: {error}"));
     }
-    // Without an error the last reading holds, however old: the next one is under way.
+    // Without an error the last reading holds, however old: the next one is under way, and takes longer than a probe waits.
     let Some(reading) = reading else { return text("ok: this instance has just joined\n".to_owned()) };
     let serious: Vec<String> = problems(&reading.status, &HealthLimits::default())
         .iter()

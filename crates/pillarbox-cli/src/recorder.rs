@@ -18,6 +18,12 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
+    /// One that nothing is counted by.
+    #[cfg(test)]
+    pub(crate) fn detached() -> Self {
+        Recorder { handle: PrometheusBuilder::new().build_recorder().handle() }
+    }
+
     /// Installs the recorder for the whole process.
     pub(crate) fn install() -> Result<Self> {
         let gauges = MetricKindMask::GAUGE;

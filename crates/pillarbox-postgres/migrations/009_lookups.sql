@@ -1,3 +1,4 @@
+-- breaking: no
 -- Each delivery is looked up by the primary key, also by a plan that was made when there was hardly a row: the subscription is compared in a way
 -- that only a look at the index serves. Else all rows of a claim were compared with all of the subscription.
 

@@ -34,7 +34,8 @@ create table @schema@.journal (
 );
 create unique index journal_position on @schema@.journal (position);
 insert into @schema@.journal (stream, version, position)
-select key, stream_version, position from @schema@.event where stream_version is not null;
+select key, stream_version, position from @schema@.event where stream_version is not null and key is not null order by position
+on conflict do nothing;
 drop index @schema@.event_stream;
 
 -- What of an event is checked.

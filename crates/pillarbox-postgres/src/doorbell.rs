@@ -33,13 +33,13 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 /// How a relay is woken.
 ///
 /// Every ring takes a lock of the whole server through a commit, so writers ring only when somebody sleeps: a relay that does holds the
-/// bell's advisory lock alone, and a writer's trigger, which tries that lock shared and lets go at once, rings if it does not get it. One
+/// bell's advisory lock alone, and a default of the log, which tries that lock shared and lets go at once, rings if it does not get it. One
 /// that is awake polls by itself. To go to sleep it takes the lock, then looks who is writing: those may have looked before and will not
 /// ring, so it watches them end. The [`Governor`] decides which of the two costs less, the [`Chime`] when a wait ends.
 ///
 /// Of several relays one is the keeper, by a second lock; the others hear the rings too, and it passes on to them what it finds while it is
 /// awake. A relay that ends frees both locks; one that stands still while it sleeps lets writers ring, and never keeps them from it.
-/// `tests/it/bell_model.rs` walks through all interleavings. Without the trigger (`migrate --doorbell off`) a relay polls every 50 ms
+/// `tests/it/bell_model.rs` walks through all interleavings. Without it (`migrate --doorbell off`) a relay polls every 50 ms
 /// while events move, and at least twice a second.
 pub(crate) struct Doorbell {
     shared: Arc<Shared>,
@@ -329,9 +329,9 @@ impl State {
         self.silent = self.unheard.is_some_and(|unheard| for_long(unheard) && still(unheard.1));
         if self.silent && self.on && !std::mem::replace(&mut self.told_silent, true) {
             tracing::warn!(
-                "the doorbell is silent though events are committed: the trigger on the table event may be disabled or dropped, or \
-                 this relay's connection may lead through a pooler that loses notifications; polling every 100 ms while events \
-                 come (`pillarbox doctor` looks for the trigger)"
+                "the doorbell is silent though events are committed: the default of event.created_at, which rings, may have been \
+                 changed, or this relay's connection may lead through a pooler that loses notifications; polling every 100 ms \
+                 while events come (`pillarbox doctor` looks at the default)"
             );
         }
     }

@@ -251,6 +251,7 @@ pub async fn fresh(config: &PgConfig) -> Result<()> {
         tx.execute(include_str!("sql/start_over.sql"), &[&horizon]).await?;
         let sql = "update meta set log_id = gen_random_uuid(), incarnation = incarnation + 1, fresh_floor = $1";
         tx.execute(sql, &[&horizon]).await?;
+        tx.batch_execute("select set_id_salt(random_id_salt())").await?;
         here.store(tx).await
     })
     .await?)

@@ -28,7 +28,7 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: [Migration; 10] = [
+const MIGRATIONS: [Migration; 11] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
     Migration { version: 2, name: "leaves", sql: include_str!("../migrations/002_leaves.sql") },
     Migration { version: 3, name: "dead_deliveries", sql: include_str!("../migrations/003_dead_deliveries.sql") },
@@ -39,6 +39,7 @@ const MIGRATIONS: [Migration; 10] = [
     Migration { version: 8, name: "doorbell", sql: include_str!("../migrations/008_doorbell.sql") },
     Migration { version: 9, name: "lookups", sql: include_str!("../migrations/009_lookups.sql") },
     Migration { version: 10, name: "row", sql: include_str!("../migrations/010_row.sql") },
+    Migration { version: 11, name: "check", sql: include_str!("../migrations/011_check.sql") },
 ];
 
 /// PostgreSQL does not check the text of such a database: it holds bytes that are no characters.
@@ -125,6 +126,9 @@ async fn migrate_session(session: &mut Session, schema: &str) -> Db<Migrated> {
         SchemaState::Old { from, .. } => from,
         _ => SCHEMA_VERSION,
     };
+    if (1..SCHEMA_VERSION).contains(&from) {
+        prepare_upgrade(&tx, schema).await?;
+    }
     let mut applied = Vec::new();
     for migration in MIGRATIONS.iter().filter(|migration| migration.version > from) {
         let step = format!("{} {}", migration.version, migration.name);
@@ -144,6 +148,18 @@ async fn migrate_session(session: &mut Session, schema: &str) -> Db<Migrated> {
     let doorbell = has_doorbell(&tx).await?;
     tx.commit().await?;
     Ok(Migrated { created, applied, doorbell })
+}
+
+/// What is made belongs to the owner of what is there, also if a member of that role, or a superuser, migrates: functions that run as their
+/// owner use it. The log is locked before anything else: whoever has published holds that lock already and may ask for others, and what
+/// is copied out of the log is to be complete.
+async fn prepare_upgrade(tx: &impl GenericClient, schema: &str) -> Db<()> {
+    let sql = "select format('set local role %I', pg_get_userbyid(relowner)) from pg_class
+        where oid = $1::text::regclass and relowner <> current_user::regrole and pg_has_role(relowner, 'member')";
+    for row in tx.query(sql, &[&format!("{schema}.meta")]).await? {
+        tx.batch_execute(row.try_get(0)?).await?;
+    }
+    Ok(tx.batch_execute(&format!("lock table {schema}.event in access exclusive mode")).await?)
 }
 
 /// How the schema stands; changes nothing.
@@ -217,7 +233,8 @@ pub fn print_roles(schema: &str) -> String {
 pub async fn set_doorbell(config: &PgConfig, on: bool) -> Result<()> {
     let session = connect(config).await?;
     require(&session).await?;
-    if has_doorbell(&*session).await? == on {
+    let row = session.query_one(include_str!("sql/publishing.sql"), &[]).await.map_err(DbError::from)?;
+    if (row.get::<_, bool>(0), row.get::<_, bool>(1)) == (on, on) {
         return Ok(());
     }
     // Publishers wait behind us while we wait: never for long, but again and again.
@@ -243,7 +260,7 @@ fn doorbell_sql(schema: &str, on: bool) -> String {
 }
 
 /// Whether publishing rings the doorbell. The session's search path must lead to the schema.
-pub(crate) async fn has_doorbell(client: &impl GenericClient) -> Db<bool> {
+async fn has_doorbell(client: &impl GenericClient) -> Db<bool> {
     Ok(client.query_one("select doorbell from meta", &[]).await?.get(0))
 }
 

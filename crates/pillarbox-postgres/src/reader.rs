@@ -1,22 +1,20 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::{StreamExt, future};
 use pillarbox::decode::{Names, Wanted};
-use pillarbox::{
-    ErrorKind, Event, Filter, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Timestamp, Writer,
-};
+use pillarbox::{Event, Filter, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Timestamp, Writer};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::connection::Session;
-use crate::error::{Db, DbError};
-use crate::event_id::event_id;
+use crate::error::Db;
+use crate::event_id::IdSalt;
 use crate::home;
 use crate::types::{DueTime, RawJson, Text, Time};
 
@@ -434,8 +432,8 @@ impl Gathered {
 /// Turns rows into events, sharing the names that come again and again.
 #[derive(Default)]
 pub(crate) struct Decoder {
-    /// See [`event_id`]; known once the log was looked at. Only scans show events without their ids.
-    pub(crate) id_salt: Arc<OnceLock<i64>>,
+    /// Only scans show events without their ids.
+    pub(crate) id_salt: Arc<IdSalt>,
     topics: Names,
     types: Names,
     content_types: Names,
@@ -460,11 +458,6 @@ impl Decoder {
     pub(crate) fn event(&mut self, row: &Row) -> Db<Event> {
         let names = self.names(row)?;
         self.rest(row, row.try_get(0)?, names)
-    }
-
-    fn id_of(&self, position: Position, created_at: Timestamp) -> Db<Uuid> {
-        let salt = self.id_salt.get().ok_or_else(|| DbError::own(ErrorKind::Fatal, "the log was not looked at"))?;
-        Ok(event_id(*salt, position, created_at))
     }
 
     fn names(&mut self, row: &Row) -> Db<EventNames> {
@@ -499,7 +492,7 @@ impl Decoder {
         let created_at = row.try_get::<_, Time>(11)?.0;
         Ok(Event {
             position,
-            id: row.try_get::<_, Option<Uuid>>(3)?.map_or_else(|| self.id_of(position, created_at), Ok)?,
+            id: row.try_get::<_, Option<Uuid>>(3)?.map_or_else(|| self.id_salt.id(position, created_at), Ok)?,
             topic,
             // Of no order: what looks the same when it is marked need not be the same.
             key: key.and_then(Text::whole).map(Into::into),

@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pillarbox::{
@@ -11,6 +11,7 @@ use pillarbox::{
 use crate::connection::{Link, MappedSession, PgConfig, Session};
 use crate::doorbell::{Listener, announce};
 use crate::error::{Db, DbError};
+use crate::event_id::IdSalt;
 use crate::leaves::Upkeep;
 use crate::operator::premises;
 use crate::ownership::{self, Membership, Role, session_name};
@@ -59,7 +60,7 @@ pub struct PostgresStore {
     listener: tokio::sync::Mutex<Option<Listener>>,
     barriers: Arc<AtomicU64>,
     /// Of the log's ids; known once it was looked at.
-    id_salt: Arc<OnceLock<i64>>,
+    id_salt: Arc<IdSalt>,
     pub(crate) upkeep: Upkeep,
     #[cfg(feature = "mutants")]
     lane_laboratory: Mutex<Option<crate::mutant::Laboratory>>,
@@ -108,9 +109,7 @@ impl PostgresStore {
         let mut session = self.desk().await?;
         migrate::require(&session).await?;
         premises::require(&session).await?;
-        let salt = session.query_one("select id_salt from meta", &[]).await?.try_get(0)?;
-        // It is never changed.
-        let _ = self.id_salt.set(salt);
+        self.id_salt.look(&**session).await?;
         home::check(&mut session).await
     }
 
@@ -221,6 +220,8 @@ impl PostgresStore {
             // Not the desk, which may be busy with something long.
             let mut session = Session::connect(&self.config, "pillarbox joining", None).await?;
             home::check(&mut session).await?;
+            // A log that was declared a copy has another one.
+            self.id_salt.look(&*session).await?;
             if let Some(former) = self.member() {
                 former.end();
                 // The server may not have noticed yet that they were lost, and they may hold locks.

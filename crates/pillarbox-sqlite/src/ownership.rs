@@ -582,8 +582,8 @@ fn check_anchors(tx: &Transaction<'_>, me: InstanceId) -> Db<()> {
 pub(crate) fn check_anchor(connection: &Connection, anchor: Option<(Position, Uuid)>, pruned_to: Position) -> Db<()> {
     let Some((position, id)) = anchor.filter(|(position, _)| *position > pruned_to) else { return Ok(()) };
     let sql = "select id from pillarbox_event where position = ?1";
-    let found: Option<String> = connection.prepare_cached(sql)?.query_row([position], |row| row.get(0)).optional()?;
-    let found: Option<Uuid> = found.map(|id| crate::reader::id_of(id.as_bytes()));
+    let found: Option<Uuid> =
+        connection.prepare_cached(sql)?.query_row([position], |row| crate::reader::id_at(row, 0)).optional()?;
     if found == Some(id) {
         return Ok(());
     }

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -19,6 +20,9 @@ use crate::home;
 
 /// The most bytes of events that one page returns, beyond the first of each scan.
 pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// Why an event is malformed: a client may bind whatever bytes as text.
+const NO_TEXT: &str = "is no text in UTF-8, which SQLite does not check";
 
 /// What a [`Reader::glance`] reads at most: no more than some tens of microseconds' worth.
 const GLANCE_ROWS_MAX: usize = 32;
@@ -152,14 +156,13 @@ fn scan(
     let mut cut = asked.limit == 0;
     while let Some(row) = rows.next()? {
         let position = row.get_ref(0)?.as_i64().map_err(rusqlite::Error::from)?;
-        let topic = decoder.topics.share(&text(row.get_ref(1)?));
-        let r#type = decoder.types.share(&text(row.get_ref(2)?));
+        let names = decoder.names(row)?;
         scan.visible.insert(position);
         scan.covered_to = position;
         looked_at += 1;
         cut = looked_at == asked.limit;
-        if wanted.has(&topic, &r#type) {
-            let event = decoder.rest(row, position, topic, r#type)?;
+        if wanted.has(&names.topic, &names.r#type) {
+            let event = decoder.rest(row, position, names)?;
             let size = event.size();
             scan.events.push(Arc::new(event));
             cut |= size >= *room;
@@ -186,41 +189,71 @@ pub(crate) struct Decoder {
 impl Decoder {
     /// The event of a row with the columns of `sql/scan.sql`.
     pub(crate) fn event(&mut self, row: &Row<'_>) -> Db<Event> {
-        let position = row.get(0)?;
-        let topic = self.topics.share(&text(row.get_ref(1)?));
-        let r#type = self.types.share(&text(row.get_ref(2)?));
-        self.rest(row, position, topic, r#type)
+        let names = self.names(row)?;
+        self.rest(row, row.get(0)?, names)
     }
 
-    fn rest(&mut self, row: &Row<'_>, position: Position, topic: Arc<str>, r#type: Arc<str>) -> Db<Event> {
-        let key = match row.get_ref(4)? {
-            ValueRef::Null => None,
-            value => Some(String::from_utf8_lossy(bytes(value)).into()),
-        };
+    fn names(&mut self, row: &Row<'_>) -> Db<EventNames> {
+        let mut no_text = None;
+        let topic = self.topics.share(&marked(row.get_ref(1)?, "topic", &mut no_text));
+        let r#type = self.types.share(&marked(row.get_ref(2)?, "type", &mut no_text));
+        Ok(EventNames { topic, r#type, no_text })
+    }
+
+    fn rest(&mut self, row: &Row<'_>, position: Position, names: EventNames) -> Db<Event> {
+        let EventNames { topic, r#type, mut no_text } = names;
+        let payload = payload_of(row.get_ref(5)?, &mut no_text);
+        let headers = headers_of(&marked(row.get_ref(7)?, "headers", &mut no_text));
         let content_type = match row.get_ref(6)? {
             ValueRef::Null => None,
-            value => Some(self.content_types.share(&text(value))),
+            value => Some(self.content_types.share(&marked(value, "content type", &mut no_text))),
         };
+        let key = row.get_ref(4)?;
+        let whole = whole_key(key);
+        if whole.is_none() && key != ValueRef::Null {
+            no_text = Some("key");
+        }
         Ok(Event {
             position,
-            id: id_of(bytes(row.get_ref(3)?)),
+            id: id_at(row, 3)?,
             topic,
-            key,
+            key: whole.map(Into::into),
             r#type,
-            payload: payload_of(row.get_ref(5)?),
+            payload,
             content_type,
-            headers: headers_of(bytes(row.get_ref(7)?)),
+            headers,
             stream_version: row.get(8)?,
             deliver_at: row.get::<_, Option<i64>>(9)?.map(Timestamp),
             created_at: Timestamp(row.get(10)?),
-            malformed: None,
+            malformed: no_text.map(|what| format!("its {what} {NO_TEXT}").into()),
         })
     }
 }
 
-/// A name as it is stored.
-fn text(value: ValueRef<'_>) -> std::borrow::Cow<'_, str> {
+/// The names of an event, and what of it is no text.
+struct EventNames {
+    topic: Arc<str>,
+    r#type: Arc<str>,
+    no_text: Option<&'static str>,
+}
+
+/// The text, and that it is none if something in it is no character.
+fn marked<'a>(value: ValueRef<'a>, what: &'static str, no_text: &mut Option<&'static str>) -> Cow<'a, str> {
+    let text = text(value);
+    if matches!(text, Cow::Owned(_)) {
+        *no_text = no_text.or(Some(what));
+    }
+    text
+}
+
+/// A text, with a mark for each piece that is no character.
+pub(crate) fn text(value: ValueRef<'_>) -> Cow<'_, str> {
     String::from_utf8_lossy(bytes(value))
+}
+
+/// A key, if all of it is characters. Else it is of no order: two keys that are not may look the same when they are marked.
+pub(crate) fn whole_key(value: ValueRef<'_>) -> Option<&str> {
+    if value == ValueRef::Null { None } else { std::str::from_utf8(bytes(value)).ok() }
 }
 
 /// Text or bytes as they are stored; nothing for anything else.
@@ -237,20 +270,28 @@ pub(crate) fn id_of(text: &[u8]) -> Uuid {
         .unwrap_or_else(|_| uuid::Builder::from_custom_bytes(xxh3_128(text).to_be_bytes()).into_uuid())
 }
 
-/// A text that is not UTF-8 cannot be JSON; its exact bytes arrive.
-fn payload_of(value: ValueRef<'_>) -> Payload {
+/// The id in a column, also where its bytes are no text.
+pub(crate) fn id_at(row: &Row<'_>, index: usize) -> rusqlite::Result<Uuid> {
+    Ok(id_of(bytes(row.get_ref(index)?)))
+}
+
+fn payload_of(value: ValueRef<'_>, no_text: &mut Option<&'static str>) -> Payload {
     match value {
         ValueRef::Text(text) => match std::str::from_utf8(text) {
             Ok(text) => Payload::Json(text.into()),
-            Err(_) => Payload::Bytes(text.into()),
+            // What is not UTF-8 cannot be JSON.
+            Err(_) => {
+                *no_text = no_text.or(Some("payload"));
+                Payload::Bytes(text.into())
+            }
         },
         ValueRef::Blob(bytes) => Payload::Bytes(bytes.into()),
         _ => Payload::None,
     }
 }
 
-fn headers_of(text: &[u8]) -> Headers {
-    if text == b"{}" { Headers::default() } else { Headers::from_json(&String::from_utf8_lossy(text)) }
+fn headers_of(text: &str) -> Headers {
+    if text == "{}" { Headers::default() } else { Headers::from_json(text) }
 }
 
 /// Makes what was read durable before it is delivered, whatever `synchronous` its publisher used.

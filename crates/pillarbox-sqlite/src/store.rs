@@ -131,7 +131,7 @@ pub(crate) struct Desk {
     pub(crate) folder: LockFolder,
 }
 
-/// Checks every premise that can be checked before anything is done.
+/// Checks every prerequisite that can be checked before anything is done.
 fn inspect(path: &Path) -> Db<()> {
     home::refuse_network(path)?;
     let connection = open(path, Purpose::Durable)?;

@@ -5,7 +5,7 @@
 
 mod walk;
 
-use pillarbox::{Hello, Mode, OnDead, Operator, RetryPolicy, Store, Subscription, Transact};
+use pillarbox::{Hello, Mode, OnDead, Operator, RetryPolicy, Store, Subscription, Transact, WAITING_COUNTED};
 
 pub use self::walk::OTHER_INSTANCE;
 use self::walk::Walk;
@@ -31,6 +31,10 @@ const SLACK: u64 = 50;
 
 /// A store may listen meanwhile.
 const STATEMENTS_SLACK: u64 = 6;
+
+/// Steps and statements that a claim may take more because more waits: what waits and what is due is counted, each up to
+/// [`WAITING_COUNTED`]. A claim that looks at each row that is due takes more than that.
+const WAITING_STEPS_MAX: u64 = 2 * WAITING_COUNTED as u64;
 
 /// The names of a ground's subscriptions, of one lane each.
 pub const QUEUE: &str = "queue";
@@ -113,6 +117,7 @@ pub enum Operation {
     Poll,
     Fetch,
     Load,
+    LoadStream,
     Settle,
     SettleRows,
     SettleQueued,
@@ -161,11 +166,12 @@ pub enum Operation {
 
 impl Operation {
     /// All of them, in the order in which they are carried out.
-    pub const ALL: [Operation; 48] = [
+    pub const ALL: [Operation; 49] = [
         Operation::Observe,
         Operation::Poll,
         Operation::Fetch,
         Operation::Load,
+        Operation::LoadStream,
         Operation::Settle,
         Operation::SettleRows,
         Operation::SettleQueued,
@@ -231,6 +237,8 @@ pub enum Growth {
     Constant,
     /// A look at each.
     Counted,
+    /// A look at each, until a limit is reached.
+    CountedToLimit,
     /// Each is read, with what belongs to it.
     Read,
     /// Each is changed.
@@ -238,13 +246,14 @@ pub enum Growth {
 }
 
 impl Growth {
-    /// Steps and statements that one more thing may take.
-    fn each(self) -> u64 {
+    /// Steps and statements that so many more things may take.
+    fn allowance(self, more: u64) -> u64 {
         match self {
             Growth::Constant => 0,
-            Growth::Counted => 2,
-            Growth::Read => 25,
-            Growth::Written => 100,
+            Growth::Counted => more * 2,
+            Growth::CountedToLimit => (more * 2).min(WAITING_STEPS_MAX),
+            Growth::Read => more * 25,
+            Growth::Written => more * 100,
         }
     }
 }
@@ -257,29 +266,33 @@ pub fn allowed(operation: Operation, dimension: Dimension) -> Growth {
     };
     use Operation::{
         Books, Claim, ClaimFirst, Delete, Doctor, Fetch, FinishDone, FinishFailed, ListBlocked, ListCorrelated,
-        ListDelayed, ListPending, ListProcessing, ListRetrying, Load, Poll, Prune, Publish, RecoverAll, RecoverNothing,
-        Relane, RequeueAll, Reset, Rewind, RewindKey, Settle, SettleQueued, SettleRows, Show, Start, Status, Sweep,
-        TakeBack, Tell,
+        ListDelayed, ListPending, ListProcessing, ListRetrying, Load, LoadStream, Poll, Prune, Publish, RecoverAll,
+        RecoverNothing, Relane, RequeueAll, Reset, Rewind, RewindKey, Settle, SettleQueued, SettleRows, Show, Start,
+        Status, Sweep, TakeBack, Tell,
     };
     match (operation, dimension) {
         // It empties everything. For tests.
         (Reset, _) => Growth::Written,
         // What a relay does all the time is about its own subscriptions.
-        (Poll | Fetch | Load | Settle | SettleRows | SettleQueued | Publish, Subscriptions) => Growth::Constant,
+        (Poll | Fetch | Load | LoadStream | Settle | SettleRows | SettleQueued | Publish, Subscriptions) => {
+            Growth::Constant
+        }
         (ClaimFirst | Claim | Tell | FinishDone | FinishFailed | Operation::Transact, Subscriptions) => {
             Growth::Constant
         }
         (RecoverNothing | Sweep, Subscriptions) => Growth::Constant,
         // The fleet is looked at as a whole; so is the world of every command, and what it says is said for each subscription.
         (_, Subscriptions) => Growth::Read,
-        // What it returns: of a stream its rows, of a queue the keys that have rows, at most QUEUED_KEYS_MAX.
+        // What it returns: of a stream its rows that are not dead, of a queue the keys that have rows, at most QUEUED_KEYS_MAX.
         (Load | Start, Delayed | Dead | Pairs | Claims) => Growth::Read,
+        // Not its dead rows: they are kept for ever, and nobody sends them.
+        (LoadStream, Delayed) => Growth::Read,
         // Each hole is looked through for what is dead in it.
-        (Load | Start, Holes) => Growth::Counted,
+        (Load | LoadStream | Start, Holes) => Growth::Counted,
         // The cursor is written whole.
         (Settle | SettleRows | SettleQueued, Holes) => Growth::Counted,
         // What waits is counted, at most WAITING_COUNTED rows each time.
-        (ClaimFirst | Claim, Due | Pairs) => Growth::Counted,
+        (ClaimFirst | Claim, Due | Pairs) => Growth::CountedToLimit,
         // Rows are read for KEYS_TOLD_MAX keys or a few more, and what is in line is counted: at most 10,000 a second.
         (Tell, Dead | Delayed | Due | Waiting | Pairs | Claims | Working) => Growth::Counted,
         // All claims are looked through; a relay has at most as many as it can work on.
@@ -329,7 +342,7 @@ pub struct Work {
 /// Says in which way an operation grew more than it may.
 pub fn judge(operation: Operation, dimension: Dimension, small: Work, large: Work) -> Option<String> {
     let growth = allowed(operation, dimension);
-    let more = (dimension.count(SMALL * FACTOR) - dimension.count(SMALL)) as u64 * growth.each();
+    let more = growth.allowance((dimension.count(SMALL * FACTOR) - dimension.count(SMALL)) as u64);
     let (steps, statements) = (small.steps * 3 / 2 + SLACK + more, small.statements + STATEMENTS_SLACK + more);
     (large.steps > steps || large.statements > statements).then(|| {
         format!(
@@ -396,4 +409,30 @@ pub async fn measure<G: Ground>(ground: &G, dimension: Dimension, size: usize) -
         all.push((operation, least));
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(steps: u64) -> Work {
+        Work { statements: 1, steps }
+    }
+
+    #[test]
+    fn a_claim_may_count_to_the_limit_and_not_look_at_everything_that_is_due() {
+        for operation in [Operation::ClaimFirst, Operation::Claim] {
+            let most = 150 + SLACK + WAITING_STEPS_MAX;
+            assert_eq!(judge(operation, Dimension::Due, at(100), at(most)), None);
+            assert!(judge(operation, Dimension::Due, at(100), at(most + 1)).is_some());
+            let all = Dimension::Due.count(SMALL * FACTOR) as u64;
+            assert!(all > most, "the ground has more that is due than a claim may count: {all}");
+        }
+    }
+
+    #[test]
+    fn a_load_of_a_stream_may_not_look_at_its_dead_rows() {
+        let all = Dimension::Dead.count(SMALL * FACTOR) as u64;
+        assert!(judge(Operation::LoadStream, Dimension::Dead, at(100), at(100 + all)).is_some());
+    }
 }

@@ -42,4 +42,4 @@ pub use memory_poll::PollSteps;
 pub use memory_receiver::{BrokenSink, MemoryReceiver};
 pub use memory_store::MemoryStore;
 pub use patience::eventually;
-pub use simulation::{BrokenShell, Plan, Run, simulate, simulate_poison};
+pub use simulation::{BrokenShell, BrokenWords, Plan, Run, simulate, simulate_poison};

@@ -326,7 +326,9 @@ impl Inner {
         let lanes = row.lanes.len() as u32;
         let filter = row.definition.filter.clone();
         let lane = &mut row.lanes[lane_of(Some(KeyHash::of(key)), 0, lanes) as usize];
-        let replayed = |event: &&Arc<Event>| filter.wants(event) && lane.settled(event.position);
+        // A cursor that was cut at its limit does not count all that have a delivery.
+        let passed = |position| lane.settled(position) || lane.deliveries.contains_key(&position);
+        let replayed = |event: &&Arc<Event>| filter.wants(event) && passed(event.position);
         let replayed: Vec<Arc<Event>> = events.iter().filter(replayed).cloned().collect();
         if !dry_run && !replayed.is_empty() {
             // What the owner puts behind deliveries that it knows would stand before those that it does not know.
@@ -334,7 +336,7 @@ impl Inner {
             lane.revision += 1;
             for (arrival, event) in (lane.next_arrival()..).zip(&replayed) {
                 row.formers.replay(event.key_hash(), event.position, &event.topic, &event.r#type);
-                lane.replay(Delivery { arrival, ..pending(event, now) }, now);
+                lane.replay(Delivery { arrival, ..waiting(event, now) }, now);
             }
         }
         let ids: Vec<Uuid> = replayed.iter().map(|event| event.id).collect();
@@ -805,6 +807,15 @@ fn pending(event: &Event, now: Timestamp) -> Delivery {
         attempts: 0,
         due_at: now,
         since: now,
+    }
+}
+
+/// Pending, or delayed if its time has not come.
+fn waiting(event: &Event, now: Timestamp) -> Delivery {
+    let delivery = pending(event, now);
+    match event.deliver_at {
+        Some(due_at) if due_at > now => Delivery { state: State::Delayed, due_at, ..delivery },
+        _ => delivery,
     }
 }
 

@@ -37,7 +37,7 @@ pub const SUPERUSER: &str = "postgres";
 const CONNECTIONS_MAX: u32 = 200;
 
 /// How many prepared transactions the shared server takes.
-const SHARED_PREPARED_TRANSACTIONS_MAX: u32 = 20;
+const SHARED_PREPARED_TRANSACTIONS_MAX: u32 = 100;
 
 /// How long a server may take to end before it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);

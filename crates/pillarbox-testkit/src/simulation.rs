@@ -7,6 +7,7 @@ mod pressure;
 mod relane;
 mod retention;
 mod sink;
+mod trouble;
 mod words;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -15,8 +16,8 @@ use std::time::Duration;
 
 use pillarbox::engine::{Engine, Input, Mutant};
 use pillarbox::{
-    Attempt, BatchId, ClaimId, Event, Filter, InstanceId, LaneRef, Mode, NewEvent, OnDead, Position, RetryPolicy,
-    SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, Timestamp,
+    Attempt, BatchId, BreakerReport, ClaimId, Event, Filter, InstanceId, LaneRef, Mode, NewEvent, OnDead, Position,
+    RetryPolicy, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, Timestamp,
 };
 use uuid::Uuid;
 
@@ -25,6 +26,8 @@ use self::node::News;
 pub use self::poison::simulate_poison;
 use self::pressure::Pressure;
 use self::retention::Jump;
+use self::trouble::Trouble;
+pub use self::words::BrokenWords;
 use crate::{Broken, MemoryLog, MemoryOptions, PollSteps, Tx};
 
 /// The whole engine on a virtual clock, over the in-memory store, with everything that can go wrong drawn from a seed: late
@@ -52,6 +55,8 @@ pub struct Plan {
     pub broken: Option<Broken>,
     /// A broken shell around the engine.
     pub shell: Option<BrokenShell>,
+    /// People are told something else than what has happened.
+    pub words: Option<BrokenWords>,
     /// No faults and no operators: then nothing may arrive twice.
     pub calm: bool,
     /// Print everything that happens.
@@ -124,6 +129,14 @@ pub struct Run {
     pub locked_out: usize,
     /// Checks of what people are told.
     pub checked: usize,
+    /// Checks of which definition a relay is said to go by.
+    pub relays_checked: usize,
+    /// First arrivals of events that had a time to be delivered at.
+    pub delayed: usize,
+    /// Different keys of what was committed.
+    pub keys: usize,
+    /// Calls of sinks that took longer than `SLOW`.
+    pub slow: usize,
 }
 
 /// The names of the subscriptions.
@@ -136,6 +149,8 @@ const NODES: usize = 3;
 const FAULTS_UNTIL: u64 = 8_000_000;
 /// Everything must have arrived by then.
 const END: u64 = 120_000_000;
+/// A call of a sink that takes longer is slow: a queue gives its event a row.
+const SLOW: u64 = 50_000;
 const WALL_START: i64 = 1_700_000_000_000;
 
 /// splitmix64
@@ -236,6 +251,9 @@ struct Node {
     at_sink: BTreeMap<(u64, (usize, BatchId)), Vec<Held>>,
     /// Batches that were given up.
     aborted: HashSet<(usize, BatchId)>,
+    /// Looks at the fleet that it was told of since the last definition came into force.
+    looks: u32,
+    trouble: Trouble,
 }
 
 /// An event at a sink.
@@ -294,6 +312,8 @@ struct World {
     refused: HashMap<Uuid, u32>,
     /// What an operator skipped, for good or until a rewind.
     skipped: HashSet<(usize, Uuid)>,
+    /// What is skipped now: a rewind brings it back.
+    skips: HashSet<(usize, Uuid)>,
     /// What was dead when an operator requeued it: later events of its key may have been sent.
     requeued: HashSet<(usize, Uuid)>,
     /// What was found to be dead, skipped or behind a dead one after the last fault.
@@ -318,6 +338,10 @@ struct World {
     /// The queue was rewound: what arrived may come again.
     replayed: bool,
     healed: bool,
+    /// Everything has arrived that can, and is settled.
+    done: bool,
+    /// What was last said of sinks that were down; for those who do not forget it.
+    breakers: [Option<BreakerReport>; SUBSCRIPTIONS.len()],
 }
 
 fn subscriptions(transactional: bool) -> Vec<(Subscription, SinkFeatures)> {
@@ -403,6 +427,7 @@ impl World {
             attempts: HashMap::new(),
             refused: HashMap::new(),
             skipped: HashSet::new(),
+            skips: HashSet::new(),
             requeued: HashSet::new(),
             blocked: HashSet::new(),
             pruned: HashSet::new(),
@@ -417,6 +442,8 @@ impl World {
             rewound: false,
             replayed: false,
             healed: false,
+            done: false,
+            breakers: Default::default(),
         };
         for node in 0..NODES {
             let at = world.random.below(300_000);
@@ -605,7 +632,7 @@ impl World {
     fn is_done(&mut self) -> bool {
         (0..SUBSCRIPTIONS.len()).for_each(|sub| self.note_blocked(sub));
         let settled = |sub: usize| self.missing(sub).next().is_none();
-        self.open.is_empty() && (0..SUBSCRIPTIONS.len()).all(settled) && self.unfinished_jobs() == 0
+        self.open.is_empty() && (0..SUBSCRIPTIONS.len()).all(settled) && self.unfinished() == [0; SUBSCRIPTIONS.len()]
     }
 
     /// Nobody acts on what is dead any more, so it stays so.
@@ -634,9 +661,9 @@ impl World {
     }
 
     fn finish(mut self) -> Run {
-        let unfinished = self.unfinished_jobs();
-        if unfinished > 0 {
-            self.violation(format!("{unfinished} events of the queue have no end: {:?}", self.log.claims()));
+        let unfinished = self.unfinished();
+        for (sub, count) in unfinished.into_iter().enumerate().filter(|(_, count)| *count > 0) {
+            self.violation(format!("{count} events of subscription {sub} have no end: {:?}", self.log.claims()));
         }
         for sub in 0..SUBSCRIPTIONS.len() {
             self.note_blocked(sub);
@@ -650,6 +677,7 @@ impl World {
                 self.violation(format!("subscription {sub}: {phantoms} events arrived that do not exist"));
             }
         }
+        self.done = self.run.violations.is_empty();
         self.check_words();
         self.check_rest();
         let dead = self.log.books().dead;
@@ -661,6 +689,7 @@ impl World {
         }
         self.run.trace = self.trace;
         self.run.committed = self.visible.len();
+        self.run.keys = self.by_key.len();
         self.run.arrived = self.arrived.iter().map(HashSet::len).sum();
         self.run
     }

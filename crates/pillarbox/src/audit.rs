@@ -57,6 +57,8 @@ pub struct SubscriptionAudit {
     pub not_recorded: u64,
     /// Received ids that the log never had.
     pub unexpected: u64,
+    /// Received ids of events that the filter did not want by which they were judged: not expected, and no loss.
+    pub unwanted: u64,
     /// Received ids that the log does not have, where retention has removed a part of it: nobody can say.
     pub unknown: u64,
     /// Received lines whose id had come before.
@@ -198,17 +200,18 @@ impl Auditor {
     }
 }
 
-/// What the books say of a wanted event.
+/// What the books say of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Delivered,
     Waiting,
     Skipped,
     BeforeStart,
+    Unwanted,
     Missing(MissingReason),
 }
 
-/// What the books say of an event; None: the filter did not want it by which it was judged, or nobody knows.
+/// What the books say of an event; None: nobody knows.
 fn verdict(
     book: &LaneBook,
     former: Option<&FormerFilters>,
@@ -218,11 +221,16 @@ fn verdict(
 ) -> Option<Verdict> {
     let wanted = former.map_or_else(|| Some(book.filter.wants(event)), |former| former.wants(&book.filter, event));
     match wanted {
-        Some(true) => return Some(judge(book, in_dead_range, event.position)),
-        Some(false) => audit.passed_unwanted += u64::from(book.filter.wants(event)),
-        None => audit.not_recorded += 1,
+        Some(true) => Some(judge(book, in_dead_range, event.position)),
+        Some(false) => {
+            audit.passed_unwanted += u64::from(book.filter.wants(event));
+            Some(Verdict::Unwanted)
+        }
+        None => {
+            audit.not_recorded += 1;
+            None
+        }
     }
-    None
 }
 
 fn judge(book: &LaneBook, in_dead_range: bool, position: Position) -> Verdict {
@@ -250,8 +258,9 @@ fn judge(book: &LaneBook, in_dead_range: bool, position: Position) -> Verdict {
 
 impl SubscriptionAudit {
     fn count(&mut self, event: &Event, verdict: Verdict) {
-        self.expected += u64::from(verdict != Verdict::BeforeStart);
+        self.expected += u64::from(!matches!(verdict, Verdict::BeforeStart | Verdict::Unwanted));
         match verdict {
+            Verdict::Unwanted => {}
             Verdict::BeforeStart => self.before_start += 1,
             Verdict::Delivered => self.delivered += 1,
             Verdict::Waiting => self.waiting += 1,
@@ -276,6 +285,8 @@ struct Receipts {
     /// Indexes of `events`, by id; made when the first line comes.
     by_id: Vec<u32>,
     arrivals: u32,
+    /// How many of the ids that arrived nobody wanted.
+    unwanted: u64,
 }
 
 #[derive(Debug)]
@@ -317,6 +328,7 @@ impl Receipts {
         // Nobody can tell events apart that share an id, so that one receipt is a receipt of all of them. They arrive in
         // position order, and only the first of them can say something about order.
         let mut receipt = Receipt::Unknown;
+        let mut unwanted = true;
         for (number, index) in self.by_id[from..].iter().enumerate() {
             let event = &mut self.events[*index as usize];
             if event.id != *id.as_bytes() {
@@ -327,13 +339,17 @@ impl Receipts {
             }
             event.arrival = self.arrivals + 1;
             event.has_key &= number == 0;
+            unwanted &= event.verdict == Some(Verdict::Unwanted);
             receipt = Receipt::First;
         }
-        self.arrivals += u32::from(matches!(receipt, Receipt::First));
+        let is_first = matches!(receipt, Receipt::First);
+        self.arrivals += u32::from(is_first);
+        self.unwanted += u64::from(is_first && unwanted);
         receipt
     }
 
     fn finish(mut self, audit: &mut SubscriptionAudit) {
+        audit.unwanted = self.unwanted;
         for event in &self.events {
             match (event.verdict, event.arrival) {
                 (Some(Verdict::Delivered), 0) => {

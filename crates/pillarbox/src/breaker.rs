@@ -47,6 +47,8 @@ pub(crate) struct Breaker {
     asked: bool,
     /// Whether people were told that the sink is down.
     told: bool,
+    /// The last failure pauses the subscription: there is no next try that people could be told of.
+    pauses: bool,
     successes: u64,
     suspects: HashMap<Position, Suspect>,
     /// All events go to one receiver.
@@ -246,6 +248,12 @@ impl Breaker {
         self.open(now, error, retry_after);
     }
 
+    /// The receiver wants nothing more, and the subscription is to be paused.
+    pub(crate) fn gone(&mut self, now: Now, error: &str, retry_after: Option<Duration>) {
+        self.failure(now, error, retry_after);
+        self.pauses = true;
+    }
+
     fn open(&mut self, now: Now, error: &str, retry_after: Option<Duration>) {
         if self.state == State::Closed {
             self.since = now.wall;
@@ -261,6 +269,7 @@ impl Breaker {
         self.asked = retry_after.is_some() || asked_until.is_some_and(|asked| asked > now.mono);
         self.state = State::Open { until };
         self.wary = false;
+        self.pauses = false;
         self.next_try = now.wall.plus(until - now.mono);
         self.error = error.to_owned();
     }
@@ -406,9 +415,12 @@ impl Breaker {
         self.is_said_down().then(report)
     }
 
-    /// Whether it is said to be down since this was last asked, or no longer.
+    /// Whether it is said to be down since this was last asked, or no longer. That a subscription is paused is said elsewhere.
     pub(crate) fn has_news(&mut self) -> bool {
         let is_down = self.is_said_down();
+        if is_down && self.pauses {
+            return false;
+        }
         std::mem::replace(&mut self.told, is_down) != is_down
     }
 
@@ -649,6 +661,20 @@ mod tests {
         assert!(!breaker.has_news());
         breaker.success(1);
         assert!(breaker.has_news() && !breaker.has_news());
+    }
+
+    #[test]
+    fn a_failure_that_pauses_is_not_told_as_one_with_a_next_try() {
+        let mut breaker = Breaker::default();
+        breaker.gone(at(0), "gone", None);
+        assert!(breaker.report().is_some() && !breaker.has_news());
+        // Somebody has resumed the subscription too early.
+        breaker.failure(at(100), "down", None);
+        assert!(breaker.has_news());
+        breaker.gone(at(200), "gone", None);
+        assert!(!breaker.has_news(), "neither down once more nor back");
+        breaker.success(1);
+        assert!(breaker.has_news());
     }
 
     #[test]

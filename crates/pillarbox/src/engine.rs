@@ -395,6 +395,10 @@ pub struct Engine {
     /// Polls since the newest hole appeared.
     hole_polls: u32,
     newest_hole: Option<Position>,
+    /// When a poll last looked at the writers.
+    last_writers: Option<Duration>,
+    /// The last poll showed many events.
+    busy: bool,
     polls: u64,
     /// Failed calls in a row, and not before when the next may be tried.
     backoff: HashMap<Call, (u32, Duration)>,
@@ -513,6 +517,8 @@ impl Engine {
             last_settle: None,
             hole_polls: 0,
             newest_hole: None,
+            last_writers: None,
+            busy: false,
             polls: 0,
             backoff: HashMap::new(),
             config,

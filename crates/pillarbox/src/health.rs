@@ -188,7 +188,7 @@ impl Judge<'_> {
         }
         if report.flood_guard {
             let message = "most of the last keys failed; nothing becomes dead until that ends".to_owned();
-            self.say(ProblemKind::FloodGuard, Level::Failed, message, "mend or roll back the receiver".to_owned());
+            self.say(ProblemKind::FloodGuard, Level::Failed, message, "fix or roll back the receiver".to_owned());
         }
         if let Some(breaker) = &report.breaker {
             self.judge_sink_down(breaker);

@@ -36,7 +36,7 @@ pub trait Operator: Send + Sync + 'static {
     /// Removes one slice of what nobody needs any more; call it until `more` is false.
     fn prune(&self, policy: &PrunePolicy) -> impl Future<Output = Result<Pruned>> + Send;
 
-    /// Checks every premise; each finding says how to mend it.
+    /// Checks every prerequisite; each finding says how to fix it.
     fn doctor(&self) -> impl Future<Output = Result<Vec<Check>>> + Send;
 
     /// Empties everything and raises the incarnation. For tests.

@@ -312,7 +312,7 @@ impl Facts<'_> {
         let message =
             format!("most of the last keys failed, so a bad deploy is suspected and nothing becomes dead{next}");
         let advice =
-            format!("mend or roll back the receiver; see `pillarbox list --subscription {}`", subscription.name);
+            format!("fix or roll back the receiver; see `pillarbox list --subscription {}`", subscription.name);
         Some((Cause::FloodGuard, message, Some(advice)))
     }
 

@@ -122,7 +122,7 @@ fn feed_received(auditor: &mut Auditor, path: &Path, output: &Output) -> Result<
 fn print(output: &Output, audit: &Audit, received: bool) -> Result<()> {
     let mut headings = vec!["SUBSCRIPTION", "EXPECTED", "DELIVERED", "WAITING", "SKIPPED", "MISSING", "BEFORE START"];
     if received {
-        headings.extend(["UNEXPECTED", "UNKNOWN", "DUPLICATES", "OUT OF ORDER", "UNREADABLE"]);
+        headings.extend(["UNEXPECTED", "UNWANTED", "UNKNOWN", "DUPLICATES", "OUT OF ORDER", "UNREADABLE"]);
     }
     output.table(&headings, audit.subscriptions.iter().map(|one| row(one, received)).collect())?;
     for one in &audit.subscriptions {
@@ -162,7 +162,7 @@ fn print(output: &Output, audit: &Audit, received: bool) -> Result<()> {
 fn row(one: &SubscriptionAudit, received: bool) -> Vec<String> {
     let mut figures = vec![one.expected, one.delivered, one.waiting, one.skipped, one.missing, one.before_start];
     if received {
-        figures.extend([one.unexpected, one.unknown, one.duplicates, one.out_of_order, one.unreadable]);
+        figures.extend([one.unexpected, one.unwanted, one.unknown, one.duplicates, one.out_of_order, one.unreadable]);
     }
     std::iter::once(one.subscription.clone()).chain(figures.iter().map(ToString::to_string)).collect()
 }

@@ -24,9 +24,18 @@ pub(super) async fn requeue(scope: &Scope, args: RequeueArgs) -> Result<Exit> {
         _ => Selection::All,
     };
     let limit = args.limit.map_or(REQUEUE_LIMIT, |limit| limit as usize);
-    let mass = matches!(which, Selection::Key(_) | Selection::All);
-    let change = Change::Requeue { subscription: args.subscription, which, limit };
-    if mass {
+    let (of_key, all) = (matches!(which, Selection::Key(_)), which == Selection::All);
+    let subscription = args.subscription;
+    let change = Change::Requeue { subscription: subscription.clone(), which: which.clone(), limit };
+    if of_key
+        && !args.confirm.yes
+        && !args.confirm.dry_run
+        && scope.open().await?.change(&change, true).await?.count == 1
+    {
+        // One delivery is no more than `--event` sets back without a question. Should another have died meanwhile, it stays.
+        return carry_out(scope, &Change::Requeue { subscription, which, limit: 1 }, false).await;
+    }
+    if of_key || all {
         confirmed(scope, &change, &args.confirm).await
     } else {
         carry_out(scope, &change, args.confirm.dry_run).await

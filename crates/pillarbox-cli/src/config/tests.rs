@@ -303,6 +303,17 @@ fn what_the_engine_refuses_is_found_part_by_part() {
 }
 
 #[test]
+fn an_empty_topic_or_type_is_refused() {
+    for key in ["topics", "types"] {
+        let text = format!("[[subscription]]\nname = \"a\"\n{key} = [\"x\", \"\"]\nsink = {{ kind = \"stdout\" }}\n");
+        let (_, problems) = check(&text);
+        let problem = only(&problems);
+        assert!(problem.contains(&format!("subscription 'a'.{key}: ")), "{problem}");
+        assert!(problem.contains("an empty topic or type matches no event; remove it"), "{problem}");
+    }
+}
+
+#[test]
 fn what_cannot_be_read_is_not_held_against_the_rest() {
     for (settings, part) in [
         ("mode = \"queu\"\nheartbeat_timeout = \"30s\"\n", "did you mean \"queue\"?"),

@@ -95,7 +95,7 @@ impl Postgres {
             }
             Some(SqlState::UNDEFINED_DATABASE) => "create that database (`createdb NAME`), or name another in the URL",
             Some(SqlState::TOO_MANY_CONNECTIONS) => {
-                "a relay needs 5 connections; raise max_connections, or end what holds the others"
+                "a relay needs up to 6 connections; raise max_connections, or end what holds the others"
             }
             Some(SqlState::CANNOT_CONNECT_NOW) => "the server is starting or stopping; try again",
             None if kind == ErrorKind::Unavailable => {

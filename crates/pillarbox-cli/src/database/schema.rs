@@ -78,11 +78,11 @@ impl Database {
         declared.map_err(|error| self.explain(error))
     }
 
-    /// Lets the insert trigger ring a sleeping relay, or not; what there is to say of it.
+    /// Lets publishing ring for a sleeping relay, or not; what there is to say of it.
     pub(crate) async fn set_doorbell(&self, on: bool) -> Result<String> {
         match self {
             Database::Sqlite(_) => Ok(format!(
-                "SQLite has no trigger to ring: a relay notices commits by itself; nothing to turn {}",
+                "SQLite has no doorbell to turn on or off: a relay notices commits by itself; nothing to turn {}",
                 if on { "on" } else { "off" }
             )),
             #[cfg(feature = "postgres")]

@@ -13,6 +13,8 @@ const STATUS_AGE_MIN: Duration = Duration::from_secs(1);
 const STATUS_REST: u32 = 4;
 /// How long a page waits for a status that is being read before it answers with the one before.
 const STATUS_WAIT: Duration = Duration::from_millis(50);
+/// How long `/progressz` waits for it where the one before is late. Less than the second that a probe waits by default.
+const STATUS_WAIT_LATE: Duration = Duration::from_millis(800);
 /// How long reading a status may take.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Figures that are older than this are not shown any more, and a status that is older says nothing once reading fails; unless
@@ -28,6 +30,7 @@ pub(crate) struct Health {
     silence_max: Duration,
     part: Mutex<(Part, Instant)>,
     known: watch::Sender<Known>,
+    attempt: Mutex<Attempt>,
     /// Somebody has asked for a younger status.
     wanted: Notify,
     /// The part has changed.
@@ -57,6 +60,15 @@ impl Part {
     }
 }
 
+/// The reading that comes next.
+#[derive(Debug, Clone, Copy)]
+enum Attempt {
+    /// It began at this moment.
+    UnderWay(Instant),
+    /// It begins when somebody asks for it, but not before this moment.
+    NotBefore(Instant),
+}
+
 /// What was read of the database last.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Known {
@@ -78,11 +90,20 @@ impl Reading {
     pub(super) fn is_old(&self) -> bool {
         self.began.elapsed() >= STATUS_AGE_MAX.max(self.took * STATUS_AGE_READINGS)
     }
+
+    /// Whether nobody has asked for a while: else a younger one would be there by now.
+    fn is_late(&self) -> bool {
+        self.began.elapsed() >= STATUS_AGE_MIN.max(self.took * STATUS_AGE_READINGS)
+    }
 }
 
 impl Known {
     fn is_young(&self, joined_at: Instant) -> bool {
         self.error.is_none() && self.since(joined_at).is_some_and(|reading| reading.began.elapsed() < STATUS_AGE_MIN)
+    }
+
+    fn is_late(&self) -> bool {
+        self.reading.as_ref().is_some_and(Reading::is_late)
     }
 
     /// The status, unless it is too old to be shown.
@@ -104,6 +125,7 @@ impl Health {
             silence_max,
             part: Mutex::new((Part::Starting, Instant::now())),
             known: watch::channel(Known::default()).0,
+            attempt: Mutex::new(Attempt::NotBefore(Instant::now())),
             wanted: Notify::new(),
             changed: Notify::new(),
         })
@@ -140,20 +162,47 @@ impl Health {
 
     /// What is known of the database. A young answer is waited for, for a moment.
     pub(super) async fn known(&self) -> Known {
+        self.known_within(|_| STATUS_WAIT).await
+    }
+
+    /// The same, for whoever judges by it. Where nobody has asked for long, what was known then says little, so that a young answer is waited
+    /// for as long as a probe can wait; but not by each probe anew while a database does not answer.
+    pub(super) async fn known_in_time(&self) -> Known {
+        self.known_within(|known| if known.is_late() { self.wait_late().max(STATUS_WAIT) } else { STATUS_WAIT }).await
+    }
+
+    async fn known_within(&self, wait: impl Fn(&Known) -> Duration) -> Known {
         let mut news = self.known.subscribe();
         if !news.borrow().is_young(self.part().1) {
+            let wait = wait(&news.borrow());
             self.wanted.notify_one();
             // Without news, what was known before is the answer.
-            let _ = tokio::time::timeout(STATUS_WAIT, news.changed()).await;
+            let _ = tokio::time::timeout(wait, news.changed()).await;
         }
         news.borrow_and_update().clone()
+    }
+
+    /// How long the next reading is worth waiting for.
+    fn wait_late(&self) -> Duration {
+        match *self.attempt.lock().unwrap_or_else(PoisonError::into_inner) {
+            Attempt::UnderWay(since) => STATUS_WAIT_LATE.saturating_sub(since.elapsed()),
+            Attempt::NotBefore(moment) if moment > Instant::now() => Duration::ZERO,
+            Attempt::NotBefore(_) => STATUS_WAIT_LATE,
+        }
+    }
+
+    fn set_attempt(&self, attempt: Attempt) {
+        *self.attempt.lock().unwrap_or_else(PoisonError::into_inner) = attempt;
     }
 
     /// Reads the status whenever somebody has asked for a younger one; until the process ends.
     pub(crate) async fn refresh(self: Arc<Self>, operator: Arc<Log>) {
         loop {
             let began = Instant::now();
+            self.set_attempt(Attempt::UnderWay(began));
             let read = tokio::time::timeout(STATUS_TIMEOUT, operator.status()).await;
+            let rest = (began.elapsed() * STATUS_REST).max(STATUS_AGE_MIN);
+            self.set_attempt(Attempt::NotBefore(began + rest));
             self.known.send_modify(|known| match read {
                 Ok(Ok(status)) => {
                     let reading = Reading { began, took: began.elapsed(), status: Arc::new(status) };
@@ -162,12 +211,87 @@ impl Health {
                 Ok(Err(error)) => known.error = Some(error.to_string()),
                 Err(_) => known.error = Some(format!("its status could not be read within {STATUS_TIMEOUT:?}")),
             });
-            let rest = (began.elapsed() * STATUS_REST).max(STATUS_AGE_MIN);
             tokio::select! {
                 () = tokio::time::sleep_until((began + rest).into()) => self.wanted.notified().await,
                 // What was read before says nothing of the part that this process takes now.
                 () = self.changed.notified() => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pillarbox::{LogStatus, Timestamp};
+    use uuid::Uuid;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn status(horizon: i64) -> Arc<Status> {
+        let log = LogStatus {
+            log_id: Uuid::nil(),
+            incarnation: 1,
+            schema_version: 1,
+            log_start: 1,
+            horizon,
+            events: 0,
+            bytes: 0,
+            kept: 0,
+            holders: Vec::new(),
+            held_seconds: None,
+            recovery_at: None,
+            alarms: Vec::new(),
+        };
+        Arc::new(Status { at: Timestamp(0), log, subscriptions: Vec::new(), instances: Vec::new() })
+    }
+
+    /// A relay that joined this long ago; its status was read then, which took 10 ms.
+    fn health(age: Duration) -> Arc<Health> {
+        let joined = Instant::now().checked_sub(age).unwrap();
+        let health = Health::new(Recorder::detached(), Duration::from_secs(5));
+        *health.part.lock().unwrap() = (Part::Working { silence: Duration::ZERO }, joined);
+        let reading = Reading { began: joined, took: 10 * MS, status: status(1) };
+        health.known.send_replace(Known { reading: Some(reading), error: None });
+        health
+    }
+
+    /// Answers the first who asks after so long; the position that is told then is 2.
+    fn answer_after(health: &Arc<Health>, wait: Duration) {
+        let health = health.clone();
+        tokio::spawn(async move {
+            health.wanted.notified().await;
+            tokio::time::sleep(wait).await;
+            let reading = Reading { began: Instant::now(), took: wait, status: status(2) };
+            health.known.send_replace(Known { reading: Some(reading), error: None });
+        });
+    }
+
+    async fn told(health: &Health) -> (i64, Duration) {
+        let asked = tokio::time::Instant::now();
+        let known = health.known_in_time().await;
+        (known.reading.unwrap().status.log.horizon, asked.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_status_is_not_told_where_a_new_one_comes_in_time() {
+        let health = health(Duration::from_secs(600));
+        answer_after(&health, STATUS_WAIT_LATE - MS);
+        assert_eq!(told(&health).await.0, 2);
+        assert_eq!(told(&health).await, (2, Duration::ZERO), "young");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_probe_waits_longer_than_it_can_and_only_the_first_that_long() {
+        let health = health(Duration::from_secs(600));
+        answer_after(&health, Duration::from_secs(20));
+        let (position, waited) = told(&health).await;
+        assert!(position == 1 && waited >= STATUS_WAIT_LATE && waited < STATUS_WAIT_LATE + 5 * MS, "{waited:?}");
+        health.set_attempt(Attempt::UnderWay(Instant::now().checked_sub(STATUS_WAIT_LATE).unwrap()));
+        let (position, waited) = told(&health).await;
+        assert!(position == 1 && waited < STATUS_WAIT + 5 * MS, "{waited:?}");
+        health.set_attempt(Attempt::NotBefore(Instant::now() + Duration::from_secs(60)));
+        assert!(told(&health).await.1 < STATUS_WAIT + 5 * MS, "reading has failed and rests");
     }
 }

@@ -141,3 +141,66 @@ impl Service<Request<Incoming>> for Pages {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// A listener with one page, for at most so many connections.
+    async fn listener(connections_max: usize) -> std::net::SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().route("/", get(|| async { "well" }));
+        tokio::spawn(serve(listener, router, connections_max));
+        address
+    }
+
+    /// Asks for the page on a connection that is kept; whether there was an answer.
+    async fn ask(stream: &mut TcpStream) -> bool {
+        if stream.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").await.is_err() {
+            return false;
+        }
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"well") {
+            match stream.read_buf(&mut answer).await {
+                Ok(1..) => {}
+                Ok(0) | Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    #[tokio::test]
+    async fn as_many_connections_as_allowed_stay_and_one_more_closes_the_oldest() {
+        let address = listener(2).await;
+        let (mut first, mut second) =
+            (TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap());
+        for _ in 0..2 {
+            assert!(ask(&mut first).await && ask(&mut second).await, "two are allowed");
+        }
+        let mut third = TcpStream::connect(address).await.unwrap();
+        assert!(ask(&mut third).await);
+        assert!(!ask(&mut first).await, "the oldest");
+        assert!(ask(&mut second).await && ask(&mut third).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_does_not_end_in_time_ends_its_connection_the_first_as_well_as_the_next() {
+        let address = listener(9).await;
+        for (asked_before, sent) in [(false, ""), (false, "GET / HTTP/1.1\r\nHost: "), (true, ""), (true, "GET /")] {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            assert!(!asked_before || ask(&mut stream).await);
+            stream.write_all(sent.as_bytes()).await.unwrap();
+            let began = Instant::now();
+            // Whoever began a head may be told that it took too long.
+            while matches!(stream.read(&mut [0; 1024]).await, Ok(1..)) {}
+            let lasted = began.elapsed();
+            let in_time = HEAD_TIMEOUT..HEAD_TIMEOUT + Duration::from_secs(1);
+            assert!(in_time.contains(&lasted), "{asked_before} {sent:?}: {lasted:?}");
+        }
+    }
+}

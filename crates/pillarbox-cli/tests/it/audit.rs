@@ -111,6 +111,39 @@ fn what_lies_before_the_start_is_not_missing_from_a_receiver(on: On) {
     assert_eq!((&found["expected"], &found["delivered"], &found["duplicates"]), (&3.into(), &3.into(), &1.into()));
 }
 
+fn what_the_filter_did_not_want_is_counted_if_it_was_received(on: On) {
+    let place = Place::new(on);
+    let config = |topics: &str| {
+        let sink = "sink = { kind = \"file\", path = \"out.ndjson\" }";
+        place.write("pillarbox.toml", &format!("[[subscription]]\nname = \"out\"\ntopics = {topics}\n{sink}\n"));
+        place.ok(&["run", "--until-idle"]);
+    };
+    let publish = |topic: &str| place.ok(&["publish", "--topic", topic, "--type", "y", "--key", "k"]);
+    let strange = publish("strange");
+    publish("kept");
+    publish("removed");
+    config("[\"kept\", \"removed\"]");
+    assert_eq!(place.lines("out.ndjson").len(), 2);
+    let received = |ids: &[&str]| {
+        place.write("received", &format!("{}{}", place.read("out.ndjson"), ids.concat()));
+        audit(&place, 0, &["--received", "received"])
+    };
+    assert_eq!(received(&[])["unwanted"], 0);
+    let found = received(&[&strange, &strange]);
+    assert_eq!((&found["unwanted"], &found["duplicates"], &found["unexpected"]), (&1.into(), &1.into(), &0.into()));
+
+    // What was delivered under the former filter was wanted then.
+    config("[\"kept\"]");
+    let late = publish("removed");
+    publish("kept");
+    config("[\"kept\"]");
+    let found = received(&[]);
+    assert_eq!((&found["expected"], &found["delivered"], &found["unwanted"]), (&3.into(), &3.into(), &0.into()));
+    let found = received(&[&late]);
+    assert_eq!((&found["unwanted"], &found["missing"]), (&1.into(), &0.into()), "{found}");
+    assert!(place.ok(&["audit", "--received", "received"]).contains("UNWANTED"));
+}
+
 fn what_waits_is_not_missing(on: On) {
     let place = delivered(on, 10);
     place.publish(&["--key", "k"]);
@@ -132,5 +165,6 @@ on_each!(
     a_cursor_moved_by_hand_is_found,
     a_range_limits_what_is_expected,
     what_lies_before_the_start_is_not_missing_from_a_receiver,
+    what_the_filter_did_not_want_is_counted_if_it_was_received,
     what_waits_is_not_missing,
 );

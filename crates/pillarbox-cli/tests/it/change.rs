@@ -131,7 +131,15 @@ fn dead_events_are_listed_requeued_and_skipped(on: On) {
     assert_eq!((&dead[0]["id"], &dead[0]["state"]), (&ids[0].as_str().into(), &"dead".into()));
     place.fails(2, &["requeue", "--subscription", "out"]);
     place.fails(2, &["requeue", "--subscription", "out", "--all"]);
+    place.fails(2, &["requeue", "--subscription", "out", "--key", "k"]);
     place.ok(&["skip", "--subscription", "out", "--event", &ids[0], "--reason", "test data"]);
+    let changed = place.json(&["requeue", "--subscription", "out", "--key", "k"]);
+    assert_eq!(
+        (&changed["count"], &changed["dry_run"]),
+        (&1.into(), &false.into()),
+        "one is no more than --event: {changed}"
+    );
+    kill_deliveries(&place);
     let changed = place.json(&["requeue", "--subscription", "out", "--all", "--yes"]);
     assert_eq!((&changed["count"], &changed["events"][0]), (&1.into(), &ids[1].as_str().into()), "{changed}");
     place.ok(&["run", "--until-idle"]);
@@ -198,6 +206,27 @@ fn prune_removes_what_everybody_has_passed() {
     assert_eq!(place.json(&["status"])["log"]["events"], 4);
     assert_eq!(place.json(&["prune", "--keep", "0ms"])["events"], 3);
     assert_eq!(place.json(&["status"])["log"]["events"], 1);
+}
+
+/// What has been received is old, behind it lie so many events that nobody has.
+fn a_dry_run_of_prune_counts_what_prune_removes(on: On) {
+    for unreceived in [0, 1] {
+        let place = Place::with_file_sink(on);
+        (0..3).for_each(|_| drop(place.publish(&[])));
+        place.ok(&["run", "--until-idle"]);
+        (0..unreceived).for_each(|_| drop(place.publish(&[])));
+        make_old(&place, on);
+        let dry = place.json(&["prune", "--dry-run"]);
+        assert_eq!((&dry["dry_run"], &dry["unreceived"]), (&true.into(), &false.into()), "{dry}");
+        assert_eq!(place.json(&["status"])["log"]["events"], 3 + unreceived);
+        let pruned = place.json(&["prune"]);
+        assert_eq!(pruned["events"], dry["events"], "{unreceived}: {pruned} {dry}");
+        let left = 3 + unreceived - pruned["events"].as_i64().unwrap();
+        assert_eq!(place.json(&["status"])["log"]["events"], left);
+        // PostgreSQL removes whole leaves, so that what nobody has received keeps its neighbours.
+        assert!(left == unreceived || on == On::Postgres, "{pruned}");
+        assert!(left == 0 || unreceived > 0, "{pruned}");
+    }
 }
 
 /// All events were published ten days ago.
@@ -289,6 +318,8 @@ fn questions_and_dry_runs_say_what_would_be_done(on: On) {
     let skip = ["skip", "--subscription", "out", "--event", &id, "--reason", "r", "--dry-run"];
     assert!(place.ok(&skip).starts_with(&format!("dry run: would give event {id} up for 'out'")));
     assert_eq!(place.json(&["list", "--subscription", "out", "--state", "dead"]).as_array().unwrap().len(), 1);
+    let text = place.ok(&["requeue", "--subscription", "out", "--key", "k", "--dry-run"]);
+    assert!(text.starts_with("dry run: would set 1 delivery of 'out' back to due now"), "{text}");
     let text = place.ok(&["requeue", "--subscription", "out", "--key", "other"]);
     assert!(text.contains("nothing to requeue"), "there is nothing to ask about: {text}");
 }
@@ -311,6 +342,7 @@ fn retention_of_the_config_holds_for_those_without_it() {
 on_each!(
     pause_holds_and_resume_lets_go,
     a_pause_says_who_and_why,
+    a_dry_run_of_prune_counts_what_prune_removes,
     prune_wants_to_be_told_to_remove_what_nobody_has_received,
     prune_needs_to_be_told_to_drop_what_a_hold_keeps_no_longer,
     paused_by_the_receiver_is_an_alarm_until_an_operator_knows,

@@ -1,5 +1,7 @@
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::process::Stdio;
+use std::thread;
 
 use crate::place::{On, Place, on_each, stderr, stdout};
 
@@ -58,6 +60,26 @@ fn assert_acts_on_nothing(what: &str, text: &str) {
     assert!(!text.lines().any(|line| line.starts_with("FORGED")), "{what}: {text}");
 }
 
+/// Publishes an event that a receiver of the subscription `store` refuses with these words; its id.
+fn refused_with(place: &Place, words: &str) -> String {
+    let receiver = Place::empty(On::Postgres);
+    let sink = format!("{{ kind = \"postgres\", url = \"{}\", table = \"store\" }}", receiver.url());
+    let own = "[[subscription]]\nname = \"store\"\nstart = \"now\"";
+    place.write("store.toml", &format!("{own}\nretry = {{ max_attempts = 1 }}\nsink = {sink}\n"));
+    let run = ["run", "--config", "store.toml", "--until-idle", "--listen", "off"];
+    place.ok(&run);
+    place.publish(&["{}"]);
+    place.ok(&run);
+    let refuse = format!(
+        "create function refuse() returns trigger language plpgsql as $f$ begin raise exception using message = $w${words}$w$; end $f$; \
+         create trigger refuse before insert on store for each row execute function refuse()"
+    );
+    receiver.sql().raw(&refuse).unwrap();
+    let id = place.publish(&["{}"]);
+    place.fails(1, &run);
+    id
+}
+
 /// Whoever can publish, and every server, says something that ends on an operator's terminal.
 fn what_others_say_acts_on_no_terminal(on: On) {
     let place = Place::with_file_sink(on);
@@ -65,12 +87,17 @@ fn what_others_say_acts_on_no_terminal(on: On) {
     let payload = "{\n\t\"p\":\t\"\u{7f}\u{9b}\u{202e}\u{2028}\"}";
     let id = place.publish(&["--key", hostile, "--header", &format!("h={hostile}"), payload]);
     place.ok(&["run", "--until-idle"]);
+    let refused = refused_with(&place, hostile);
     place.ok(&["pause", "out", "--reason", hostile]);
     let commands = [
         &["list"][..],
         &["list", "--subscription", "out"],
         &["show", &id],
         &["why", &id],
+        &["list", "--subscription", "store"],
+        &["show", &refused],
+        &["why", &refused],
+        &["why", &refused, "--subscription", "store", "-v"],
         &["status"],
         &["subscription", "list"],
         &["tail", "--no-follow", "--from", "0"],
@@ -91,12 +118,41 @@ fn what_others_say_acts_on_no_terminal(on: On) {
         }
     }
     assert_eq!(place.json(&["list"])[0]["key"], hostile, "JSON means what it meant");
+    let error = place.json(&["list", "--subscription", "store"])[0]["error"].as_str().unwrap().to_owned();
+    assert!(error.contains(hostile), "what the receiver said is there: {error:?}");
     assert_eq!(place.json(&["show", &id])["payload"]["p"], "\u{7f}\u{9b}\u{202e}\u{2028}");
     for args in [&["tail", "--no-follow", "--from", "0"][..], &["run", "--stdout", "--until-idle", "--listen", "off"]] {
         let text = place.ok(args);
-        let event: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        let mut events = serde_json::Deserializer::from_str(&text).into_iter::<serde_json::Value>();
+        let event = events.next().unwrap().unwrap_or_else(|error| panic!("{error}: {text}"));
         assert_eq!((&event["subject"], &event["h"]), (&hostile.into(), &hostile.into()), "{args:?}");
         assert_eq!(event["data"]["p"], "\u{7f}\u{9b}\u{202e}\u{2028}", "{args:?}");
+    }
+}
+
+/// Whoever answers at the address of a database says what it likes before anybody has proven who it is.
+#[test]
+fn what_a_rogue_server_says_acts_on_no_terminal() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("postgres://u:p@{}/d?sslmode=disable", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let fields = format!("SFATAL\0VFATAL\0C28P01\0M{HOSTILE}\0\0");
+            let length = (fields.len() as u32 + 4).to_be_bytes();
+            // The other side may be gone; then the test fails by what it has said.
+            let _ = stream.read(&mut [0; 1024]);
+            let _ = stream.write_all(&[b"E", &length[..], fields.as_bytes()].concat());
+        }
+    });
+    let place = Place::at(&url);
+    for args in [&["status"][..], &["status", "--json"], &["doctor"], &["migrate"], &["list", "-v"]] {
+        let output = place.command(args).output().unwrap();
+        assert!(!output.status.success());
+        assert!(stdout(&output).contains("FORGED") || stderr(&output).contains("FORGED"), "{args:?}: {output:?}");
+        for text in [stdout(&output), stderr(&output)] {
+            assert_acts_on_nothing(&format!("{args:?}"), &text);
+        }
     }
 }
 

@@ -217,12 +217,17 @@ impl Place {
 
     /// Starts it in the background by a shell that first does as `script` says.
     pub(crate) fn start_after(&self, script: &str, args: &[&str]) -> Running {
+        self.start_by(&["sh", "-c", &format!("{script}; exec \"$0\" \"$@\"")], args)
+    }
+
+    /// Starts it in the background by another command, which gets it as its last arguments.
+    pub(crate) fn start_by(&self, starter: &[&str], args: &[&str]) -> Running {
         let binary = self.command(args);
-        let mut shell = Command::new("sh");
-        shell.args(["-c", &format!("{script}; exec \"$0\" \"$@\"")]).arg(binary.get_program()).args(binary.get_args());
-        shell.env_clear().envs(binary.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        shell.current_dir(self.directory.path()).stdin(Stdio::null());
-        Running::spawn(shell)
+        let mut command = Command::new(starter[0]);
+        command.args(&starter[1..]).arg(binary.get_program()).args(binary.get_args());
+        command.env_clear().envs(binary.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.current_dir(self.directory.path()).stdin(Stdio::null());
+        Running::spawn(command)
     }
 
     /// Asks again and again until `found` says that the answer is the one waited for.

@@ -1,5 +1,5 @@
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::place::{On, PATIENCE, Place, on_each, stderr, stdout};
 use crate::receiver::{Manners, Receiver};
@@ -61,7 +61,8 @@ fn what_a_killed_run_to_standard_output_leaves_is_removed_by_the_next_run(on: On
 /// Closing a terminal, or `systemctl reload`, is no reason to deliver anything twice.
 fn sighup_drains(on: On) {
     let place = Place::with_file_sink(on);
-    let mut relay = place.start(&["run", "--listen", "off"]);
+    // Tests that run under nohup hand an ignored SIGHUP down to the relay, which then goes on rightly.
+    let mut relay = place.start_by(&["env", "--default-signal=HUP"], &["run", "--listen", "off"]);
     relay.wait_for("relay started");
     relay.signal("-HUP");
     relay.wait_for("drained");
@@ -265,6 +266,30 @@ fn until_idle_does_not_fail_for_a_subscription_of_another_config(on: On) {
     );
     place.ok(&["run", "--until-idle"]);
     assert_eq!(place.lines("other.ndjson").len(), 1);
+}
+
+/// Far longer than a bell has to be unheard before somebody is told that it is silent (`BELL_SILENT_AFTER`, 5 s).
+const BELL_HEARD_FOR: Duration = Duration::from_secs(8);
+
+#[test]
+fn nobody_is_warned_of_a_doorbell_that_rings() {
+    let place = Place::with_file_sink(On::Postgres);
+    let mut relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    let began = Instant::now();
+    let mut count = 0;
+    while began.elapsed() < BELL_HEARD_FOR {
+        place.publish(&[]);
+        count += 1;
+        // The next one comes when the relay has nothing more to do and falls asleep.
+        crate::ledger::until("the event is delivered", || {
+            place.path("out.ndjson").exists() && place.lines("out.ndjson").len() == count
+        });
+    }
+    relay.signal("-TERM");
+    let log = relay.log_to_end();
+    assert!(log.iter().any(|line| line.contains("drained")), "{log:?}");
+    assert!(!log.iter().any(|line| line.contains("silent")), "{log:?}");
 }
 
 on_each!(

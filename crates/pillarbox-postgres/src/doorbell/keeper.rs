@@ -25,8 +25,10 @@ const GUEST_RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 const PROBE_ALONE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The server ends the session of an awake keeper that asks nothing for so long: one that stands still would silence all others.
+/// The server ends the session of a keeper that asks nothing for so long: one that stands still awake would silence all others, and one
+/// that stands still asleep would let every commit ring for nobody.
 const AWAKE_IDLE_MAX: &str = "10s";
+const ASLEEP_IDLE_MAX: &str = "10min";
 
 /// A keeper that has been awake for so long and has not polled gives way to others, and does not come back for as long.
 const PASSIVE_AFTER: Duration = Duration::from_secs(1);
@@ -211,6 +213,7 @@ impl Keeper {
         (self.part, self.awake_since, self.retry) = (Part::Awake, now, GUEST_RETRY.0);
         self.shared.state().pass = true;
         self.shared.ring();
+        self.limit_idleness(AWAKE_IDLE_MAX).await?;
         self.fall_asleep().await
     }
 
@@ -252,7 +255,7 @@ impl Keeper {
         }
         self.has_bell = true;
         if self.lock(BELL).await? {
-            self.limit_idleness("0").await?;
+            self.limit_idleness(ASLEEP_IDLE_MAX).await?;
             self.part = Part::Asleep;
             let mut state = self.shared.state();
             (state.leftovers, state.pass) = (true, true);

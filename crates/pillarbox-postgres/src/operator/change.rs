@@ -355,7 +355,7 @@ async fn rewind_kept(
     kept.iter().map(|row| Ok(row.try_get(1)?)).collect()
 }
 
-/// Replays the settled events of one key as a chain of deliveries; what is not settled yet comes by itself.
+/// Replays the settled events of one key as a chain of deliveries, with those that have a row; what else is not settled comes by itself.
 async fn rewind_key(
     tx: &Transaction<'_>,
     world: &World,
@@ -401,7 +401,8 @@ async fn take_up(tx: &Transaction<'_>, id: SubscriptionId, positions: &RangeSet)
     Ok(())
 }
 
-/// The wanted events of a key above a place that the lane has settled.
+/// The wanted events of a key above a place that the lane has settled, or that have a row: a cursor at its limit does not count all of
+/// those, and a row that kept its arrival would go before what is replayed.
 async fn key_events(
     tx: &Transaction<'_>,
     row: &SubscriptionRow,
@@ -410,11 +411,11 @@ async fn key_events(
     place: Position,
 ) -> Db<Vec<Replayed>> {
     let mut events = Vec::new();
-    for event in tx.query(include_str!("../sql/key_events.sql"), &[&place, &key]).await? {
+    for event in tx.query(include_str!("../sql/key_events.sql"), &[&place, &key, &row.id.0]).await? {
         let topic = event.try_get::<_, Text<'_>>(2)?.0.into_owned();
         let r#type = event.try_get::<_, Text<'_>>(3)?.0.into_owned();
         let position = event.try_get(0)?;
-        if lane.has_settled(position) && row.filter.matches(&topic, &r#type) {
+        if (lane.has_settled(position) || event.try_get(4)?) && row.filter.matches(&topic, &r#type) {
             events.push(Replayed { position, id: event.try_get(1)?, topic, r#type });
         }
     }

@@ -9,7 +9,7 @@ use crate::SchemaState;
 use crate::connection::Session;
 use crate::error::{Db, DbError};
 use crate::home;
-use crate::migrate::{self, CREATE_UTF8, SCHEMA_VERSION, UNCHECKED_ENCODING, applied_at, state_of};
+use crate::migrate::{CREATE_UTF8, SCHEMA_VERSION, UNCHECKED_ENCODING, applied_at, state_of};
 
 /// No session of Pillarbox keeps a snapshot for longer.
 const OWN_SNAPSHOT_SECONDS_MAX: f64 = 5.0;
@@ -44,7 +44,9 @@ async fn examine(session: &mut Session) -> Db<Vec<Check>> {
     checks.extend([leaves(&tx).await?, orphans(&world), instances(&world)]);
     checks.extend([floor(&tx).await?, vacuum_horizon(&tx).await?, own_sessions(&tx).await?]);
     let server = tx.query_typed_one(include_str!("../sql/server.sql"), &[]).await?;
-    checks.extend([grants(&tx, &server).await?, heirs(&tx).await?, doorbell(&tx, &server).await?]);
+    let publishing = tx.query_typed_one(include_str!("../sql/publishing.sql"), &[]).await?;
+    checks.extend([grants(&tx, &server).await?, heirs(&tx).await?, limits(&publishing)?]);
+    checks.push(doorbell(&publishing, &server)?);
     checks.extend([durability(&server)?, autovacuum(&server)?, connections(&server)?]);
     Ok(checks)
 }
@@ -278,9 +280,37 @@ async fn heirs(tx: &Transaction<'_>) -> Db<Check> {
     })
 }
 
-async fn doorbell(tx: &Transaction<'_>, server: &Row) -> Db<Check> {
+/// The check of events is the predicate of an index, which to others may look like one that nobody uses.
+fn limits(publishing: &Row) -> Db<Check> {
+    let schema: &str = publishing.try_get(3)?;
+    Ok(match publishing.try_get(2)? {
+        true => ok("limits", "events are checked when they are published"),
+        false => bad(
+            "limits",
+            Level::Warning,
+            format!(
+                "the index {schema}.event_id, whose predicate checks events, is missing, invalid or another one: events of any size and form are taken"
+            ),
+            format!(
+                "run `create index event_id on {schema}.event (id) where {schema}.is_well_formed(topic, type, key, payload, \
+                payload_bytes, content_type, headers, created_at) and id is not null`, after dropping what is left of the old one"
+            ),
+        ),
+    })
+}
+
+fn doorbell(publishing: &Row, server: &Row) -> Db<Check> {
     let name = "doorbell";
-    let on = migrate::has_doorbell(tx).await?;
+    let (on, rings): (bool, bool) = (publishing.try_get(0)?, publishing.try_get(1)?);
+    if on && !rings {
+        let schema: &str = publishing.try_get(3)?;
+        return Ok(bad(
+            name,
+            Level::Warning,
+            "the default of event.created_at, which rings, was changed: a sleeping relay notices events only when it polls",
+            format!("run `select {schema}.set_doorbell(true)` as the owner of the log"),
+        ));
+    }
     let prepared: i32 = server.try_get(0)?;
     Ok(match (on, prepared) {
         (true, 0) => ok(name, "publishers ring while a relay sleeps"),
@@ -340,8 +370,9 @@ fn autovacuum(server: &Row) -> Db<Check> {
 
 fn connections(server: &Row) -> Db<Check> {
     let (used, own, max): (i64, i64, i64) = (server.try_get(5)?, server.try_get(6)?, server.try_get(7)?);
-    let finding =
-        format!("{used} of {max} are in use, {own} of them by Pillarbox (a relay takes 4, and one more for a command)");
+    let finding = format!(
+        "{used} of {max} are in use, {own} of them by Pillarbox (a relay takes 4, one with a queue 5, and one more while a command or retention runs)"
+    );
     Ok(match used as f64 > max as f64 * CONNECTIONS_SHARE_MAX {
         false => ok("connections", finding),
         true => bad("connections", Level::Warning, finding, "raise max_connections, or run fewer relays"),

@@ -2,8 +2,7 @@
 select position
 from event
 where id = $1::uuid
-    and row(topic, type, key, payload, payload_bytes, content_type, headers, created_at)::event_form::well_formed_event
-        is distinct from null
+    and is_well_formed(topic, type, key, payload, payload_bytes, content_type, headers, created_at)
 union
 select position
 from event

@@ -11,12 +11,8 @@ grant insert (id, topic, key, type, payload, payload_bytes, content_type, header
 to pillarbox_publisher;
 -- What the id of an event is made of that brought none.
 grant select (position, id, created_at) on @schema@.event to pillarbox_publisher;
--- The first three are called by a plain insert too. Named one by one, since not every database lets everybody call what is new.
+-- Functions are named one by one, since not every database lets everybody call what is new.
 grant execute on function
-    @schema@.ring_at(),
-    @schema@.is_well_formed("@schema@".event_form),
-    @schema@.payload_bytes_max(),
-    @schema@.event_id(bigint, timestamptz),
     @schema@.new_id(),
     @schema@.order_key(text),
     @schema@.publish(text, text, jsonb, text, jsonb, timestamptz, text, uuid, boolean),
@@ -45,7 +41,13 @@ grant execute on function
     @schema@.claim_deliveries(bigint, integer, bigint, integer, boolean, integer, timestamptz, boolean, integer, integer),
     @schema@.place_delayed(bigint, timestamptz, integer), @schema@.promote(bigint[], text[]), @schema@.add_up_aside(bigint)
 to pillarbox_relay;
-grant execute on function @schema@.event_id(bigint, timestamptz) to pillarbox_relay, pillarbox_viewer;
+-- Called by a plain insert, and by a look for an id.
+grant execute on function
+    @schema@.is_well_formed(text, text, text, json, bytea, text, jsonb, timestamptz),
+    @schema@.refuse_event(text, text, text, json, bytea, text, jsonb),
+    @schema@.payload_bytes_max(),
+    @schema@.event_id(bigint, timestamptz)
+to pillarbox_publisher, pillarbox_relay, pillarbox_viewer;
 
 -- Viewers: `status`, `list`, `show`, `why`, `tail`.
 grant select on all tables in schema @schema@ to pillarbox_viewer;

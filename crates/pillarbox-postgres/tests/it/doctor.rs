@@ -302,3 +302,22 @@ async fn a_server_that_is_nearly_full_or_waits_for_standbys() {
     }
     assert!(clients.len() < 10);
 }
+
+#[tokio::test]
+async fn an_index_without_which_nothing_is_checked() {
+    let fix = "create index event_id on pillarbox.event";
+    check_warning("limits", Level::Ok, "drop index pillarbox.event_id", "events of any size and form", fix).await;
+}
+
+#[tokio::test]
+async fn a_default_that_does_not_ring() {
+    let cause =
+        "select pillarbox.set_doorbell(true); alter table pillarbox.event alter column created_at set default now()";
+    check_warning("doorbell", Level::Ok, cause, "was changed", "select pillarbox.set_doorbell(true)").await;
+
+    let database = Database::new().await;
+    database.execute(cause).await;
+    pillarbox_postgres::set_doorbell(&database.url().parse().unwrap(), true).await.unwrap();
+    let rings = "select count(*) from pg_attrdef where adrelid = 'pillarbox.event'::regclass and pg_get_expr(adbin, adrelid) ~ 'pg_notify'";
+    assert_eq!(database.number(rings).await, 1, "turned on again, it is on");
+}

@@ -62,8 +62,14 @@ async fn both_ways(url: &str, ids: &[Uuid]) {
 
     let log_id = async || connect(url).await.query_one("select log_id from pillarbox.meta", &[]).await.unwrap().get(0);
     let before: Uuid = log_id().await;
+    let id_of_one = async || {
+        let sql = "select pillarbox.event_id(1, 'epoch')";
+        connect(url).await.query_one(sql, &[]).await.unwrap().get::<_, Uuid>(0)
+    };
+    let id_before = id_of_one().await;
     fresh(&config(url)).await.unwrap();
     assert_ne!(log_id().await, before);
+    assert_ne!(id_of_one().await, id_before, "events of the copy and of the original have different ids");
     assert!(waiting(url).await.is_empty(), "fresh: nothing old");
     let store = PostgresStore::open(url).await.unwrap();
     let later = store.join(crate::fixture::hello([one_lane("later")])).await.unwrap();
@@ -299,4 +305,12 @@ async fn a_renamed_database_and_a_restarted_server_are_still_home() {
     let socket = format!("postgres://postgres@/after?host={}&port={}", server.socket_dir().display(), server.port());
     assert_eq!(waiting(&socket).await, ids[6..], "also by its socket");
     assert_eq!(incarnation(&server.url("after")).await, 1);
+}
+
+#[tokio::test]
+async fn a_log_whose_function_makes_other_ids_than_its_relays_is_refused() {
+    let database = crate::fixture::Database::new().await;
+    database.execute("update pillarbox.meta set id_salt = id_salt + 1").await;
+    let error = PostgresStore::open(database.url()).await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("set_id_salt"), "{error}");
 }

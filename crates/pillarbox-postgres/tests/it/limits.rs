@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use pillarbox::testing::Capture;
 use pillarbox::{
-    CONTENT_TYPE_BYTES_MAX, ErrorKind, Filter, HEADERS_BYTES_MAX, Level, ListQuery, Mode, NewEvent, OnDead, Operator,
+    CONTENT_TYPE_BYTES_MAX, ErrorKind, Filter, HEADERS_BYTES_MAX, Level, ListQuery, Mode, OnDead, Operator,
     PAYLOAD_BYTES_MAX, Relay, State, Store, Subscription,
 };
 use pillarbox_postgres::{PostgresStore, migrate, print_sql};
 use pillarbox_testkit::postgres::Server;
 use tokio_postgres::Client;
 
-use crate::fixture::{Database, connect, one_scan, tail};
+use crate::fixture::{Database, connect, one_scan, pages, tail};
+use crate::schema::steps_up_to;
 
 /// What the database says about a statement that it refuses: the constraint's name.
 async fn refused(database: &Database, sql: &str) -> String {
@@ -75,7 +76,7 @@ async fn rows_that_are_larger_than_a_page_come_one_by_one() {
     // As they could be published before there was a limit.
     database
         .execute(&format!(
-            "alter domain pillarbox.well_formed_event drop constraint is_well_formed;
+            "drop index pillarbox.event_id;
              insert into pillarbox.event (topic, type, headers)
              select 'large', 'y', jsonb_build_object('a', repeat('x', 9 * 1024 * 1024)) from generate_series(1, {LARGE});
              insert into pillarbox.event (topic, type) select 'small', 'y' from generate_series(1, 100)"
@@ -188,10 +189,38 @@ async fn an_event_that_is_no_text_is_dead_alone() {
 
 #[tokio::test]
 async fn a_log_of_the_first_version_keeps_what_is_too_large_now() {
+    let database = Server::shared().create_database().unwrap();
+    database.psql(&steps_up_to(5)).unwrap();
+    let large = format!("jsonb_build_object('a', repeat('x', {}))", 2 * HEADERS_BYTES_MAX);
+    let insert = format!("insert into pillarbox.event (topic, type, headers) values ('t', 'y', {large})");
+    database.psql(&insert).unwrap();
+    migrate(&database.url().parse().unwrap()).await.unwrap();
+    // Both call the check for what is there.
+    database.psql("reindex table pillarbox.event").unwrap();
+    database.psql("analyze pillarbox.event").unwrap();
+    let store = PostgresStore::open(database.url()).await.unwrap();
+    let scan = one_scan(store.poll(&tail(0, 1)).await.unwrap());
+    assert!(scan.events[0].headers.as_json().len() > 2 * HEADERS_BYTES_MAX);
+    let error = format!("{:?}", database.psql(&insert).unwrap_err());
+    assert!(error.contains("headers_has_at_most_65536_bytes"), "{error}");
+}
+
+/// The check is called for each row that is analysed or indexed.
+#[tokio::test]
+async fn the_check_reads_no_payload() {
     let database = Database::new().await;
-    let large = NewEvent { content_type: Some("x".repeat(CONTENT_TYPE_BYTES_MAX + 1)), ..NewEvent::new("t", "y") };
-    let error = database.store().await.publish(&[large]).await.unwrap_err();
-    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("content_type"), "{error}");
-    let valid = "select count(*) from pg_constraint where conname = 'event_is_well_formed' and convalidated";
-    assert_eq!(database.number(valid).await, 0, "what was there is not looked at");
+    database
+        .execute(
+            "alter table pillarbox.event_1 alter column payload set storage external;
+             insert into pillarbox.event (topic, type, payload)
+             select 't', 'y', to_json(repeat('x', 100000)) from generate_series(1, 50)",
+        )
+        .await;
+    let client = database.client().await;
+    let check = "select count(*) from pillarbox.event
+        where pillarbox.is_well_formed(topic, type, key, payload, payload_bytes, content_type, headers, created_at)";
+    // Once for what a session looks up before.
+    pages(&client, check).await;
+    let looked_at = pages(&client, check).await;
+    assert!(looked_at < 50, "{looked_at} pages of 50 events, which lie in one, and their payloads in 650");
 }

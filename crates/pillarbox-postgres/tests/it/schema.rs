@@ -187,7 +187,7 @@ async fn events_stay_as_they_are() {
 }
 
 /// The steps up to a version, as they are printed.
-fn steps_up_to(version: i64) -> String {
+pub(crate) fn steps_up_to(version: i64) -> String {
     let sql = print_sql("pillarbox", true);
     let next = sql.find(&format!("update pillarbox.meta set schema_version = {version};")).unwrap();
     let end = next + sql[next..].find('\n').unwrap();
@@ -231,4 +231,26 @@ async fn an_upgrade_keeps_ids_and_journals_and_who_may_publish() {
     let new: Uuid = client.query_one(publish, &[]).await.unwrap().get(0);
     assert_eq!(store.show(new).await.unwrap().unwrap().event.position, 4);
     client.batch_execute(&format!("reset role; drop owned by {role}; drop role {role}")).await.unwrap();
+}
+
+/// Waits until somebody waits for a lock on the log.
+async fn until_a_migration_waits(client: &tokio_postgres::Client) {
+    let waits = "select count(*) from pg_locks where relation = 'pillarbox.event'::regclass and not granted";
+    until(client, waits, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upgrade_waits_for_those_who_publish_and_ends_none_of_them() {
+    let database = Server::shared().create_database().unwrap();
+    database.psql(&steps_up_to(9)).unwrap();
+    let (client, observer) = (connect(database.url()).await, connect(database.url()).await);
+    client.batch_execute("begin; select pillarbox.append('s', 0, '[{\"type\": \"y\"}]')").await.unwrap();
+    let config = config(database.url());
+    let migrating = tokio::spawn(async move { migrate(&config).await });
+    until_a_migration_waits(&observer).await;
+    // Needs another table than the log.
+    client.batch_execute("select pillarbox.publish('t', 'y', dedup_key => 'd'); commit").await.unwrap();
+    migrating.await.unwrap().unwrap();
+    let journal = "select count(*) from pillarbox.journal where stream = 's' and version = 1";
+    assert_eq!(client.query_one(journal, &[]).await.unwrap().get::<_, i64>(0), 1);
 }

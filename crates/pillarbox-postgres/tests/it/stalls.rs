@@ -11,6 +11,7 @@ use tokio_postgres::Client;
 use pillarbox_testkit::postgres::Server;
 
 use crate::fixture::{Database, connect};
+use crate::ownership::until;
 
 /// Far longer than anything here takes; only a failing test waits for it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -153,4 +154,29 @@ async fn what_others_abort_beside_an_idle_writer_is_closed() {
     relay.drain().await.unwrap();
     let wrong = "select count(*) from pillarbox.event, pillarbox.dead_range where position between low and high";
     assert_eq!(database.number(wrong).await, 0, "what the idle writer held was not closed");
+}
+
+/// What a publisher did not wait for, or stopped waiting for, can be seen here and is lost with a failover.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_synchronous_standby_has_is_not_delivered() {
+    let server = Server::builder().start().unwrap();
+    let database = Database::on(&server).await;
+    let capture = Capture::new();
+    let relay = relay(&database, &capture).await;
+    database.publish_keys(&["a"]).await;
+    arrive(&capture, 1).await;
+    let require = |standby: &str| {
+        server.psql("postgres", &format!("alter system set synchronous_standby_names = '{standby}'")).unwrap();
+        server.psql("postgres", "select pg_reload_conf()").unwrap();
+    };
+    require("nobody");
+    let (publisher, observer) = (database.client().await, database.client().await);
+    let publish = "insert into pillarbox.event (topic, type, key) values ('t', 'y', 'b')";
+    publisher.batch_execute(&format!("set synchronous_commit = local; {publish}")).await.unwrap();
+    let held = "select count(*) from pg_stat_activity where application_name like '%reader' and wait_event = 'SyncRep'";
+    until(&observer, held, 1).await;
+    assert_eq!(capture.events().len(), 1);
+    require("");
+    arrive(&capture, 2).await;
+    relay.drain().await.unwrap();
 }

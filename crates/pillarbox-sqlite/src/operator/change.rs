@@ -14,7 +14,7 @@ use crate::connection::{begin, meta_number, raise_queue_revision, raise_revision
 use crate::error::{Db, DbError};
 use crate::ownership::{former_filters, put_former_filters, record_progress, start_floor};
 use crate::queue::{arrange, arrange_all};
-use crate::reader::id_of;
+use crate::reader::{id_at, text};
 use crate::recovery::recover;
 use crate::store::Desk;
 
@@ -111,8 +111,7 @@ fn targets(
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let values = params![subscription.0, positions, key, limit];
     let targets = statement.query_map(values, |row| {
-        let id = row.get::<_, Option<String>>(2)?.unwrap_or_default();
-        Ok(Target { position: row.get(0)?, lane: row.get(1)?, id: id_of(id.as_bytes()), key: row.get(3)? })
+        Ok(Target { position: row.get(0)?, lane: row.get(1)?, id: id_at(row, 2)?, key: row.get(3)? })
     })?;
     Ok(targets.collect::<Result<_, _>>()?)
 }
@@ -146,9 +145,7 @@ fn take_back(
 }
 
 fn version_id(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<Uuid> {
-    let found = tx.query_row(include_str!("../sql/version_id.sql"), params![stream, version], |row| {
-        Ok(id_of(row.get::<_, String>(0)?.as_bytes()))
-    });
+    let found = tx.query_row(include_str!("../sql/version_id.sql"), params![stream, version], |row| id_at(row, 0));
     found.optional()?.ok_or_else(|| {
         DbError::own(ErrorKind::NotFound, format!("stream '{stream}' has no version {version} in this log"))
     })
@@ -273,7 +270,7 @@ fn rewind(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start) -> Db<Changed>
     Ok(Changed { count: row.lanes.len() as u64, events: Vec::new(), message })
 }
 
-/// Replays the settled events of one key as a chain of deliveries; what is not settled yet comes by itself.
+/// Replays the settled events of one key as a chain of deliveries, with those that have a row; what else is not settled comes by itself.
 fn rewind_key(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start, key: &str) -> Db<Changed> {
     let Place { position: target, kept, note } = Place::find(tx, to)?;
     let lane = row.lane_of(Some(key), 0).ok_or_else(|| invalid(format!("'{}' has no lanes", row.name)))?;
@@ -312,9 +309,8 @@ fn rewind_key(tx: &Transaction<'_>, row: &SubscriptionRow, to: Start, key: &str)
 /// or of all; the events.
 fn replay_kept(tx: &Transaction<'_>, id: SubscriptionId, kept: Position, key: Option<&str>) -> Db<Vec<Uuid>> {
     let mut statement = tx.prepare_cached(include_str!("../sql/rewind_kept.sql"))?;
-    let found = statement.query_map(params![id.0, kept, key], |row| {
-        Ok((row.get::<_, Position>(0)?, id_of(row.get::<_, String>(1)?.as_bytes())))
-    })?;
+    let found =
+        statement.query_map(params![id.0, kept, key], |row| Ok((row.get::<_, Position>(0)?, id_at(row, 1)?)))?;
     let mut ids = Vec::new();
     for found in found.collect::<Result<Vec<_>, _>>()? {
         tx.prepare_cached(REQUEUE)?.execute(params![id.0, found.0, Timestamp::now().0])?;
@@ -345,7 +341,8 @@ fn take_up(tx: &Transaction<'_>, id: SubscriptionId, positions: &RangeSet) -> Db
     Ok(())
 }
 
-/// The wanted events of a key above `target` that the lane has settled.
+/// The wanted events of a key above `target` that the lane has settled, or that have a row: a cursor at its limit does not count all of
+/// those, and a row that kept its arrival would go before what is replayed.
 fn key_events(
     tx: &Transaction<'_>,
     row: &SubscriptionRow,
@@ -354,13 +351,13 @@ fn key_events(
     target: Position,
 ) -> Db<Vec<Replayed>> {
     let mut statement = tx.prepare_cached(include_str!("../sql/key_events.sql"))?;
-    let mut rows = statement.query(params![target, key])?;
+    let mut rows = statement.query(params![target, key, row.id.0])?;
     let mut events = Vec::new();
     while let Some(event) = rows.next()? {
         let position = event.get(0)?;
-        let (topic, r#type): (String, String) = (event.get(2)?, event.get(3)?);
-        if lane.has_settled(position) && row.filter.matches(&topic, &r#type) {
-            let id = id_of(event.get::<_, String>(1)?.as_bytes());
+        let (topic, r#type) = (text(event.get_ref(2)?), text(event.get_ref(3)?));
+        if (lane.has_settled(position) || event.get(4)?) && row.filter.matches(&topic, &r#type) {
+            let (id, topic, r#type) = (id_at(event, 1)?, topic.into(), r#type.into());
             events.push(Replayed { position, id, topic, r#type });
         }
     }

@@ -12,7 +12,7 @@ use crate::migrate::{SCHEMA_VERSION, state_of};
 use crate::ownership::check_anchor;
 use crate::store::Desk;
 
-/// Checks every premise, each with its fix.
+/// Checks every prerequisite, each with its fix.
 pub(super) fn doctor(desk: &Desk) -> Db<Vec<Check>> {
     // Outside the snapshot: a reader of its own would hold the checkpoint back.
     let mut checks = vec![schema(desk)?, journal_mode(desk)?, file_system(desk), permissions(desk)?, home(desk)];

@@ -5,7 +5,7 @@ use rusqlite::{Connection, Row, params};
 use super::claim_record;
 use super::status::Line;
 use crate::error::Db;
-use crate::reader::id_of;
+use crate::reader::{id_at, text};
 use crate::settle::parse_errors;
 use crate::store::Desk;
 
@@ -54,18 +54,18 @@ impl<'a> Matcher<'a> {
     /// A row of `sql/backlog.sql`, if it matches.
     fn line<'r>(&self, row: &'r Row<'_>) -> Db<Option<Line<'r>>> {
         let line = Line::of(row)?;
-        let headers = || Headers::from_json(&row.get::<_, String>(7).unwrap_or_default());
-        Ok(self.matches(&line.topic, line.key.as_deref(), headers).then_some(line))
+        let headers = || row.get_ref(7).map(|headers| Headers::from_json(&text(headers))).unwrap_or_default();
+        Ok(self.matches(&line.topic, line.key, headers).then_some(line))
     }
 }
 
 fn list_row(line: &Line<'_>, row: &Row<'_>) -> Db<ListRow> {
     Ok(ListRow {
-        id: id_of(row.get_ref(6)?.as_bytes().unwrap_or_default()),
+        id: id_at(row, 6)?,
         position: line.position,
         topic: line.topic.to_string(),
         r#type: line.r#type.to_string(),
-        key: line.key.as_deref().map(str::to_owned),
+        key: line.key.map(str::to_owned),
         created_at: line.created_at,
         subscription: None,
         state: None,

@@ -40,10 +40,10 @@ pub(super) fn deliver_risen(tx: &Transaction<'_>, world: &World) -> Db<()> {
 }
 
 fn deliver(tx: &Transaction<'_>, now: Timestamp, subscription: &SubscriptionRow, line: &Line<'_>) -> Db<()> {
-    let Some(lane) = subscription.lane_of(line.key.as_deref(), line.position) else { return Ok(()) };
+    let Some(lane) = subscription.lane_of(line.key, line.position) else { return Ok(()) };
     if !subscription.filter.matches(&line.topic, &line.r#type) {
         // It was never sent, also where a former filter had passed its position and would have wanted it.
-        let hash = line.key.as_deref().map(KeyHash::of);
+        let hash = line.key.map(KeyHash::of);
         return judge_again(tx, subscription.id, |formers| formers.forget(hash, line.position));
     }
     if !lane.has_settled(line.position) {
@@ -64,10 +64,10 @@ fn deliver(tx: &Transaction<'_>, now: Timestamp, subscription: &SubscriptionRow,
         now.0,
     ])?;
     if subscription.mode == Mode::Queue {
-        promote(tx, subscription.id, line.position, line.key.as_deref(), now)?;
+        promote(tx, subscription.id, line.position, line.key, now)?;
     }
     judge_again(tx, subscription.id, |formers| {
-        formers.replay(line.key.as_deref().map(KeyHash::of), line.position, &line.topic, &line.r#type);
+        formers.replay(line.key.map(KeyHash::of), line.position, &line.topic, &line.r#type);
     })?;
     touch_lanes(tx, subscription.id, [lane.lane].into_iter())
 }

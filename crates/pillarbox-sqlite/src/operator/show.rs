@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::{books, claim_record, positions_of};
 use crate::error::Db;
 use crate::ownership::former_filters;
-use crate::reader::{Decoder, id_of};
+use crate::reader::{Decoder, id_at};
 use crate::settle::parse_errors;
 use crate::store::Desk;
 
@@ -80,10 +80,8 @@ fn delivery(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Optio
 /// The delivery that a blocked one waits for.
 fn head(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Option<(Uuid, Position, State)>> {
     let mut statement = tx.prepare_cached(include_str!("../sql/head.sql"))?;
-    let found = statement.query_row(params![id.0, position], |row| {
-        let id = row.get::<_, Option<String>>(0)?.unwrap_or_default();
-        Ok((id_of(id.as_bytes()), row.get(1)?, state(&row.get::<_, String>(2)?)))
-    });
+    let found = statement
+        .query_row(params![id.0, position], |row| Ok((id_at(row, 0)?, row.get(1)?, state(&row.get::<_, String>(2)?))));
     Ok(found.optional()?)
 }
 

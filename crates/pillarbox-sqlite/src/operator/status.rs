@@ -13,6 +13,7 @@ use crate::connection::meta_number;
 use crate::error::Db;
 use crate::home::log_id;
 use crate::publish::FOREVER_MS;
+use crate::reader::{text, whole_key};
 use crate::store::Desk;
 
 /// How many events are looked at to count what is pending; beyond it the rest is estimated from their share.
@@ -160,7 +161,8 @@ pub(super) struct Line<'a> {
     pub(super) position: Position,
     pub(super) topic: Cow<'a, str>,
     pub(super) r#type: Cow<'a, str>,
-    pub(super) key: Option<Cow<'a, str>>,
+    /// None also where it is no text, as in [`pillarbox::Event::malformed`].
+    pub(super) key: Option<&'a str>,
     pub(super) deliver_at: Option<Timestamp>,
     pub(super) created_at: Timestamp,
     hash: Option<KeyHash>,
@@ -168,15 +170,12 @@ pub(super) struct Line<'a> {
 
 impl<'a> Line<'a> {
     pub(super) fn of(row: &'a Row<'_>) -> Db<Self> {
-        let text = |index| -> Db<Option<Cow<'a, str>>> {
-            Ok(row.get_ref(index)?.as_bytes_or_null().unwrap_or_default().map(String::from_utf8_lossy))
-        };
-        let key = text(3)?;
+        let key = whole_key(row.get_ref(3)?);
         Ok(Line {
             position: row.get(0)?,
-            topic: text(1)?.unwrap_or_default(),
-            r#type: text(2)?.unwrap_or_default(),
-            hash: key.as_deref().map(KeyHash::of),
+            topic: text(row.get_ref(1)?),
+            r#type: text(row.get_ref(2)?),
+            hash: key.map(KeyHash::of),
             key,
             deliver_at: row.get::<_, Option<i64>>(4)?.map(Timestamp),
             created_at: Timestamp(row.get(5)?),

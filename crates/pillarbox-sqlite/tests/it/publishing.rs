@@ -1,7 +1,10 @@
+use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::testing::Capture;
 use pillarbox::{
-    CONTENT_TYPE_BYTES_MAX, ErrorKind, HEADERS_BYTES_MAX, NewEvent, Operator, PAYLOAD_BYTES_MAX, Payload, Timestamp,
+    CONTENT_TYPE_BYTES_MAX, Change, ErrorKind, HEADERS_BYTES_MAX, ListQuery, Mode, NewEvent, OnDead, Operator,
+    PAYLOAD_BYTES_MAX, Payload, Relay, Start, State, Subscription, Timestamp,
 };
 use pillarbox_sqlite::{Limits, PAYLOAD_BYTES_MAX_HIGHEST, migrate_connection, publish, testing::published};
 use rusqlite::Connection;
@@ -68,21 +71,117 @@ async fn payloads_arrive_as_they_were_sent_by_both_paths() {
 }
 
 #[tokio::test]
-async fn bytes_and_text_that_is_not_utf8_arrive_byte_for_byte() {
+async fn bytes_arrive_byte_for_byte() {
     let database = Database::new();
     let all: Vec<u8> = (0..=255).collect();
     database.publish(&[NewEvent::new("t", "y").bytes(all.clone(), "application/x"), NewEvent::new("t", "none")]);
-    database.execute(
-        "insert into pillarbox_event (topic, type, payload, headers, key) values
-            ('t', 'y', cast(x'22ff22' as text), cast(x'7b2261223a22ff227d' as text), cast(x'6bff' as text))",
-    );
     let events = events(&database.store()).await;
     assert_eq!(events[0].payload, Payload::Bytes(all.into()));
     assert_eq!(events[0].content_type.as_deref(), Some("application/x"));
     assert_eq!(events[1].payload, Payload::None);
-    assert_eq!(events[2].payload, Payload::Bytes([0x22, 0xff, 0x22].into()));
-    assert_eq!(events[2].headers.get("a").as_deref(), Some("\u{FFFD}"));
-    assert_eq!(events[2].key.as_deref(), Some("k\u{FFFD}"));
+}
+
+/// Each has bytes that are no characters somewhere, and what of it that is.
+const NO_TEXT: [(&str, &str); 8] = [
+    ("topic", "insert into pillarbox_event (topic, type, key) values (cast(x'74ff' as text), 'y', 'a')"),
+    ("type", "insert into pillarbox_event (topic, type, key) values ('t', cast(x'79ff' as text), 'b')"),
+    ("key", "insert into pillarbox_event (topic, type, key) values ('t', 'y', cast(x'ff' as text))"),
+    ("key", "insert into pillarbox_event (topic, type, key) values ('t', 'y', cast(x'fe' as text))"),
+    ("payload", "insert into pillarbox_event (topic, type, payload) values ('t', 'y', cast(x'22ff22' as text))"),
+    (
+        "headers",
+        "insert into pillarbox_event (topic, type, headers) values ('t', 'y', cast(x'7b2261223a22ff227d' as text))",
+    ),
+    (
+        "content type",
+        "insert into pillarbox_event (topic, type, payload, content_type) values ('t', 'y', x'00', cast(x'ff' as text))",
+    ),
+    ("key", "insert into pillarbox_event (topic, type, key) values ('t', 'y', cast(x'ff' as text))"),
+];
+
+/// What the error of a malformed event says.
+fn no_text(what: &str) -> String {
+    format!("its {what} is no text in UTF-8, which SQLite does not check")
+}
+
+#[tokio::test]
+async fn text_that_is_not_utf8_is_said_and_no_two_keys_become_one() {
+    let database = Database::new();
+    NO_TEXT.iter().for_each(|(_, sql)| database.execute(sql));
+    database.execute("insert into pillarbox_event (topic, type, key) values ('t', 'y', '\u{FFFD}')");
+    let events = events(&database.store()).await;
+    for ((what, _), event) in NO_TEXT.iter().zip(&events) {
+        assert_eq!(event.malformed.as_deref(), Some(&*no_text(what)), "{event:?}");
+        assert!(*what != "key" || event.key.is_none(), "{event:?}");
+    }
+    let sound = events.last().unwrap();
+    assert_eq!(
+        (sound.key.as_deref(), &sound.malformed),
+        (Some("\u{FFFD}"), &None),
+        "a mark that was published is text"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_is_no_text_is_dead_alone() {
+    let database = Database::new();
+    let good = "insert into pillarbox_event (topic, type, key) values ('t', 'y', 'good')";
+    for (_, sql) in NO_TEXT {
+        database.execute(&format!("{sql}; {good}"));
+    }
+    // So many that they would be taken for a bad deploy.
+    let many = "with recursive n (n) as (select 1 union all select n + 1 from n where n < 100) \
+                insert into pillarbox_event (topic, type, key, payload) \
+                select 't', 'y', 'k' || n, cast(x'22ff22' as text) from n";
+    database.execute(&format!("{many}; {good}"));
+
+    let capture = Capture::new();
+    let queue = Subscription { mode: Mode::Queue, ..Subscription::new("queue") };
+    let stream = Subscription { on_dead: OnDead::Block, ..Subscription::new("stream") };
+    let relay = Relay::builder(database.store());
+    let relay = relay.subscribe(stream, Arc::new(capture.clone())).subscribe(queue, Arc::new(capture.clone()));
+    let relay = relay.start().await.unwrap();
+    relay.until_idle().await.unwrap();
+    relay.drain().await.unwrap();
+    let keys: Vec<_> = capture.events().iter().map(|event| event.key.clone().unwrap_or_default()).collect();
+    assert_eq!(keys, vec!["good".into(); 2 * (NO_TEXT.len() + 1)], "nothing but what is text is sent, to each once");
+
+    let store = database.store();
+    for subscription in ["stream", "queue"] {
+        let subscription = Some(subscription.to_owned());
+        let rows = store.list(&ListQuery { subscription, limit: 1_000, ..ListQuery::default() }).await.unwrap();
+        let dead: Vec<_> = rows.iter().filter(|row| row.state == Some(State::Dead)).collect();
+        assert_eq!((dead.len(), rows.len()), (NO_TEXT.len() + 100, dead.len()), "{rows:?}");
+        for ((what, _), row) in NO_TEXT.iter().zip(&dead) {
+            assert!(row.error.as_deref().unwrap_or_default().contains(&no_text(what)), "{row:?}");
+            assert_eq!(row.attempts, Some(1), "{row:?}");
+        }
+    }
+    let status = store.status().await.unwrap();
+    assert!(status.subscriptions.iter().all(|one| one.pending == 0), "{status:?}");
+}
+
+/// The anchor of a lane is compared by the id of its event: what cannot be read as text kept a relay from owning the lane.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_that_is_no_text_stops_no_relay() {
+    let database = Database::new();
+    let id = format!("ff{}", "61".repeat(35));
+    let capture = Capture::new();
+    for count in 1..=2 {
+        database.execute(&format!(
+            "insert into pillarbox_event (topic, type, key, id) values ('t', 'y', 'k', cast(x'{id}' as text))"
+        ));
+        let relay = Relay::builder(database.store()).subscribe(Subscription::new("s"), Arc::new(capture.clone()));
+        let relay = relay.start().await.unwrap();
+        relay.until_idle().await.unwrap();
+        relay.drain().await.unwrap();
+        assert_eq!(capture.events().len(), count);
+    }
+    let event = &capture.events()[0];
+    assert_eq!((event.id, &event.malformed), (capture.events()[1].id, &None), "the same bytes, the same id");
+    let to = Start::Position(0);
+    let rewind = Change::Rewind { subscription: "s".into(), to, key: Some("k".into()) };
+    assert_eq!(database.store().change(&rewind, false).await.unwrap().count, 2);
 }
 
 #[tokio::test]

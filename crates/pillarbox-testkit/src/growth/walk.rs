@@ -65,6 +65,7 @@ impl<'a, G: Ground> Walk<'a, G> {
             | Operation::Poll
             | Operation::Fetch
             | Operation::Load
+            | Operation::LoadStream
             | Operation::Settle
             | Operation::SettleRows
             | Operation::SettleQueued
@@ -111,7 +112,8 @@ impl<'a, G: Ground> Walk<'a, G> {
             Operation::Observe => self.store.observe(&Report::default()).await.map(drop),
             Operation::Poll => self.poll().await,
             Operation::Fetch => self.fetch().await,
-            Operation::Load => self.load().await,
+            Operation::Load => self.load(0).await,
+            Operation::LoadStream => self.load(1).await,
             Operation::Settle => self.settle(self.write(1)).await,
             Operation::SettleRows => self.settle(self.write_rows()).await,
             Operation::SettleQueued => {
@@ -149,9 +151,11 @@ impl<'a, G: Ground> Walk<'a, G> {
         Ok(())
     }
 
-    async fn load(&mut self) -> Result<()> {
-        let lanes: Vec<(LaneRef, Epoch)> = self.lanes.iter().map(|(lane, epoch, _)| (*lane, *epoch)).collect();
-        for (loaded, (.., state)) in self.store.load(&lanes).await?.into_iter().zip(&mut self.lanes) {
+    /// The lanes from this one on.
+    async fn load(&mut self, first: usize) -> Result<()> {
+        let own = &mut self.lanes[first..];
+        let lanes: Vec<(LaneRef, Epoch)> = own.iter().map(|(lane, epoch, _)| (*lane, *epoch)).collect();
+        for (loaded, (.., state)) in self.store.load(&lanes).await?.into_iter().zip(own) {
             *state = loaded.expect("the lane is this instance's");
         }
         Ok(())
@@ -280,7 +284,7 @@ impl<'a, G: Ground> Walk<'a, G> {
             (take.lane, epoch.expect("nobody else takes it"), LaneState::default())
         };
         self.lanes = taken.map(own).collect();
-        self.load().await
+        self.load(0).await
     }
 
     async fn list(&self, operation: Operation) -> Result<()> {

@@ -174,13 +174,6 @@ impl World {
         let position = claims.get(chosen)?.1;
         Some(self.log.visible().into_iter().find(|event| event.position == position)?.id)
     }
-
-    /// How many events of the queue are neither done nor dead nor behind a dead one.
-    pub(super) fn unfinished_jobs(&self) -> u64 {
-        let status = self.log.status();
-        let jobs = status.subscriptions.iter().find(|row| row.name == SUBSCRIPTIONS[JOBS]);
-        jobs.map_or(0, |row| row.pending + row.delayed + row.processing + row.retrying)
-    }
 }
 
 impl Node {

@@ -73,10 +73,11 @@ impl World {
         }
     }
 
-    /// A relay was started: what it says counts from now on.
-    pub(super) fn define(&mut self, specs: &[(Subscription, SinkFeatures)]) {
+    /// A relay was started: what it says counts from now on. Whether to look at what people are told once it runs.
+    pub(super) fn define(&mut self, specs: &[(Subscription, SinkFeatures)]) -> bool {
         let changed = self.visible.len() as u64 + self.sequence;
         let mut changes = false;
+        self.nodes.iter_mut().for_each(|node| node.looks = 0);
         for (sub, (spec, _)) in specs.iter().enumerate() {
             let says = self.number(sub, spec);
             self.run.adjusted += usize::from(says.number > 1 && self.in_force[sub].filter == spec.filter);
@@ -90,9 +91,7 @@ impl World {
                 changes = true;
             }
         }
-        if changes && self.random.chance(10) {
-            self.check_words();
-        }
+        changes && self.random.chance(10)
     }
 
     /// What the newest started relay says, under a number that every change raises.
@@ -167,6 +166,7 @@ impl World {
         for id in above {
             self.judged.remove(&(sub, id));
             self.dropped.remove(&(sub, id));
+            self.skips.remove(&(sub, id));
         }
         self.forget_jumps(sub, to);
     }
@@ -184,6 +184,7 @@ impl World {
             self.replayed |= sub == JOBS;
             for id in changed.events {
                 self.dropped.remove(&(sub, id));
+                self.skips.remove(&(sub, id));
                 // It is delivered again, or after all; where it was dead, later ones of its key may have been sent.
                 self.judged.insert((sub, id), Judgement { wanted: true, sealed: true });
                 self.requeued.insert((sub, id));

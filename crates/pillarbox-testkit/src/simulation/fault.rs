@@ -184,7 +184,10 @@ impl World {
             }
             Change::Resume(_) => self.paused[sub] = false,
             Change::Requeue { .. } => self.requeued.extend(changed.events.iter().map(|id| (sub, *id))),
-            Change::Skip { event, .. } => _ = self.skipped.insert((sub, *event)),
+            Change::Skip { event, .. } => {
+                self.skipped.insert((sub, *event));
+                self.skips.insert((sub, *event));
+            }
             Change::Rewind { to: Start::Position(to), .. } => {
                 self.rewound = true;
                 self.replayed |= sub == JOBS;

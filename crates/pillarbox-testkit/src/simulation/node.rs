@@ -38,9 +38,7 @@ impl World {
             }
         };
         self.ids = joined.subscriptions.iter().map(|view| view.id).collect();
-        if !rejoin {
-            self.define(&specs);
-        }
+        let check = !rejoin && self.define(&specs);
         let profile = if self.random.chance(20) { RecoveryProfile::Conservative } else { RecoveryProfile::Fast };
         let ranges_max = self.random.between(20, 200) as usize;
         let config = EngineConfig {
@@ -74,6 +72,9 @@ impl World {
             at_sink: before.at_sink,
             ..Node::default()
         };
+        if check {
+            self.check_words();
+        }
         let ticket = Ticket { node, life };
         if is_kept {
             self.go_on(ticket);
@@ -152,6 +153,7 @@ impl World {
             }
             _ => {}
         }
+        self.nodes[ticket.node].trouble.note(&input);
         let now = self.clock(ticket.node);
         let engine = self.nodes[ticket.node].engine.as_mut().expect("alive");
         let actions = engine.step(now, input);
@@ -174,6 +176,11 @@ impl World {
                 let refuses_all = |breaker: &BreakerReport| breaker.error.contains("different keys");
                 let mut breakers = report.subscriptions.values().filter_map(|one| one.breaker.as_ref());
                 self.run.unwell += usize::from(breakers.any(refuses_all));
+                for (last, name) in self.breakers.iter_mut().zip(SUBSCRIPTIONS) {
+                    let said = report.subscriptions.get(name).and_then(|one| one.breaker.clone());
+                    *last = said.or(last.take());
+                }
+                self.nodes[ticket.node].trouble.report();
                 self.run.stopped += report.subscriptions.values().filter(|one| one.stopped.is_some()).count();
                 Request::Observe(report)
             }
@@ -233,7 +240,14 @@ impl World {
         let is_free = |take: &pillarbox::Take| take.cause == pillarbox::TakeCause::Free;
         let may_wait = matches!(&request, Request::Take(lanes) if lanes.iter().all(is_free));
         let answer: Result<Input> = match request {
-            Request::Observe(report) => self.log.observe(instance, &report).map(Input::Observed),
+            Request::Observe(report) => {
+                let answer = self.log.observe(instance, &report).map(Input::Observed);
+                if alive && answer.is_ok() {
+                    self.nodes[ticket.node].looks += u32::from(!fails);
+                    self.nodes[ticket.node].trouble.reported();
+                }
+                answer
+            }
             Request::Take(lanes) => {
                 let epochs = self.log.take(instance, &lanes);
                 epochs.inspect(|epochs| self.check_seizures(&lanes, epochs)).map(Input::Taken)

@@ -30,6 +30,11 @@ impl Pressure {
         }
     }
 
+    /// Whether limits may stop a subscription.
+    pub(super) fn stops(self, healed: bool) -> bool {
+        self.limits && !healed
+    }
+
     /// Limits that stop a subscription are lifted in the end, as somebody does who is told of them.
     pub(super) fn squeeze(self, random: &mut Random, healed: bool, config: EngineConfig) -> EngineConfig {
         if !self.limits {

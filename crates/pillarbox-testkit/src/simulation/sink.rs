@@ -6,7 +6,7 @@ use pillarbox::{Attempt, BatchId, Event, Failure, LaneRef, Outcome, Position, St
 use uuid::Uuid;
 
 use super::node::{ANSWER_MAX, News};
-use super::{Held, JOBS, Random, SOME, SUBSCRIPTIONS, Step, Ticket, World};
+use super::{Held, JOBS, Random, SLOW, SOME, SUBSCRIPTIONS, Step, Ticket, World};
 
 /// For so long a node may not know that the clock was set back: it is frozen, or cut off.
 const CLOCK_UNKNOWN_MAX: u64 = 5_000_000;
@@ -44,7 +44,9 @@ impl World {
             let index = self.random.below(events.len() as u64) as usize;
             return self.after(0, 20_000, Step::HoldUp(ticket, batch, events, index));
         }
-        self.after(0, slow, Step::Arrive(ticket, batch, events));
+        let takes = self.random.between(0, slow);
+        self.run.slow += usize::from(takes > SLOW);
+        self.at(self.now + takes, Step::Arrive(ticket, batch, events));
     }
 
     /// Whether an event was not due by the database's clock since it was inserted. Whoever has not looked at the fleet since the clock was
@@ -185,6 +187,7 @@ impl World {
             }
             return;
         }
+        self.run.delayed += usize::from(event.deliver_at.is_some());
         let Some((order, _)) = self.visible.get(&event.id).cloned() else { return };
         let Some(key) = event.key.clone() else { return };
         let earlier: Vec<(Uuid, Position)> = self.by_key[&key]

@@ -1,8 +1,31 @@
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use pillarbox::{Auditor, Cause, Event, Fate, SubscriptionAudit, SubscriptionStatus, why};
+use pillarbox::{
+    Auditor, Cause, Definition, Event, Fate, InstanceId, LaneRef, Mode, Status, SubscriptionAudit, SubscriptionStatus,
+    why,
+};
 
-use super::{SUBSCRIPTIONS, World};
+use super::{Node, SUBSCRIPTIONS, World};
+
+/// Deliberately broken variants of what people are told; the simulation must find each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BrokenWords {
+    /// A sink that was down once is said to be down for ever.
+    KeepsBreakers,
+    /// Every lane is said to have no owner.
+    ForgetsOwners,
+    /// Every subscription is said to be stopped by a limit.
+    InventsLimits,
+    /// Nothing is said to be settled.
+    ForgetsCursors,
+    /// Every relay is said to go by the definition before the one that it goes by.
+    LagsBehind,
+    /// One event more is said to be pending than is.
+    CountsOneMore,
+    /// What has a row is said to be given up.
+    GivesUpRows,
+}
 
 /// What people are told must be what has happened.
 impl World {
@@ -10,14 +33,16 @@ impl World {
     /// that waits and is not counted.
     pub(super) fn check_words(&mut self) {
         self.run.checked += 1;
-        let status = self.log.status();
+        let mut status = self.log.status();
+        self.break_status(&mut status);
         let mut wrong = Vec::new();
         for event in self.log.visible() {
-            let Some(record) = self.log.show_event(event.id) else { continue };
+            let Some(mut record) = self.log.show_event(event.id) else { continue };
+            record.subscriptions.iter_mut().for_each(|fate| self.break_fate(fate));
             for (sub, name) in SUBSCRIPTIONS.iter().enumerate() {
                 let Some(fate) = record.subscriptions.iter().find(|fate| fate.subscription == *name) else { continue };
                 let cause = why(&record, fate, &status).cause;
-                if self.is_lie(sub, &event, fate, cause, status.log.log_start) {
+                if self.is_lie(sub, &event, fate, cause, &status) {
                     let (position, cause) = (event.position, cause.name());
                     let (wanted, arrived) = (self.wants(sub, &event), self.arrived[sub].contains(&event.id));
                     wrong.push(format!(
@@ -30,41 +55,79 @@ impl World {
             wrong.extend(self.audit(sub));
             let row = status.subscriptions.iter().find(|row| row.name == *name);
             wrong.extend(row.and_then(|row| self.check_status(sub, row)));
+            let relays = self.nodes.iter().filter(|node| node.is_at_rest());
+            wrong.extend(relays.clone().filter_map(|node| self.check_relay(sub, node, &status)));
+            self.run.relays_checked += relays.count();
         }
         wrong.into_iter().take(3).for_each(|text| self.violation(text));
     }
 
     /// Whether what `why` says of an event is not so.
-    fn is_lie(&self, sub: usize, event: &Event, fate: &Fate, cause: Cause, log_start: i64) -> bool {
+    fn is_lie(&self, sub: usize, event: &Event, fate: &Fate, cause: Cause, status: &Status) -> bool {
         let (it, wanted) = ((sub, event.id), self.wants(sub, event));
         // An attempt that was claimed or announced also counts if its process died before it had sent anything.
         let mut errors = fate.delivery.iter().flat_map(|row| &row.errors);
         let tried = self.sent_with.contains_key(&it) || errors.any(|error| error.kind == "crash");
         let paused = self.paused[sub];
         let waits_for_nobody = !wanted && fate.delivery.is_none() && fate.skipped.is_none();
+        let given_up = self.skips.contains(&it) || self.dropped.contains(&it);
+        let has_arrived = wanted && !given_up && self.arrived[sub].contains(&event.id);
+        if self.done && fate.delivery.is_none() && has_arrived {
+            return cause != Cause::Delivered;
+        }
         match cause {
             Cause::Delivered => !wanted || !self.arrived[sub].contains(&event.id),
             Cause::NotMatched => wanted,
             Cause::Skipped => !self.skipped.contains(&it),
-            Cause::Pruned => !self.dropped.contains(&it) && event.position >= log_start,
+            Cause::Pruned => !self.dropped.contains(&it) && event.position >= status.log.log_start,
             Cause::Dead => !tried,
             Cause::Paused => !paused || waits_for_nobody,
-            Cause::RetryAt => !tried || paused,
-            Cause::Delayed => event.deliver_at.is_none() || paused,
+            Cause::RetryAt => !tried || paused || self.done,
+            Cause::Delayed => event.deliver_at.is_none() || paused || self.done,
             Cause::BehindKeyHead => event.key.is_none(),
-            Cause::Pending | Cause::SinkDown | Cause::FloodGuard | Cause::NoOwner | Cause::Stopped => {
-                paused || waits_for_nobody
-            }
+            Cause::Processing => self.done || waits_for_nobody,
+            _ if self.done || paused || waits_for_nobody => true,
+            Cause::NoOwner => self.has_owner(sub, fate),
+            Cause::Pending | Cause::SinkDown | Cause::FloodGuard | Cause::Stopped if !self.has_owner(sub, fate) => true,
+            Cause::SinkDown => !self.relays().any(|node| node.trouble.may_be_down(sub)),
+            Cause::FloodGuard => !self.relays().any(|node| node.trouble.may_be_flooded(sub)),
+            Cause::Stopped => !self.may_be_stopped(fate, status),
             // Every subscription began with the log, no gap was closed too early, and few filters have followed each other.
             Cause::BeforeStart | Cause::InDeadRange | Cause::NotRecorded => true,
-            _ => waits_for_nobody,
+            _ => false,
         }
+    }
+
+    /// Nodes that live, have not lost their connection, and were not buried while they were silent.
+    fn relays(&self) -> impl Iterator<Item = &Node> {
+        let known: HashSet<InstanceId> = self.log.inner().instances.keys().copied().collect();
+        let lives = move |node: &&Node| node.instance.is_some_and(|instance| known.contains(&instance));
+        self.nodes.iter().filter(|node| node.engine.is_some() && !node.ended).filter(lives)
+    }
+
+    /// Whether somebody who lives can deliver an event: any relay a row of the queue, the owner of its lane everything else.
+    fn has_owner(&self, sub: usize, fate: &Fate) -> bool {
+        let queued = fate.delivery.is_some() && self.specs[sub].0.mode == Mode::Queue;
+        let lane = LaneRef { subscription: self.ids[sub], lane: fate.lane };
+        let owner = self.log.inner().lane(lane).and_then(|lane| lane.owner);
+        self.relays().any(|node| queued || owner.is_some() && node.instance == owner)
+    }
+
+    /// Whether a limit that can be reached is what a subscription is said to be stopped by. Holes reach theirs in any run.
+    fn may_be_stopped(&self, fate: &Fate, status: &Status) -> bool {
+        let row = status.subscriptions.iter().find(|row| row.name == fate.subscription);
+        let reason = row.and_then(|row| row.report.stopped.as_ref());
+        reason.is_some_and(|reason| self.pressure.stops(self.healed) || reason.contains("max_ranges"))
     }
 
     /// What an audit against the receiver finds that is not so.
     fn audit(&self, sub: usize) -> Option<String> {
         let name = SUBSCRIPTIONS[sub];
-        let auditor = Auditor::new(self.log.books()).only(name).and_then(|auditor| auditor.expect_receipts(name));
+        let mut books = self.log.books();
+        if self.plan.words == Some(BrokenWords::GivesUpRows) {
+            books.lanes.iter_mut().for_each(|book| book.skipped.union(&book.deliveries));
+        }
+        let auditor = Auditor::new(books).only(name).and_then(|auditor| auditor.expect_receipts(name));
         let mut auditor = auditor.ok()?;
         let events = self.log.visible();
         events.iter().for_each(|event| auditor.event(event));
@@ -77,7 +140,12 @@ impl World {
         let unwanted = events.iter().filter(unwanted).count() as u64;
         let expected = events.iter().filter(|event| self.wants(sub, event)).count() as u64;
         let SubscriptionAudit { delivered, waiting, skipped, missing, .. } = audit;
+        let given_up = |event: &&Arc<Event>| {
+            let it = (sub, event.id);
+            self.wants(sub, event) && (self.skips.contains(&it) || self.dropped.contains(&it))
+        };
         let sound = missing == 0
+            && skipped == events.iter().filter(given_up).count() as u64
             && (audit.passed_unwanted, audit.expected) == (unwanted, expected)
             && delivered + waiting + skipped == expected
             && (audit.before_start, audit.not_recorded, audit.unexpected, audit.duplicates) == (0, 0, 0, 0);
@@ -106,6 +174,55 @@ impl World {
             .then(|| format!("subscription {sub}: the status counts {counted} events, and {unfinished} wait"))
     }
 
+    /// What the status says of a relay that is not so: the definition that it goes by, and whether its own configuration says something
+    /// else.
+    fn check_relay(&self, sub: usize, node: &Node, status: &Status) -> Option<String> {
+        let definition = self.in_force[sub].definition.as_ref()?;
+        // One that was silent may have been buried, and does not know it yet.
+        let relay = status.instances.iter().find(|relay| Some(relay.id) == node.instance)?;
+        let report = relay.report.subscriptions.get(SUBSCRIPTIONS[sub]);
+        let said = report.map(|report| (report.definition, report.differs));
+        let own = Definition::of(&node.specs[sub].0, 0);
+        let so = Some((definition.number, !own.says_the_same_as(definition)));
+        (said != so).then(|| {
+            format!("subscription {sub}: the status says of {:?} that it goes by {said:?}, and it is {so:?}", relay.id)
+        })
+    }
+
+    /// How many events of each subscription are neither done nor dead nor behind a dead one.
+    pub(super) fn unfinished(&self) -> [u64; SUBSCRIPTIONS.len()] {
+        let mut status = self.log.status();
+        self.break_status(&mut status);
+        SUBSCRIPTIONS.map(|name| {
+            let row = status.subscriptions.iter().find(|row| row.name == name);
+            row.map_or(0, |row| row.pending + row.delayed + row.processing + row.retrying)
+        })
+    }
+
+    fn break_status(&self, status: &mut Status) {
+        for (name, last) in SUBSCRIPTIONS.iter().zip(&self.breakers) {
+            let Some(row) = status.subscriptions.iter_mut().find(|row| row.name == *name) else { continue };
+            match self.plan.words {
+                Some(BrokenWords::KeepsBreakers) => row.report.breaker.clone_from(last),
+                Some(BrokenWords::CountsOneMore) => row.pending += 1,
+                Some(BrokenWords::InventsLimits) => row.report.stopped = Some("too much".to_owned()),
+                _ => {}
+            }
+        }
+        if self.plan.words == Some(BrokenWords::LagsBehind) {
+            let reports = status.instances.iter_mut().flat_map(|relay| relay.report.subscriptions.values_mut());
+            reports.for_each(|report| report.definition -= 1);
+        }
+    }
+
+    fn break_fate(&self, fate: &mut Fate) {
+        match self.plan.words {
+            Some(BrokenWords::ForgetsOwners) => fate.owner = None,
+            Some(BrokenWords::ForgetsCursors) => fate.settled = false,
+            _ => {}
+        }
+    }
+
     /// What is left when everything has arrived that can is dead, or behind what is dead, and the status says so.
     pub(super) fn check_rest(&mut self) {
         for row in self.log.status().subscriptions {
@@ -123,5 +240,13 @@ impl World {
                 ));
             }
         }
+    }
+}
+
+impl Node {
+    /// Whether it lives and knows what the newest started relay has brought: it was told of it by one look at the fleet, and has said so
+    /// with the next.
+    fn is_at_rest(&self) -> bool {
+        self.engine.is_some() && !self.ended && self.looks >= 2
     }
 }

@@ -267,6 +267,25 @@ fn a_hole_that_stays_is_looked_at_ever_less_often_until_another_appears() {
     assert!(count > 0, "3 is looked for at once");
 }
 
+#[test]
+fn who_is_writing_is_looked_at_every_20_ms_at_the_most_however_often_it_rings() {
+    let mut bench = Bench::new(Subscription { lanes: 1, ..Subscription::new("s") }, view());
+    bench.own(Cursor::default());
+    let (mut polls, mut looks, mut asked) = (0, 0, true);
+    for _ in 0..1_000 {
+        bench.now += Duration::from_millis(1);
+        let shows_a_hole = || Input::Polled(page(1, 2, vec![scan(0, 2, &[2])]));
+        let actions = bench.engine.step(bench.now, if asked { shows_a_hole() } else { Input::Rang });
+        let request =
+            actions.iter().find_map(|action| if let Action::Poll(request) = action { Some(request) } else { None });
+        asked = request.is_some();
+        polls += u32::from(asked);
+        looks += u32::from(request.is_some_and(|request| !request.without_writers));
+    }
+    assert!(polls > 200, "{polls} polls for 500 rings");
+    assert!((20..=50).contains(&looks), "{looks} of {polls} polls looked at the writers in a second");
+}
+
 /// A lane that was seized once, and what the poll after that shows.
 fn seized(visible: &[Position], deliveries: Vec<Delivery>) -> (Bench, Option<(usize, BatchId)>) {
     let subscription = Subscription { lanes: 1, workers: 4, batch_size: 1, ..Subscription::new("s") };
@@ -483,7 +502,9 @@ fn a_receiver_that_wants_nothing_more_pauses_the_subscription_and_costs_no_attem
     let actions = bench.answer(first, &gone, 3);
     let reason = format!("410 Gone (event {})", events(&[1])[0].id);
     assert_eq!(pauses(&actions), [reason.as_str()], "asked for once a batch");
-    let told = bench.engine.take_figures().failed_attempts;
+    let figures = bench.engine.take_figures();
+    assert!(figures.sinks.is_empty(), "no next try is told: {:?}", figures.sinks);
+    let told = figures.failed_attempts;
     let line = |failed: &FailedAttempt| (failed.position, failed.attempt, failed.kind, failed.next);
     assert_eq!(told.iter().map(line).collect::<Vec<_>>(), [1, 2, 3].map(|at| (at, 1, gone.kind, NextTry::Resumed)));
     assert!(told[0].event == Some(events(&[1])[0].id) && told[0].error == "410 Gone");
@@ -493,6 +514,7 @@ fn a_receiver_that_wants_nothing_more_pauses_the_subscription_and_costs_no_attem
     assert_eq!(positions, [1], "one event, if pausing failed");
     let actions = bench.answer(again, &gone, 1);
     assert_eq!(pauses(&actions), [reason.as_str()], "and asked for again");
+    assert!(bench.engine.take_figures().sinks.is_empty());
 
     let paused = SubscriptionView { paused: true, ..view() };
     bench.step(Input::Observed(fleet(paused, Some(ME), 1)));
@@ -556,6 +578,42 @@ fn stopped(limits: EngineConfig, rows: &[(&str, u32)]) -> Option<String> {
     bench.step(Input::Taken(vec![Some(1)]));
     bench.step(Input::Loaded(vec![Some(LaneState { cursor, deliveries, ..LaneState::default() })]));
     bench.engine.report().subscriptions["s"].stopped.clone()
+}
+
+/// Events 1 to 33 are read, of which the first 32 have so many bytes together; which are sent.
+fn sent_of_bytes(bytes: usize) -> (Bench, Vec<Position>) {
+    let spec = Subscription { lanes: 1, workers: 40, batch_size: 1, ..Subscription::new("s") };
+    let mut bench = Bench::new(spec, view());
+    bench.own(Cursor::default());
+    let all: Vec<Position> = (1..=33).collect();
+    let mut read = events(&all);
+    let sizes = (0..32).map(|number| if number == 0 { bytes - bytes / 32 * 31 } else { bytes / 32 });
+    for (event, size) in read.iter_mut().zip(sizes) {
+        let payload = pillarbox::Payload::Bytes(vec![0; size - event.size()].into());
+        *event = Arc::new(Event { payload, ..Event::clone(event) });
+    }
+    assert_eq!(read[..32].iter().map(|event| event.size()).sum::<usize>(), bytes);
+    bench.go_on(Input::Polled(page(1, 33, vec![Scan { events: read, ..scan(0, 33, &all) }])));
+    let sent = bench.at_sink.iter().flat_map(|(_, positions)| positions.clone()).collect();
+    (bench, sent)
+}
+
+#[test]
+fn no_more_is_read_once_what_is_in_memory_has_as_many_bytes_as_it_may() {
+    let most = EngineConfig::default().in_flight_bytes_max;
+    let all: Vec<Position> = (1..=33).collect();
+    assert_eq!(sent_of_bytes(most - 1).1, all, "one byte less, and the next has a place");
+    let (mut bench, sent) = sent_of_bytes(most);
+    assert_eq!(sent, all[..32]);
+    // A quarter has to be over before it is read on.
+    for over in 1..=8 {
+        let (batch, _) = bench.at_sink.remove(0);
+        let actions = bench.go_on(delivered(batch));
+        let polls =
+            actions.iter().filter_map(|action| if let Action::Poll(request) = action { Some(request) } else { None });
+        let next: Vec<Position> = polls.flat_map(|request| &request.scans).map(|scan| scan.after).collect();
+        assert_eq!(next, if over < 8 { vec![] } else { vec![32] }, "after {over}");
+    }
 }
 
 #[test]
@@ -749,6 +807,8 @@ struct Poisoned {
     taken: Vec<Position>,
     /// Each time that the sink was said to be down, or no longer.
     news: Vec<bool>,
+    /// What the rows say of failed attempts.
+    errors: Vec<String>,
 }
 
 impl Poisoned {
@@ -759,7 +819,11 @@ impl Poisoned {
             for action in bench.step(input) {
                 match action {
                     Action::Fetch(positions) => inputs.push(Input::Fetched(events(&positions))),
-                    Action::Settle(settlement) => inputs.push(Input::Settled(vec![true; settlement.lanes.len()])),
+                    Action::Settle(settlement) => {
+                        let changes = settlement.lanes.iter().flat_map(|write| &write.change);
+                        self.errors.extend(changes.filter_map(|(_, error)| Some(error.as_ref()?.message.clone())));
+                        inputs.push(Input::Settled(vec![true; settlement.lanes.len()]));
+                    }
                     Action::Deliver { batch, events } => {
                         let outcomes = events.iter().map(|attempt| self.take(attempt.event.position, attempt.number));
                         inputs.push(Input::Delivered { batch, outcomes: outcomes.collect() });
@@ -820,6 +884,12 @@ fn an_event_that_always_fails_delays_no_other_key_and_its_sink_is_not_said_to_be
         let counted_alone = *receiver.tries.last().unwrap() - counted;
         assert!(counted_alone <= 2, "alone again it pays no more: {counted_alone} of {}", receiver.tries.len() - tries);
         assert_eq!(receiver.news.len(), 2, "and nobody says that the sink is down");
+        let (mut uncounted, mut counted) = (receiver.errors.clone(), receiver.errors);
+        uncounted.retain(|error| error == "500 (not counted as an attempt)");
+        counted.retain(|error| error == "500");
+        assert!(uncounted.len() > 10, "its row says of each that it does not count: {}", uncounted.len());
+        assert_eq!(counted.len(), *receiver.tries.last().unwrap() as usize - 1, "and nothing of those that do");
+        receiver.errors = Vec::new();
         receiver.publish(&mut bench, 12);
         assert_eq!(receiver.taken.last(), Some(&12));
     }
@@ -878,7 +948,11 @@ fn a_sink_that_fails_for_several_keys_is_down_and_gets_few_probes() {
         }
         assert!(early <= 9, "{early} requests in 10 s");
         assert!((8..20).contains(&requests), "{requests} requests in 180 s");
-        assert!(bench.breaker().is_some() && bench.engine.take_figures().sinks.len() == 1);
+        let figures = bench.engine.take_figures();
+        assert!(bench.breaker().is_some() && figures.sinks.len() == 1);
+        let uncounted = |failed: &FailedAttempt| failed.attempt == 1 && matches!(failed.next, NextTry::Uncounted(_));
+        let told = figures.failed_attempts;
+        assert!(!told.is_empty() && told.iter().all(uncounted), "no event pays for the sink: {told:?}");
         assert!(distinct.len() > 2, "each probe is another event: {distinct:?}");
         let (_, probe, positions) = bench.until_sent();
         assert_eq!(positions.len(), 1);

@@ -209,7 +209,7 @@ impl Engine {
         let sub = &mut self.subscribers[index];
         *self.figures.failed.entry((sub.name.clone(), failure.kind)).or_default() += 1;
         if failure.pause {
-            sub.breaker.failure(now, &failure.message, failure.retry_after);
+            sub.breaker.gone(now, &failure.message, failure.retry_after);
             self.pause(index, format!("{} (event {})", failure.message, item.event.id));
             self.tell_failed(now, index, Trial::of(item, now.wall), failure, NextTry::Resumed);
             return Charge::Sink;

@@ -8,9 +8,16 @@ use crate::lane::{Lane, Phase};
 use crate::work::looked_at;
 use crate::{Now, Page, PollRequest, Position, RangeSet, Scan, ScanRequest, lane_of};
 
-/// The shortest and the longest wait between polls while a hole is open. It grows with each poll, so that a writer which has been open for
-/// ten seconds is looked at five times a second, and one that was forgotten costs next to nothing.
+/// The shortest and the longest wait between polls while a hole is open and nothing rings. It grows with each poll, so that a writer which has
+/// been open for ten seconds is looked at five times a second, and one that was forgotten costs next to nothing.
 const HOLE_POLL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_secs(1));
+/// The shortest wait after a poll that showed so many events. Where many publish at once there is always a hole, and a relay that polls for
+/// it takes the processors from them.
+const BUSY_HOLE_POLL: Duration = Duration::from_millis(10);
+const BUSY_EVENTS: usize = 8;
+/// How often the writers are looked at. Most holes are filled by a commit, which a poll shows without it; and the look holds
+/// locks that every publisher needs.
+const WRITERS_INTERVAL: Duration = Duration::from_millis(20);
 /// Lanes far from each other are read for in so many places at once, and at the highest top.
 const TAIL_SCANS_MAX: usize = 8;
 /// A careful lane moves at most this many events into the delivery table ahead.
@@ -23,6 +30,7 @@ impl Engine {
         self.horizon = self.horizon.max(page.horizon);
         self.grace.observe(&page);
         self.moved = false;
+        self.busy = page.scans.iter().map(|scan| scan.events.len()).sum::<usize>() >= BUSY_EVENTS;
         let horizon = self.horizon;
         self.subscribers.iter_mut().for_each(|sub| sub.hold_backlog(horizon));
         let (hole_scans, tail_scans) = page.scans.split_at(plan.hole_ends.len().min(page.scans.len()));
@@ -244,7 +252,7 @@ impl Engine {
         stops
     }
 
-    pub(super) fn poll_request(&self) -> Option<(PollRequest, PollPlan)> {
+    pub(super) fn poll_request(&self, now: Now) -> Option<(PollRequest, PollPlan)> {
         let mut holes = RangeSet::new();
         let mut tops: Vec<Position> = Vec::new();
         let (mut room, mut asked) = (HashSet::new(), HashSet::new());
@@ -286,13 +294,20 @@ impl Engine {
             .cloned()
             .collect();
         // Without a hole there is nothing to close; if this poll finds one, the next one looks.
-        let without_writers = hole_ends.is_empty();
+        let lately = self.last_writers.is_some_and(|last| now.mono < last + WRITERS_INTERVAL);
+        let without_writers = hole_ends.is_empty() || lately;
         Some((PollRequest { scans, wanted, without_writers }, PollPlan { hole_ends, room, asked }))
     }
 
     pub(super) fn poll_wait(&self) -> Duration {
         if self.hole_polls > 0 {
-            return HOLE_POLL.0.saturating_mul(self.hole_polls).min(HOLE_POLL.1).min(self.config.poll_interval);
+            let shortest = if self.busy { BUSY_HOLE_POLL } else { HOLE_POLL.0 };
+            return HOLE_POLL
+                .0
+                .saturating_mul(self.hole_polls)
+                .max(shortest)
+                .min(HOLE_POLL.1)
+                .min(self.config.poll_interval);
         }
         self.config.poll_interval
     }
@@ -307,7 +322,10 @@ impl Engine {
         self.rang_at = None;
         self.stuck = false;
         self.last_poll = Some(now.mono);
-        if let Some((request, plan)) = self.poll_request() {
+        if let Some((request, plan)) = self.poll_request(now) {
+            if !request.without_writers {
+                self.last_writers = Some(now.mono);
+            }
             for lane in self.subscribers.iter_mut().flat_map(|sub| sub.lanes.iter_mut().flatten()) {
                 lane.asked = lane.phase == Phase::Active;
             }

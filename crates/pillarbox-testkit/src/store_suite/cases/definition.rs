@@ -79,6 +79,8 @@ async fn what_is_no_filter_raises_the_number_alone<F: Fixture>(fixture: &F) -> O
         before = now;
     }
     join_with(fixture, Subscription { hold: Some(Duration::from_secs(3600)), ..wish }).await?;
+    let now = definition(&member).await?.number;
+    ensure!(now == before.number + 1, "the hold: number {now} after {before:?}");
     ensure!(member.settle(write(lane, epoch, 0)).await?, "the lane was fenced");
     Ok(())
 }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use pillarbox::{
     Cause, Change, Delivery, Event, KeyHash, LaneRef, LaneWrite, NewEvent, Operator, Start, State, Store, Subscription,
-    TakeCause, lane_of, why,
+    TakeCause, Timestamp, lane_of, why,
 };
 
 use super::{Member, NOTHING, delivery, events, first_lane_key, join, join_with, owner, write};
@@ -13,6 +13,8 @@ cases! {
         lanes_are_changed_in_number_only_when_nobody_works,
         changed_lanes_take_their_deliveries_along_and_fence_their_owners,
         a_replayed_key_is_a_fence,
+        a_row_whose_range_was_left_out_of_the_cursor_goes_behind_what_is_replayed_before_it,
+        a_replayed_event_whose_time_has_not_come_waits_for_it,
         a_key_of_which_nothing_is_replayed_is_no_fence,
         a_key_that_is_replayed_from_before_the_start_is_accounted_for,
         the_status_counts_what_is_dead;
@@ -100,6 +102,39 @@ async fn a_replayed_key_is_a_fence<F: Fixture>(fixture: &F) -> Outcome {
     // Put behind what the owner knows, it would stand before what is replayed.
     let put = LaneWrite { put: vec![delivery(at[2], 1)], ..write(lane, epoch, at[2]) };
     ensure!(!member.settle(put).await?, "who does not know of the replay put a delivery of its key");
+    Ok(())
+}
+
+async fn a_row_whose_range_was_left_out_of_the_cursor_goes_behind_what_is_replayed_before_it<F: Fixture>(
+    fixture: &F,
+) -> Outcome {
+    let (member, lane, epoch) = owner(fixture).await?;
+    let at = fixture.publish(events("a", 3)).await?;
+    // Where a cursor has as many ranges as it may, it does not say that what has a row is settled.
+    let put = LaneWrite { put: vec![delivery(at[2], 1)], ..write(lane, epoch, at[1]) };
+    ensure!(member.settle(put).await?, "could not settle");
+    let changed = fixture.operator().await?.change(&replay_from(0), false).await?;
+    ensure!(changed.count == 3, "{changed:?} for two settled events and a row");
+    let epoch = member.take(lane, TakeCause::Free).await?;
+    let state = member.load(lane, epoch).await?;
+    let order: Vec<_> = state.deliveries.iter().map(|row| row.position).collect();
+    ensure!(order == at, "{at:?} are delivered in the order {order:?}");
+    Ok(())
+}
+
+async fn a_replayed_event_whose_time_has_not_come_waits_for_it<F: Fixture>(fixture: &F) -> Outcome {
+    let (member, lane, epoch) = owner(fixture).await?;
+    let later = Timestamp(9_999_999_999_999);
+    let [now, delayed] = [events("a", 1)[0].clone(), events("a", 1)[0].clone().deliver_at(later)];
+    let at = fixture.publish(vec![now, delayed]).await?;
+    // As where a filter did not want them.
+    ensure!(member.settle(write(lane, epoch, at[1])).await?, "could not settle");
+    fixture.operator().await?.change(&replay_from(0), false).await?;
+    let epoch = member.take(lane, TakeCause::Free).await?;
+    let rows = member.load(lane, epoch).await?.deliveries;
+    let states: Vec<_> = rows.iter().map(|row| (row.position, row.state)).collect();
+    ensure!(states == [(at[0], State::Pending), (at[1], State::Delayed)], "{states:?}");
+    ensure!(rows[1].due_at == later, "it is due at {}", rows[1].due_at);
     Ok(())
 }
 
