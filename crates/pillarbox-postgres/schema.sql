@@ -151,7 +151,7 @@ table meta (
     leaves_due text,
     recovery_at timestamp with time zone,
     doorbell boolean not null default true,
-    id_salt bigint not null default (((('x'::text || encode(SUBSTRING(uuid_send(gen_random_uuid()) FROM 1 FOR 8), 'hex'::text)))::bit(64))::bigint & '2305843009213693951'::bigint)
+    id_salt bigint not null default 0
 )
 
 table migration (
@@ -438,6 +438,12 @@ begin
     end loop;
 end
 $function$
+
+CREATE OR REPLACE FUNCTION pillarbox.checked_since()
+ RETURNS timestamp with time zone
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$select pg_catalog.to_timestamp(<time>::pg_catalog.float8)$function$
 
 CREATE OR REPLACE FUNCTION pillarbox.claim_deliveries(of_subscription bigint, by_owner integer, first_claim bigint, rows_max integer, suspects boolean, suspect_after integer, ready_since timestamp with time zone, again boolean)
  RETURNS TABLE("position" bigint, topic text, type text, id uuid, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, stream_version bigint, deliver_at timestamp with time zone, created_at timestamp with time zone, claim bigint, arrival bigint, attempts integer, due_at timestamp with time zone, since timestamp with time zone, crashes integer, ready_at timestamp with time zone)
@@ -808,13 +814,21 @@ CREATE OR REPLACE FUNCTION pillarbox.event_id("position" bigint, created_at time
  LANGUAGE sql
  STABLE PARALLEL SAFE
 AS $function$
-            select encode(
-                int8send(floor(extract(epoch from
-                    least(greatest(created_at, timestamptz 'epoch'), timestamptz '9999-12-31 23:59:59.999+00')
-                ) * 1000)::bigint << 16 | 28672)
-                || int8send((("position" + <salt>) & 4611686018427387903) | (1::bigint << 63)),
+            select pg_catalog.encode(
+                pg_catalog.int8send(pg_catalog.floor(extract(epoch from
+                    least(
+                        greatest(created_at, pg_catalog.timestamptz 'epoch'),
+                        pg_catalog.timestamptz '9999-12-31 23:59:59.999+00'
+                    )
+                ) operator(pg_catalog.*) 1000::pg_catalog.numeric)::pg_catalog.int8
+                    operator(pg_catalog.<<) 16 operator(pg_catalog.|) 28672::pg_catalog.int8)
+                operator(pg_catalog.||) pg_catalog.int8send(
+                    (("position" operator(pg_catalog.+) <salt>::pg_catalog.int8)
+                        operator(pg_catalog.&) 4611686018427387903::pg_catalog.int8)
+                    operator(pg_catalog.|) (1::pg_catalog.int8 operator(pg_catalog.<<) 63)
+                ),
                 'hex'
-            )::uuid
+            )::pg_catalog.uuid
         $function$
 
 CREATE OR REPLACE FUNCTION pillarbox.is_well_formed(topic text, type text, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, created_at timestamp with time zone)
@@ -840,9 +854,7 @@ begin
     then
         return true;
     end if;
-    -- What is there already is not looked at: an index is also made anew over old events, and a limit is for new ones. A new one has the
-    -- time at which it was written, which is after its transaction began.
-    if created_at operator(pg_catalog.<) pg_catalog.now() then
+    if created_at operator(pg_catalog.<=) pillarbox.checked_since() then
         return true;
     end if;
     if (payload is null or payload_bytes is null)
@@ -884,6 +896,7 @@ CREATE OR REPLACE FUNCTION pillarbox.new_id()
  RETURNS uuid
  LANGUAGE sql
  PARALLEL SAFE
+ SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
     select encode(
         set_bit(set_bit(overlay(
@@ -1236,6 +1249,8 @@ begin
     if is_on then
         alter table only pillarbox.event alter column created_at set default case
             when pg_try_advisory_lock_shared(1505352748, 0) and pg_advisory_unlock_shared(1505352748, 0) then clock_timestamp()
+            -- A relay that stands still asleep takes no rings in: they must not fill the queue of the whole server.
+            when pg_notification_queue_usage() > 0.1 then clock_timestamp()
             -- It rings with the commit.
             when pg_notify('pillarbox', '') is not null then clock_timestamp()
         end;
@@ -1254,13 +1269,21 @@ begin
     execute format($sql$
         create or replace function pillarbox.event_id("position" bigint, created_at timestamptz)
         returns uuid language sql stable parallel safe as $$
-            select encode(
-                int8send(floor(extract(epoch from
-                    least(greatest(created_at, timestamptz 'epoch'), timestamptz '9999-12-31 23:59:59.999+00')
-                ) * 1000)::bigint << 16 | 28672)
-                || int8send((("position" + %s) & 4611686018427387903) | (1::bigint << 63)),
+            select pg_catalog.encode(
+                pg_catalog.int8send(pg_catalog.floor(extract(epoch from
+                    least(
+                        greatest(created_at, pg_catalog.timestamptz 'epoch'),
+                        pg_catalog.timestamptz '9999-12-31 23:59:59.999+00'
+                    )
+                ) operator(pg_catalog.*) 1000::pg_catalog.numeric)::pg_catalog.int8
+                    operator(pg_catalog.<<) 16 operator(pg_catalog.|) 28672::pg_catalog.int8)
+                operator(pg_catalog.||) pg_catalog.int8send(
+                    (("position" operator(pg_catalog.+) %s::pg_catalog.int8)
+                        operator(pg_catalog.&) 4611686018427387903::pg_catalog.int8)
+                    operator(pg_catalog.|) (1::pg_catalog.int8 operator(pg_catalog.<<) 63)
+                ),
                 'hex'
-            )::uuid
+            )::pg_catalog.uuid
         $$
     $sql$, salt);
     update pillarbox.meta set id_salt = salt;
@@ -1271,7 +1294,16 @@ CREATE OR REPLACE FUNCTION pillarbox.set_payload_bytes_max(size integer)
  RETURNS void
  LANGUAGE plpgsql
 AS $function$
+declare
+    -- Times and positions rise together, but for a clock that was set back.
+    newest constant timestamptz := greatest(clock_timestamp(), (
+        select max(e.created_at) from (select created_at from pillarbox.event order by position desc limit 1000) as e
+    ));
 begin
+    execute format(
+        'create or replace function pillarbox.checked_since() returns timestamptz language sql immutable parallel safe as %L',
+        format('select pg_catalog.to_timestamp(%s::pg_catalog.float8)', extract(epoch from newest))
+    );
     execute format(
         'create or replace function pillarbox.payload_bytes_max() returns integer language sql immutable parallel safe as %L',
         'select ' || size

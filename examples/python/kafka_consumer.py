@@ -97,7 +97,7 @@ def main() -> int:
     finally:
         consumer.close()
         database.close()
-    print(f"took {counts[True]} events, and {counts[False]} that were there already")
+    print(f"new events: {counts[True]}, events that were there already: {counts[False]}")
     return 0
 
 

@@ -1,28 +1,46 @@
 -- breaking: yes
--- What publishing costs: the row, its check and its indexes. An id that nobody brought is not stored but follows from the row; the check is the
--- predicate of an index, which PostgreSQL keeps parsed, where it reads a check of the table anew for each statement; a journal has a table
--- of its own instead of an index of the log. The name of a type is quoted: words of SQL that may stand before a function may not before a type.
+-- What publishing costs: the row, its check and its indexes. An id that nobody brought is not stored but follows from the row; the check is one
+-- function, called by the predicate of an index, which PostgreSQL keeps parsed, where it reads a check of the table anew for each statement; a
+-- journal has a table of its own instead of an index of the log. Names of functions, operators and types are written out where publishers
+-- and readers call them, so that no search_path leads to others.
 
--- Tells the ids of this log from those of others. Goes with the events wherever they are copied to; never changed.
-alter table @schema@.meta add column id_salt bigint not null
-    default ('x' || encode(substring(uuid_send(gen_random_uuid()) from 1 for 8), 'hex'))::bit(64)::bigint & 2305843009213693951;
+-- Tells the ids of this log from those of others. Goes with the events wherever they are copied to.
+alter table @schema@.meta add column id_salt bigint not null default 0;
 
--- The id of an event that brought none: of version 7, from the time and the position.
-do $do$
+-- What the ids of two logs differ by.
+create function @schema@.random_id_salt() returns bigint language sql volatile as $$
+    select ('x' || encode(substring(uuid_send(gen_random_uuid()) from 1 for 8), 'hex'))::bit(64)::bigint & 2305843009213693951
+$$;
+
+-- Gives the log a salt of its own: the ids of events that brought none change, so that no relay may run meanwhile. For the owner, and for a
+-- log that delivers nothing old. An id is of version 7, from the time and the position.
+create function @schema@.set_id_salt(salt bigint) returns void language plpgsql as $do$
 begin
     execute format($sql$
-        create function @schema@.event_id("position" bigint, created_at timestamptz) returns uuid language sql stable parallel safe as $$
-            select encode(
-                int8send(floor(extract(epoch from
-                    least(greatest(created_at, timestamptz 'epoch'), timestamptz '9999-12-31 23:59:59.999+00')
-                ) * 1000)::bigint << 16 | 28672)
-                || int8send((("position" + %s) & 4611686018427387903) | (1::bigint << 63)),
+        create or replace function @schema@.event_id("position" bigint, created_at timestamptz)
+        returns uuid language sql stable parallel safe as $$
+            select pg_catalog.encode(
+                pg_catalog.int8send(pg_catalog.floor(extract(epoch from
+                    least(
+                        greatest(created_at, pg_catalog.timestamptz 'epoch'),
+                        pg_catalog.timestamptz '9999-12-31 23:59:59.999+00'
+                    )
+                ) operator(pg_catalog.*) 1000::pg_catalog.numeric)::pg_catalog.int8
+                    operator(pg_catalog.<<) 16 operator(pg_catalog.|) 28672::pg_catalog.int8)
+                operator(pg_catalog.||) pg_catalog.int8send(
+                    (("position" operator(pg_catalog.+) %s::pg_catalog.int8)
+                        operator(pg_catalog.&) 4611686018427387903::pg_catalog.int8)
+                    operator(pg_catalog.|) (1::pg_catalog.int8 operator(pg_catalog.<<) 63)
+                ),
                 'hex'
-            )::uuid
+            )::pg_catalog.uuid
         $$
-    $sql$, (select id_salt from @schema@.meta));
+    $sql$, salt);
+    update @schema@.meta set id_salt = salt;
 end
 $do$;
+select @schema@.set_id_salt(@schema@.random_id_salt());
+alter function @schema@.new_id() set search_path = pg_catalog, pg_temp;
 
 -- Which position each version of a stream has. Serves reading a stream, `requeue` by version, and retention, which leaves a journal's leaves
 -- alone. Empty where nobody appends.
@@ -38,49 +56,68 @@ select key, stream_version, position from @schema@.event where stream_version is
 on conflict do nothing;
 drop index @schema@.event_stream;
 
--- What of an event is checked.
-create type @schema@.event_form as (
-    topic text, type text, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, created_at timestamptz
-);
+-- What was published up to this moment is not looked at by the check, since an index is also made anew over old events and a limit is for new
+-- ones: events of before this step, and those that a larger limit allowed.
+create function @schema@.checked_since() returns timestamptz language sql immutable parallel safe as 'select null::timestamptz';
 
--- Refuses with the name of what was violated. What is there already is not looked at: an index is also made anew over old events, and a
--- limit is for new ones. A new one has the time at which it was written, which is after its transaction began.
-create function @schema@.is_well_formed(event "@schema@".event_form) returns boolean language plpgsql stable parallel safe as $$
+-- Changes how large a payload may be. For the owner. Sessions see it with their next statement.
+create function @schema@.set_payload_bytes_max(size integer) returns void language plpgsql as $do$
+declare
+    -- Times and positions rise together, but for a clock that was set back.
+    newest constant timestamptz := greatest(clock_timestamp(), (
+        select max(e.created_at) from (select created_at from @schema@.event order by position desc limit 1000) as e
+    ));
+begin
+    execute format(
+        'create or replace function @schema@.checked_since() returns timestamptz language sql immutable parallel safe as %L',
+        format('select pg_catalog.to_timestamp(%s::pg_catalog.float8)', extract(epoch from newest))
+    );
+    execute format(
+        'create or replace function @schema@.payload_bytes_max() returns integer language sql immutable parallel safe as %L',
+        'select ' || size
+    );
+    update @schema@.meta set payload_bytes_max = size;
+end
+$do$;
+select @schema@.set_payload_bytes_max(payload_bytes_max) from @schema@.meta;
+
+-- Refuses with the name of what was violated.
+create function @schema@.refuse_event(
+    topic text, type text, key text, payload json, payload_bytes bytea, content_type text, headers jsonb
+)
+returns boolean language plpgsql stable parallel safe set search_path = pg_catalog, pg_temp as $$
 declare
     payload_size integer;
 begin
-    if event.created_at < now() then
-        return true;
-    end if;
-    payload_size := coalesce(octet_length(event.payload::text), octet_length(event.payload_bytes), 0);
-    if octet_length(event.topic) not between 1 and 1024 then
+    payload_size := coalesce(octet_length(payload::text), octet_length(payload_bytes), 0);
+    if octet_length(topic) not between 1 and 1024 then
         raise check_violation using constraint = 'topic_has_1_to_1024_bytes',
-            message = 'topic_has_1_to_1024_bytes: the topic has ' || octet_length(event.topic) || ' bytes';
-    elsif octet_length(event.type) not between 1 and 1024 then
+            message = 'topic_has_1_to_1024_bytes: the topic has ' || octet_length(topic) || ' bytes';
+    elsif octet_length(type) not between 1 and 1024 then
         raise check_violation using constraint = 'type_has_1_to_1024_bytes',
-            message = 'type_has_1_to_1024_bytes: the type has ' || octet_length(event.type) || ' bytes';
-    elsif octet_length(event.key) not between 1 and 1024 then
+            message = 'type_has_1_to_1024_bytes: the type has ' || octet_length(type) || ' bytes';
+    elsif octet_length(key) not between 1 and 1024 then
         raise check_violation using constraint = 'key_has_1_to_1024_bytes',
-            message = 'key_has_1_to_1024_bytes: the key has ' || octet_length(event.key) || ' bytes',
-            hint = 'Leave the key out (null) if the event has none.';
-    elsif octet_length(event.content_type) > 255 then
+            message = 'key_has_1_to_1024_bytes: the key has ' || octet_length(key) || ' bytes',
+            hint = case key when '' then 'Leave the key out (null) if the event has none.' else 'Use a shorter key.' end;
+    elsif octet_length(content_type) > 255 then
         raise check_violation using constraint = 'content_type_has_at_most_255_bytes',
             message = format(
-                'content_type_has_at_most_255_bytes: the content type has %s bytes', octet_length(event.content_type)
+                'content_type_has_at_most_255_bytes: the content type has %s bytes', octet_length(content_type)
             );
-    elsif event.payload is not null and event.payload_bytes is not null then
+    elsif payload is not null and payload_bytes is not null then
         raise check_violation using constraint = 'payload_or_payload_bytes',
             message = 'payload_or_payload_bytes: an event has JSON or bytes, not both';
-    elsif jsonb_typeof(event.headers) <> 'object' then
+    elsif jsonb_typeof(headers) <> 'object' then
         raise check_violation using constraint = 'headers_is_a_json_object',
-            message = 'headers_is_a_json_object: headers is ' || jsonb_typeof(event.headers);
+            message = 'headers_is_a_json_object: headers is ' || jsonb_typeof(headers);
     elsif (
-        case when pg_column_compression(event.headers) is null then pg_column_size(event.headers) - 4
-            else octet_length(event.headers::text) end
+        case when pg_column_compression(headers) is null then pg_column_size(headers) - 4
+            else octet_length(headers::text) end
     ) > 65536 then
         raise check_violation using constraint = 'headers_has_at_most_65536_bytes',
             message = format(
-                'headers_has_at_most_65536_bytes: the headers have %s bytes as text', octet_length(event.headers::text)
+                'headers_has_at_most_65536_bytes: the headers have %s bytes as text', octet_length(headers::text)
             ),
             hint = 'Put it into the payload.';
     elsif payload_size > @schema@.payload_bytes_max() then
@@ -95,43 +132,57 @@ begin
 end
 $$;
 
--- The same in few steps, for nearly all events; the function above decides about the rest. PostgreSQL keeps the expression of a domain
--- parsed too. A name has 1 to 1024 bytes if no bit above the lowest ten is set in its length less one. A value that came compressed out of
--- another table is larger than it looks.
-create domain @schema@.well_formed_event as "@schema@".event_form;
-
--- Changes how large a payload may be. For the owner. Sessions see a new constraint with their next statement; the function is asked by
--- those that are refused.
-create function @schema@.set_payload_bytes_max(size integer) returns void language plpgsql as $do$
+-- True, or it refuses. The first look is for nearly all new events, the third for those with bytes, a content type or no payload; each is
+-- one expression, which costs less than several. A name has 1 to 1024 bytes if no bit above the lowest ten is set in its length less
+-- one. The size of a stored value is known without reading it; one that came compressed out of another table is larger than it
+-- looks. It is said to be immutable since an index calls it: for a row that is in the log it is always true.
+create function @schema@.is_well_formed(
+    topic text, type text, key text, payload json, payload_bytes bytea, content_type text, headers jsonb, created_at timestamptz
+)
+returns boolean language plpgsql immutable parallel safe as $$
 begin
-    execute format(
-        'create or replace function @schema@.payload_bytes_max() returns integer language sql immutable parallel safe as %L',
-        'select ' || size
-    );
-    alter domain @schema@.well_formed_event drop constraint if exists is_well_formed;
-    execute format($$
-        alter domain @schema@.well_formed_event add constraint is_well_formed check (
-            case
-                when (
-                    octet_length((value).topic) - 1 | octet_length((value).type) - 1 | coalesce(octet_length((value).key), 1) - 1
-                ) >> 10 = 0
-                    and coalesce(octet_length((value).content_type), 0) <= 255
-                    and ((value).payload is null or (value).payload_bytes is null)
-                    and coalesce(pg_column_size((value).payload), pg_column_size((value).payload_bytes), 0) <= %s
-                    and ((value).headers is null or (value).headers @> '{}' and pg_column_size((value).headers) <= 65536)
-                    and coalesce(
-                        pg_column_compression((value).payload), pg_column_compression((value).payload_bytes),
-                        pg_column_compression((value).headers)
-                    ) is null
-                then true
-                else @schema@.is_well_formed(value)
-            end
-        ) not valid
-    $$, size);
-    update @schema@.meta set payload_bytes_max = size;
+    if payload_bytes is null and content_type is null
+        and (
+            (pg_catalog.octet_length(topic) operator(pg_catalog.-) 1)
+            operator(pg_catalog.|) (pg_catalog.octet_length(type) operator(pg_catalog.-) 1)
+            operator(pg_catalog.|) coalesce(pg_catalog.octet_length(key) operator(pg_catalog.-) 1, 0)
+        ) operator(pg_catalog.>>) 10 operator(pg_catalog.=) 0
+        and pg_catalog.pg_column_size(payload) operator(pg_catalog.<=) @schema@.payload_bytes_max()
+        and pg_catalog.pg_column_compression(payload) is null
+        and (
+            headers is null
+            or pg_catalog.pg_column_size(headers) operator(pg_catalog.<=) 65536
+            and pg_catalog.pg_column_compression(headers) is null
+            and headers operator(pg_catalog.@>) '{}'
+        )
+    then
+        return true;
+    end if;
+    if created_at operator(pg_catalog.<=) @schema@.checked_since() then
+        return true;
+    end if;
+    if (payload is null or payload_bytes is null)
+        and (
+            (pg_catalog.octet_length(topic) operator(pg_catalog.-) 1)
+            operator(pg_catalog.|) (pg_catalog.octet_length(type) operator(pg_catalog.-) 1)
+            operator(pg_catalog.|) coalesce(pg_catalog.octet_length(key) operator(pg_catalog.-) 1, 0)
+        ) operator(pg_catalog.>>) 10 operator(pg_catalog.=) 0
+        and coalesce(pg_catalog.octet_length(content_type), 0) operator(pg_catalog.<=) 255
+        and coalesce(pg_catalog.pg_column_size(payload), pg_catalog.pg_column_size(payload_bytes), 0)
+            operator(pg_catalog.<=) @schema@.payload_bytes_max()
+        and coalesce(pg_catalog.pg_column_compression(payload), pg_catalog.pg_column_compression(payload_bytes)) is null
+        and (
+            headers is null
+            or pg_catalog.pg_column_size(headers) operator(pg_catalog.<=) 65536
+            and pg_catalog.pg_column_compression(headers) is null
+            and headers operator(pg_catalog.@>) '{}'
+        )
+    then
+        return true;
+    end if;
+    return @schema@.refuse_event(topic, type, key, payload, payload_bytes, content_type, headers);
 end
-$do$;
-select @schema@.set_payload_bytes_max(payload_bytes_max) from @schema@.meta;
+$$;
 
 alter table @schema@.event
     drop constraint event_is_well_formed,
@@ -143,28 +194,20 @@ drop index @schema@.event_id;
 -- Serves `show` and every command that names an event by an id that its publisher brought; one index a leaf. The first half of the predicate is
 -- the check: it is true or fails.
 create index event_id on @schema@.event (id) where
-    row(topic, type, key, payload, payload_bytes, content_type, headers, created_at)::"@schema@".event_form::"@schema@".well_formed_event
-        is distinct from null
+    @schema@.is_well_formed(topic, type, key, payload, payload_bytes, content_type, headers, created_at)
     and id is not null;
+comment on index @schema@.event_id is 'Checks each event that is published. It looks unused, and must not be dropped.';
 
--- Whoever may publish, relay or look on still may.
+-- Whoever may publish, relay or look on still may: they call what an insert, or a look for an id, calls, also where not everybody may call
+-- what is new; the id of an event that brought none is told by its position and its time; and who reads the log reads journals.
 do $$
 declare
-    grantee text;
+    may record;
 begin
-    for grantee in
-        select case g.grantee when 0 then 'public' else format('%I', r.rolname) end
-        from pg_proc as p
-        cross join lateral aclexplode(p.proacl) as g
-        left join pg_roles as r on r.oid = g.grantee
-        where p.oid = '@schema@.is_well_formed(text, text, text, json, bytea, text, jsonb)'::regprocedure
-            and g.grantee <> p.proowner
-    loop
-        execute format('grant execute on function @schema@.is_well_formed("@schema@".event_form) to %s', grantee);
-    end loop;
-    -- The id of an event that brought none is told by its position and its time.
-    for grantee in
-        select distinct case g.grantee when 0 then 'public' else format('%I', r.rolname) end
+    for may in
+        select
+            case g.grantee when 0 then 'public' else format('%I', r.rolname) end as grantee,
+            bool_or(g.privilege_type = 'SELECT') as reads
         from (
             select c.relowner, c.relacl from pg_class as c where c.oid = '@schema@.event'::regclass
             union all
@@ -176,29 +219,31 @@ begin
         cross join lateral aclexplode(granted.acl) as g
         left join pg_roles as r on r.oid = g.grantee
         where g.privilege_type in ('INSERT', 'SELECT') and g.grantee <> granted.owner
+        group by 1
     loop
-        execute format('grant select (position, id, created_at) on @schema@.event to %s', grantee);
-        execute format('grant execute on function @schema@.event_id(bigint, timestamptz) to %s', grantee);
-    end loop;
-    for grantee in
-        select distinct case g.grantee when 0 then 'public' else format('%I', r.rolname) end
-        from pg_class as c
-        cross join lateral aclexplode(c.relacl) as g
-        left join pg_roles as r on r.oid = g.grantee
-        where c.oid = '@schema@.meta'::regclass and g.privilege_type = 'SELECT' and g.grantee <> c.relowner
-    loop
-        execute format('grant select on @schema@.journal to %s', grantee);
+        execute format('grant select (position, id, created_at) on @schema@.event to %s', may.grantee);
+        execute format('grant execute on function
+            @schema@.is_well_formed(text, text, text, json, bytea, text, jsonb, timestamptz),
+            @schema@.refuse_event(text, text, text, json, bytea, text, jsonb),
+            @schema@.payload_bytes_max(), @schema@.checked_since(), @schema@.event_id(bigint, timestamptz) to %s', may.grantee);
+        if may.reads then
+            execute format('grant select on @schema@.journal to %s', may.grantee);
+        end if;
     end loop;
 end
 $$;
 drop function @schema@.is_well_formed(text, text, text, json, bytea, text, jsonb);
 
+-- The id is made of what was written, after the insert: as a part of it, the expression was prepared for the leaf anew each time. JSON out of
+-- `jsonb` is not read once more, and headers that are empty are not stored.
 create or replace function @schema@.publish(
     topic text, type text, payload jsonb default null, key text default null, headers jsonb default '{}',
     deliver_at timestamptz default null, dedup_key text default null, id uuid default null, ordered boolean default false
 ) returns uuid language plpgsql as $$
 declare
     first_id uuid;
+    written_position bigint;
+    written_at timestamptz;
 begin
     -- The rest costs nothing where there is nothing of it to do.
     if ordered or dedup_key is not null then
@@ -214,9 +259,9 @@ begin
         end if;
     end if;
     insert into @schema@.event as e (id, topic, key, type, payload, headers, deliver_at)
-    values (id, topic, key, type, payload::json, headers, deliver_at)
-    returning coalesce(e.id, @schema@.event_id(e.position, e.created_at)) into id;
-    return id;
+    values (id, topic, key, type, pg_catalog.to_json(payload), nullif(headers, '{}'), deliver_at)
+    returning e.position, e.created_at into written_position, written_at;
+    return coalesce(id, @schema@.event_id(written_position, written_at));
 end
 $$;
 
@@ -226,6 +271,8 @@ create or replace function @schema@.publish_bytes(
 ) returns uuid language plpgsql as $$
 declare
     first_id uuid;
+    written_position bigint;
+    written_at timestamptz;
 begin
     -- The rest costs nothing where there is nothing of it to do.
     if ordered or dedup_key is not null then
@@ -241,9 +288,9 @@ begin
         end if;
     end if;
     insert into @schema@.event as e (id, topic, key, type, payload_bytes, content_type, headers, deliver_at)
-    values (id, topic, key, type, payload, content_type, headers, deliver_at)
-    returning coalesce(e.id, @schema@.event_id(e.position, e.created_at)) into id;
-    return id;
+    values (id, topic, key, type, payload, content_type, nullif(headers, '{}'), deliver_at)
+    returning e.position, e.created_at into written_position, written_at;
+    return coalesce(id, @schema@.event_id(written_position, written_at));
 end
 $$;
 
@@ -305,7 +352,7 @@ select
     headers, stream_version, deliver_at
 from @schema@.event_kept;
 
--- As before, but for where it looks for events of a journal.
+-- As before, but for where it looks for events of a journal, and it refuses an old snapshot, which does not show what was published since.
 create or replace function @schema@.empty_leaf(name text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -317,6 +364,10 @@ declare
     floor bigint;
     missing bigint;
 begin
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        raise exception 'a leaf is emptied in a transaction of isolation level read committed, not %',
+            current_setting('transaction_isolation') using errcode = 'invalid_transaction_state';
+    end if;
     -- Inside this function the current user is the owner, the session's is who called it.
     if removes <> 'received' and not pg_has_role(session_user, current_user, 'member') then
         raise exception 'must be owner of schema @schema@ (%, or a member of it) to remove events that nobody has received', current_user

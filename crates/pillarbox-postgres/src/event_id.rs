@@ -42,8 +42,8 @@ impl IdSalt {
             return Err(DbError::own(
                 ErrorKind::Invalid,
                 "the function event_id makes other ids than meta.id_salt says: one of them was changed, or copied without the \
-                 other; as the owner of the log run `select set_id_salt(N)` in its schema with the number of the log that the \
-                 events come from",
+                 other; as the owner of the log, and while no relay runs, run `select set_id_salt(N)` in its schema with the \
+                 number of the log that the events come from",
             ));
         }
         self.0.store(salt, Ordering::Relaxed);

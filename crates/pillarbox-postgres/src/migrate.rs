@@ -28,7 +28,7 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: [Migration; 11] = [
+const MIGRATIONS: [Migration; 10] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
     Migration { version: 2, name: "leaves", sql: include_str!("../migrations/002_leaves.sql") },
     Migration { version: 3, name: "dead_deliveries", sql: include_str!("../migrations/003_dead_deliveries.sql") },
@@ -39,7 +39,6 @@ const MIGRATIONS: [Migration; 11] = [
     Migration { version: 8, name: "doorbell", sql: include_str!("../migrations/008_doorbell.sql") },
     Migration { version: 9, name: "lookups", sql: include_str!("../migrations/009_lookups.sql") },
     Migration { version: 10, name: "row", sql: include_str!("../migrations/010_row.sql") },
-    Migration { version: 11, name: "check", sql: include_str!("../migrations/011_check.sql") },
 ];
 
 /// PostgreSQL does not check the text of such a database: it holds bytes that are no characters.

@@ -20,7 +20,7 @@ pub(crate) use self::lanes::load;
 use self::lanes::{check_anchors, take};
 use self::locks::LockBook;
 use self::subscriptions::{define, fence};
-pub(crate) use self::subscriptions::{parse_filter, put_former_filters, record_progress, start_floor};
+pub(crate) use self::subscriptions::{former_filters, parse_filter, put_former_filters, record_progress, start_floor};
 use crate::connection::{DIRECTLY, PgConfig, SCHEMA, Session};
 use crate::doorbell::{Doorbell, announce, neighbour_of};
 use crate::error::{Db, DbError};

@@ -217,10 +217,12 @@ impl Lane {
         }
     }
 
-    /// Moves the floor to `end`, past what is `awaited` and what may yet appear (`unknown`): that is given up.
+    /// Moves the floor to `end`, past what is `awaited` and what may yet appear (`unknown`): that is given up, but for what was `passed`
+    /// once.
     pub(crate) fn jump(
         &mut self,
         end: Position,
+        passed: RangeSet,
         awaited: &RangeSet,
         unknown: &RangeSet,
         now: Timestamp,
@@ -228,7 +230,8 @@ impl Lane {
     ) {
         let mut left_out = self.cursor.settled.missing(self.cursor.floor + 1, end);
         // A cursor that was cut at its limit does not count all that have a delivery.
-        let covered: RangeSet = self.deliveries.range(..=end).map(|(position, _)| *position..=*position).collect();
+        let mut covered = passed.within(self.cursor.floor + 1, end);
+        covered.union(&self.deliveries.range(..=end).map(|(position, _)| *position..=*position).collect());
         left_out.subtract(&covered);
         self.entries.push(Covered { covered, epoch: self.epoch, after: self.wrote_at, before: now });
         for position in left_out.iter().flatten() {

@@ -650,7 +650,9 @@ impl Inner {
             let next = self.rows.range(row.floor() + 1..).take(slice);
             let over = next.take_while(|(_, event)| now.since(event.created_at) > hold).last();
             let Some((&end, _)) = over else { continue };
-            let wanted = |event: &Event| row.formers.wants(&row.definition.filter, event) == Some(true);
+            // What was settled when a filter ended was received, also where the cursor was cut since.
+            let received = |event: &Event| row.formers.judge_of(event.key_hash(), event.position).is_some();
+            let wanted = |event: &Event| row.definition.filter.wants(event) && !received(event);
             let awaited: Vec<&Arc<Event>> =
                 self.rows.range(..=end).map(|(_, event)| event).filter(|event| wanted(event)).collect();
             // What is not visible and not proven dead may come from whoever writes now.
@@ -659,9 +661,10 @@ impl Inner {
             unknown.subtract(&self.dead);
             let count = row.lanes.len() as u32;
             for (number, lane) in (0..).zip(&mut row.lanes).filter(|(_, lane)| lane.cursor.floor < end) {
+                let passed = row.formers.passed_by(number, count as usize);
                 let own = awaited.iter().filter(|event| lane_of(event.key_hash(), event.position, count) == number);
                 let own: RangeSet = own.map(|event| event.position..=event.position).collect();
-                lane.jump(end, &own, &unknown, now, broken);
+                lane.jump(end, passed, &own, &unknown, now, broken);
             }
         }
     }

@@ -162,6 +162,15 @@ impl FormerFilters {
         self.0.iter().find(|former| former.has_passed(key, position))
     }
 
+    /// What a lane of now had settled when any of them ended, also where its cursor was cut since.
+    pub fn passed_by(&self, lane: u32, lanes: usize) -> RangeSet {
+        let mut passed = RangeSet::new();
+        for former in self.0.iter().filter(|former| former.passed.len() == lanes) {
+            passed.union(&former.passed[lane as usize]);
+        }
+        passed
+    }
+
     /// The subscription was rewound: what is not in `kept` any more is read again, and judged by the filter of now.
     pub fn rewind(&mut self, kept: &RangeSet) {
         let undone = kept.missing(1, Position::MAX - 1);
@@ -255,6 +264,8 @@ mod tests {
         assert_eq!(formers.len(), 2, "nothing was passed under the second");
         let judges: Vec<_> = [1, 5, 6, 8, 9, 10].map(|position| judge(&formers, position)).into();
         assert_eq!(judges, [Some(1), Some(1), Some(3), Some(1), Some(3), None]);
+        assert_eq!(formers.passed_by(0, 1), RangeSet::from_iter([1..=9]));
+        assert!(formers.passed_by(0, 2).is_empty(), "of other lanes it says nothing as a whole");
         assert_eq!(FormerFilters::parse(&formers.to_text()), formers);
         assert_eq!(FormerFilters::parse("not what was written"), FormerFilters::default());
     }

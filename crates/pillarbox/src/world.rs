@@ -418,6 +418,33 @@ mod tests {
     }
 
     #[test]
+    fn a_hold_that_is_nearly_over_is_an_alarm() {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let alarms = |hold: Option<Duration>, keep: Option<Duration>, age: Option<Duration>| {
+            let now = Timestamp(1_000_000_000_000);
+            let subscriptions = vec![SubscriptionRow { hold, ..row(1) }];
+            let (log_start, pruned_to) = (1, 0);
+            let world = World { now, horizon: 9, log_start, pruned_to, subscriptions, instances: Vec::new() };
+            let since = age.map(|age| Timestamp(now.0 - age.as_millis() as i64));
+            let figures = Figures { unsettled_since: since, ..Figures::default() };
+            world.hold_alarms(keep, &HashMap::from([(SubscriptionId(1), figures)]))
+        };
+        let (nearly, not_yet) = (Some(HOUR.mul_f64(0.81)), Some(HOUR.mul_f64(0.79)));
+        assert_eq!(alarms(Some(HOUR), Some(HOUR), nearly).len(), 1);
+        let said = alarms(Some(HOUR), Some(Duration::ZERO), nearly).remove(0);
+        assert!(said.starts_with("subscription 's' is about to lose events: its oldest one is 49 min old"), "{said}");
+        for (hold, keep, age, why) in [
+            (Some(HOUR), Some(HOUR), not_yet, "it is young"),
+            (Some(HOUR), Some(2 * HOUR), nearly, "the log keeps it for longer"),
+            (Some(HOUR), None, nearly, "the log keeps everything"),
+            (None, Some(HOUR), nearly, "the subscription keeps everything"),
+            (Some(HOUR), Some(HOUR), None, "everything is settled"),
+        ] {
+            assert_eq!(alarms(hold, keep, age), Vec::<String>::new(), "{why}");
+        }
+    }
+
+    #[test]
     fn whoever_names_no_subscription_is_told_which_there_are() {
         let told = |names: &[&str]| unknown_subscription("x", names.iter().copied()).to_string();
         assert_eq!(told(&["a", "b"]), "no subscription is named 'x'; there are: a, b");

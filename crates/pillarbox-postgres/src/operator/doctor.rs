@@ -243,7 +243,7 @@ async fn grants(tx: &Transaction<'_>, server: &Row) -> Db<Check> {
             .map(|(relation, grantee, privilege)| format!("{grantee} may {privilege} on {relation}"))
             .collect();
         let revoke = format!("revoke {privilege} on {relation} from {grantee}");
-        let finding = format!("positions can be chosen, or leaves written to, by hand: {}", all.join(", "));
+        let finding = format!("positions or times can be chosen, or leaves written to, by hand: {}", all.join(", "));
         let fix = format!("run `{revoke}`, and grant what `pillarbox migrate --print-roles` prints");
         return Ok(bad(name, Level::Warning, finding, fix));
     }
@@ -292,8 +292,10 @@ fn limits(publishing: &Row) -> Db<Check> {
                 "the index {schema}.event_id, whose predicate checks events, is missing, invalid or another one: events of any size and form are taken"
             ),
             format!(
-                "run `create index event_id on {schema}.event (id) where {schema}.is_well_formed(topic, type, key, payload, \
-                payload_bytes, content_type, headers, created_at) and id is not null`, after dropping what is left of the old one"
+                "drop what is left of the old one and run, as the owner of the log, `select \
+                {schema}.set_payload_bytes_max(payload_bytes_max) from {schema}.meta`, so that what was published meanwhile is left \
+                alone, and `create index event_id on {schema}.event (id) where {schema}.is_well_formed(topic, type, key, payload, \
+                payload_bytes, content_type, headers, created_at) and id is not null`"
             ),
         ),
     })

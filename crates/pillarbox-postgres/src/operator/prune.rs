@@ -17,7 +17,7 @@ use super::{World, ring};
 use crate::connection::Session;
 use crate::error::Db;
 use crate::leaves::{self, Leaf, Removes, Upkeep};
-use crate::ownership::{put_former_filters, record_progress};
+use crate::ownership::{former_filters, put_former_filters, record_progress};
 use crate::publish::FOREVER_MS;
 use crate::queue::Keys;
 use crate::types::{Time, multirange};
@@ -212,15 +212,17 @@ async fn count_undelivered(session: &mut Session, keep: Duration, pruned: &mut P
     let none: Option<&str> = None;
     for subscription in &world.subscriptions {
         let Some(hold) = subscription.hold else { continue };
+        let formers = former_filters(&**session, subscription.id).await?;
         let (oldest, mut floor) = (before(world.now, hold.max(keep)), Some(subscription.floor()));
         while let Some(above) = floor {
             let values: [&(dyn ToSql + Sync); 6] = [&above, &none, &none, &none, &none, &LOOKED_AT_ONCE];
             let rows = session.query(include_str!("../sql/backlog.sql"), &values).await?;
             let lines = rows.iter().map(Line::of).collect::<Db<Vec<_>>>()?;
             let over = lines.iter().take_while(|line| line.created_at < oldest);
-            let (looked, awaited) = over
-                .fold((0, 0), |(looked, awaited), line| (looked + 1, awaited + u64::from(line.awaits(subscription))));
-            pruned.undelivered += awaited;
+            let (looked, lost) = over.fold((0, 0), |(looked, lost), line| {
+                (looked + 1, lost + u64::from(line.is_lost_to(subscription, &formers)))
+            });
+            pruned.undelivered += lost;
             floor = lines.last().filter(|_| looked == LOOKED_AT_ONCE).map(|line| line.position);
         }
     }
@@ -355,7 +357,9 @@ async fn expire_hold(
     let over: Vec<_> = lines.iter().take_while(|line| line.created_at < oldest && line.position <= horizon).collect();
     let Some(end) = over.last().map(|line| line.position) else { return Ok(()) };
     let (mut dropped, mut gone) = (RangeSet::new(), 0);
-    over.iter().filter(|line| line.awaits(subscription)).for_each(|line| dropped.insert(line.position));
+    let formers = former_filters(tx, id).await?;
+    let lost = over.iter().filter(|line| line.is_lost_to(subscription, &formers));
+    lost.for_each(|line| dropped.insert(line.position));
     if writers {
         let mut visible = RangeSet::new();
         over.iter().for_each(|line| visible.insert(line.position));
@@ -369,7 +373,7 @@ async fn expire_hold(
         give_up(tx, id, (*range.start(), *range.end()), REASON_HOLD).await?;
     }
     for lane in subscription.lanes.iter().filter(|lane| lane.cursor.floor < end) {
-        jump(tx, id, lane, end).await?;
+        jump(tx, id, lane, formers.passed_by(lane.lane, subscription.lanes.len()), end).await?;
     }
     ring(tx).await?;
     if !dropped.is_empty() || gone > 0 {
@@ -404,10 +408,12 @@ async fn unknown(
     Ok(unknown)
 }
 
-/// Moves a lane's floor to `end`. The books say what it has settled and what it left out; its owner loads it again.
-async fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, end: Position) -> Db<()> {
+/// Moves a lane's floor to `end`. The books say what it has settled, now or when a filter ended (`passed`), and what it left out; its
+/// owner loads it again.
+async fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, passed: RangeSet, end: Position) -> Db<()> {
     let Cursor { floor, settled, .. } = &lane.cursor;
     let mut covered = settled.within(floor + 1, end);
+    covered.union(&passed.within(floor + 1, end));
     // A cursor that was cut at its limit does not count all that have a delivery.
     let sql =
         "select position from delivery where subscription = $1 and lane = $2 and position > $3 and position <= $4";

@@ -2,7 +2,9 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use pillarbox::world::{Figures, LOST_LOOKED_AT_MAX, LOST_SPOKEN_OF, Lost, SubscriptionRow};
-use pillarbox::{KeyHash, LogStatus, Position, REASON_HOLD, RecoveredCount, State, Status, SubscriptionId, Timestamp};
+use pillarbox::{
+    FormerFilters, KeyHash, LogStatus, Position, REASON_HOLD, RecoveredCount, State, Status, SubscriptionId, Timestamp,
+};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Portal, Row, Transaction};
 
@@ -42,6 +44,10 @@ async fn log_status(tx: &Transaction<'_>, world: &World) -> Db<LogStatus> {
     let (figures, held) = (figures?, held?);
     let mut alarms: Vec<String> = crate::leaves::warning(tx).await?.into_iter().collect();
     alarms.extend(holders::alarms(tx).await?);
+    let is_checked: bool = tx.query_typed_one(include_str!("../sql/publishing.sql"), &[]).await?.try_get(2)?;
+    if !is_checked {
+        alarms.push("events are not checked when they are published: see `pillarbox doctor`".to_owned());
+    }
     if !held.is_empty() {
         alarms.extend(holders::holes(tx, world).await?);
     }
@@ -216,5 +222,10 @@ impl<'a> Line<'a> {
     /// Whether the subscription wants the event and has not settled it.
     pub(super) fn awaits(&self, subscription: &SubscriptionRow) -> bool {
         subscription.awaits(self.position, self.hash, &self.topic, &self.r#type)
+    }
+
+    /// The same, and it had not settled it when a filter ended: else it was received, also where the cursor was cut since.
+    pub(super) fn is_lost_to(&self, subscription: &SubscriptionRow, formers: &FormerFilters) -> bool {
+        self.awaits(subscription) && formers.judge_of(self.hash, self.position).is_none()
     }
 }

@@ -109,6 +109,12 @@ pub(super) async fn fence(tx: &impl GenericClient, defined: &[Defined]) -> Db<()
     Ok(())
 }
 
+/// The filters that a subscription had before.
+pub(crate) async fn former_filters(tx: &impl GenericClient, id: SubscriptionId) -> Db<FormerFilters> {
+    let row = tx.query_one("select former_filters from subscription where id = $1", &[&id.0]).await?;
+    Ok(FormerFilters::parse(row.try_get(0)?))
+}
+
 /// Writes down by which filters events were judged.
 pub(crate) async fn put_former_filters(tx: &impl GenericClient, id: SubscriptionId, formers: &FormerFilters) -> Db<()> {
     tx.execute("update subscription set former_filters = $2 where id = $1", &[&id.0, &formers.to_text()]).await?;

@@ -40,10 +40,12 @@ with parts (rank, name, part) as (
     from pg_sequences as s
     where s.schemaname = $1::text
     union all
-    -- Every log has a salt of its own.
+    -- Every log has a salt of its own, and a time at which its limits were changed last.
     select
         6, p.proname || pg_get_function_identity_arguments(p.oid),
-        replace(pg_get_functiondef(p.oid), m.id_salt::text, '<salt>')
+        regexp_replace(
+            replace(pg_get_functiondef(p.oid), m.id_salt::text, '<salt>'), 'to_timestamp\([0-9.]+', 'to_timestamp(<time>'
+        )
     from pg_proc as p, meta as m
     where p.pronamespace = $1::text::regnamespace
     union all

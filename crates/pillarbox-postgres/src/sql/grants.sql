@@ -1,4 +1,4 @@
--- What gives a role other than the owner a way to insert a position of its choice, or an event unseen by readers: the object,
+-- What gives a role other than the owner a way to insert a position or a time of its choice, or an event unseen by readers: the object,
 -- the role and the privilege, as a REVOKE writes them.
 select
     case c.relkind when 'S' then 'sequence ' else '' end || format('%s.%I', c.relnamespace::regnamespace, c.relname),
@@ -20,6 +20,6 @@ from pg_attribute as a
 join pg_class as c on c.oid = a.attrelid
 cross join lateral aclexplode(a.attacl) as g
 left join pg_roles as r on r.oid = g.grantee
-where a.attrelid = 'event'::regclass and a.attname in ('position', 'stream_version') and g.privilege_type = 'INSERT'
+where a.attrelid = 'event'::regclass and a.attname in ('position', 'stream_version', 'created_at') and g.privilege_type = 'INSERT'
     and g.grantee <> c.relowner
 order by 1, 2, 3

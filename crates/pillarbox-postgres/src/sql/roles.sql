@@ -46,6 +46,7 @@ grant execute on function
     @schema@.is_well_formed(text, text, text, json, bytea, text, jsonb, timestamptz),
     @schema@.refuse_event(text, text, text, json, bytea, text, jsonb),
     @schema@.payload_bytes_max(),
+    @schema@.checked_since(),
     @schema@.event_id(bigint, timestamptz)
 to pillarbox_publisher, pillarbox_relay, pillarbox_viewer;
 

@@ -243,7 +243,8 @@ async fn glance_before_a_crash(mutant: Option<Mutant>) -> [String; 2] {
     // What the first poll of a session asks for, the short way takes for known.
     assert!(poll_tail(&store, 0).await.visible.is_empty());
     let publisher = database.client().await;
-    publisher.batch_execute("set synchronous_commit = off").await.unwrap();
+    // The log writer is also woken when a page of the write-ahead log is full: the events shall lie in one.
+    publisher.batch_execute("select pg_switch_wal(); set synchronous_commit = off").await.unwrap();
     for _ in 0..3 {
         insert(&publisher, &NewEvent::new("t", "y")).await;
     }

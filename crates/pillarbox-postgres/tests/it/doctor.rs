@@ -307,6 +307,27 @@ async fn a_server_that_is_nearly_full_or_waits_for_standbys() {
 async fn an_index_without_which_nothing_is_checked() {
     let fix = "create index event_id on pillarbox.event";
     check_warning("limits", Level::Ok, "drop index pillarbox.event_id", "events of any size and form", fix).await;
+
+    let database = Database::new().await;
+    let store = database.store().await;
+    let alarms = async || store.status().await.unwrap().log.alarms;
+    assert_eq!(alarms().await, Vec::<String>::new());
+    database.execute("drop index pillarbox.event_id").await;
+    database.execute("insert into pillarbox.event (topic, type) values ('', 'y')").await;
+    assert!(alarms().await.iter().any(|alarm| alarm.contains("not checked")), "{:?}", alarms().await);
+    // As the fix says.
+    database
+        .execute(
+            "select pillarbox.set_payload_bytes_max(payload_bytes_max) from pillarbox.meta;
+             create index event_id on pillarbox.event (id) where pillarbox.is_well_formed(
+                 topic, type, key, payload, payload_bytes, content_type, headers, created_at) and id is not null",
+        )
+        .await;
+    assert_eq!(alarms().await, Vec::<String>::new());
+    let insert = "insert into pillarbox.event (topic, type) values ('', 'y')";
+    let refused = database.client().await.batch_execute(insert).await.unwrap_err();
+    let constraint = refused.as_db_error().and_then(|error| error.constraint()).map(str::to_owned);
+    assert_eq!(constraint.as_deref(), Some("topic_has_1_to_1024_bytes"), "it is checked again");
 }
 
 #[tokio::test]

@@ -307,6 +307,38 @@ async fn no_operation_costs_more_than_is_promised_as_the_log_grows() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
+#[tokio::test]
+async fn an_append_costs_no_more_for_a_long_stream_than_for_a_short_one() {
+    let database = quiet_database().await;
+    let client = database.client().await;
+    client
+        .batch_execute(
+            "do $$ begin
+                 for number in 1..5000 loop
+                     perform pillarbox.append('long', null, '[{\"type\": \"y\"}]');
+                     commit;
+                 end loop;
+             end $$",
+        )
+        .await
+        .unwrap();
+    client.batch_execute("select pillarbox.append('short', null, '[{\"type\": \"y\"}]')").await.unwrap();
+    let append = |stream: &str| format!("select pillarbox.append('{stream}', null, '[{{\"type\": \"y\"}}]')");
+    // Once for what a session looks up before.
+    crate::fixture::pages(&client, &append("short")).await;
+    let (short, long) =
+        (crate::fixture::pages(&client, &append("short")).await, crate::fixture::pages(&client, &append("long")).await);
+    assert!(long <= short + 4, "{long} pages for a stream of 5,000 events, {short} for one of two");
+
+    // As the guide to publishing says it.
+    client.batch_execute("analyze").await.unwrap();
+    let read = "select j.version, e.id, e.type, e.payload, e.headers from pillarbox.journal as j
+        join pillarbox.event_view as e using (position) where j.stream = 'short' and j.version > 0 order by j.version";
+    crate::fixture::pages(&client, read).await;
+    let looked_at = crate::fixture::pages(&client, read).await;
+    assert!(looked_at < 80, "{looked_at} pages for a stream of four events in a log of 5,000");
+}
+
 /// Statements that joining with so many subscriptions takes, taking their lanes and loading them.
 async fn statements_of_a_start(database: &Database, counter: &Counter, subscriptions: usize, lanes: u32) -> u64 {
     counter.begin().await;

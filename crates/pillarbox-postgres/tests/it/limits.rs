@@ -205,6 +205,33 @@ async fn a_log_of_the_first_version_keeps_what_is_too_large_now() {
     assert!(error.contains("headers_has_at_most_65536_bytes"), "{error}");
 }
 
+/// A clock that was set back during a transaction, and a role that may write the column, give an event a time before its transaction.
+#[tokio::test]
+async fn an_event_is_checked_whatever_its_time() {
+    let database = Database::new().await;
+    let insert = |time: &str| {
+        format!(
+            "insert into pillarbox.event (topic, type, created_at) values ('', 'y', clock_timestamp() + interval '{time}')"
+        )
+    };
+    for time in ["-1 microsecond", "1 hour"] {
+        assert_eq!(refused(&database, &insert(time)).await, "topic_has_1_to_1024_bytes", "{time}");
+    }
+}
+
+/// An index is also made anew over events that a larger limit allowed, also over those whose time lies ahead.
+#[tokio::test]
+async fn what_a_larger_limit_allowed_can_be_indexed_anew() {
+    let database = Database::new().await;
+    let insert = "insert into pillarbox.event (topic, type, payload, created_at)
+        values ('t', 'y', to_json(repeat('x', 5000)), clock_timestamp() + interval '1 hour')";
+    database.execute(insert).await;
+    database.execute("select pillarbox.set_payload_bytes_max(1000)").await;
+    database.execute("reindex table pillarbox.event").await;
+    let small = insert.replace("'1 hour'", "'2 hours'");
+    assert_eq!(refused(&database, &small).await, "payload_has_at_most_payload_bytes_max_bytes");
+}
+
 /// The check is called for each row that is analysed or indexed.
 #[tokio::test]
 async fn the_check_reads_no_payload() {

@@ -154,6 +154,37 @@ async fn grants_are_complete_where_nobody_may_call_a_function_by_default() {
     }
 }
 
+/// Operators of whoever may create some in a schema that is on everybody's search path, which fit the types better than PostgreSQL's own.
+const HOSTILE: &str = "
+    create function public.is_called() returns void language plpgsql as $$ begin raise exception 'called'; end $$;
+    create function public.bits(bigint, integer) returns bigint language sql as 'select 0::bigint from public.is_called()';
+    create function public.product(numeric, integer) returns numeric language sql as 'select 0::numeric from public.is_called()';
+    create function public.shifted(bigint, bigint) returns bigint language sql as 'select 0::bigint from public.is_called()';
+    create operator public.| (leftarg = bigint, rightarg = integer, function = public.bits);
+    create operator public.& (leftarg = bigint, rightarg = integer, function = public.bits);
+    create operator public.+ (leftarg = bigint, rightarg = integer, function = public.bits);
+    create operator public.* (leftarg = numeric, rightarg = integer, function = public.product);
+    create operator public.<< (leftarg = bigint, rightarg = bigint, function = public.shifted)";
+
+#[tokio::test]
+async fn nobodys_operators_are_called_by_who_publishes_or_reads() {
+    let database = fixture::Database::new().await;
+    database.execute(HOSTILE).await;
+    for sql in ["select 28672::bigint | 1", "select 1.5::numeric * 1000"] {
+        assert!(database.client().await.batch_execute(sql).await.is_err(), "they would be called: {sql}");
+    }
+    database
+        .execute(
+            "select pillarbox.publish('t', 'y', '{}', 'k', headers => '{\"a\": 1}', dedup_key => 'd', ordered => true);
+             select pillarbox.publish('t', 'y', '{}');
+             select pillarbox.publish_bytes('t', 'y', 'abc', 'text/plain');
+             select pillarbox.append('s', 0, '[{\"type\": \"y\"}]');
+             insert into pillarbox.event (topic, type) values ('t', 'y');
+             select * from pillarbox.event_view; select * from pillarbox.delivery_state",
+        )
+        .await;
+}
+
 /// Whoever looks at a row writes down who it is and whether its statements are compiled.
 const WATCH: &str = "
     alter role relay set jit = on; alter role relay set jit_above_cost = 0;

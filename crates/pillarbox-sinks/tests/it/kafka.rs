@@ -596,12 +596,12 @@ async fn the_example_takes_each_event_once_and_goes_on_where_it_was() {
     delivered(&sink, batch_of([event(3, "a")])).await;
     // A second delivery, as after a crash of the relay.
     delivered(&sink, batch_of([event(2, "b")])).await;
-    assert_eq!(consume(&cluster, &topic, &database), "took 3 events, and 1 that were there already\n");
+    assert_eq!(consume(&cluster, &topic, &database), "new events: 3, events that were there already: 1\n");
     assert_eq!(orders(&database), "('a', b'{\"n\":3}') ('b', b'{\"n\":2}')");
     delivered(&sink, batch_of([sink_event(4, Some("a"), Payload::None), event(1, "c")])).await;
     let said = consume(&cluster, &topic, &database);
     assert_eq!(
-        said, "took 1 events, and 1 that were there already\n",
+        said, "new events: 1, events that were there already: 1\n",
         "it goes on at its offsets, and knows the first event"
     );
     assert_eq!(orders(&database), "('b', b'{\"n\":2}')", "the tombstone has deleted a key");

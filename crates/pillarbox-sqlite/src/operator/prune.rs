@@ -11,7 +11,7 @@ use super::risen::deliver_risen;
 use super::status::Line;
 use crate::connection::{meta_number, raise_queue_revision, raise_revision, set_meta};
 use crate::error::Db;
-use crate::ownership::record_progress;
+use crate::ownership::{former_filters, record_progress};
 use crate::publish::FOREVER_MS;
 use crate::queue::arrange;
 use crate::store::Desk;
@@ -183,7 +183,10 @@ fn expire_holds(tx: &Transaction<'_>, world: &World, candidates: &[(Position, i6
         let dropped = awaited(tx, subscription, end)?;
         dropped.iter().try_for_each(|range| give_up(tx, subscription.id, range.into_inner(), REASON_HOLD))?;
         let lanes = subscription.lanes.iter().filter(|lane| lane.cursor.floor < end);
-        lanes.into_iter().try_for_each(|lane| jump(tx, subscription.id, lane, end))?;
+        let formers = former_filters(tx, subscription.id)?;
+        for lane in lanes {
+            jump(tx, subscription.id, lane, formers.passed_by(lane.lane, subscription.lanes.len()), end)?;
+        }
         raise_revision(tx)?;
         undelivered += dropped.count();
         if !dropped.is_empty() {
@@ -202,27 +205,30 @@ fn expire_holds(tx: &Transaction<'_>, world: &World, candidates: &[(Position, i6
 fn awaited(tx: &Transaction<'_>, subscription: &SubscriptionRow, end: Position) -> Db<RangeSet> {
     let mut statement = tx.prepare_cached(include_str!("../sql/backlog.sql"))?;
     let mut rows = statement.query(params![subscription.floor(), i64::MAX])?;
+    let formers = former_filters(tx, subscription.id)?;
     let mut awaited = RangeSet::new();
     while let Some(row) = rows.next()? {
         let line = Line::of(row)?;
         if line.position > end {
             break;
         }
-        if line.awaits(subscription) {
+        if line.is_lost_to(subscription, &formers) {
             awaited.insert(line.position);
         }
     }
     Ok(awaited)
 }
 
-/// Moves a lane's floor to `end`. The books say what it has settled and what it left out; its owner loads it again.
-fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, end: Position) -> Db<()> {
+/// Moves a lane's floor to `end`. The books say what it has settled, now or when a filter ended (`passed`), and what it left out; its
+/// owner loads it again.
+fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, passed: RangeSet, end: Position) -> Db<()> {
     let Cursor { floor, settled, .. } = &lane.cursor;
     // A cursor that was cut at its limit does not count all that have a delivery.
     let sql = "select position, position from pillarbox_delivery \
                where subscription = ?1 and lane = ?2 and position > ?3 and position <= ?4";
     let mut covered = super::books::ranges(tx, sql, params![id.0, lane.lane, floor, end])?;
     covered.union(&settled.within(floor + 1, end));
+    covered.union(&passed.within(floor + 1, end));
     let left_out = covered.missing(floor + 1, end);
     let books = [(lane.epoch, covered), (0, left_out)];
     for (epoch, ranges) in &books {

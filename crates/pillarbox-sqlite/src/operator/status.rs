@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pillarbox::world::{Figures, LOST_LOOKED_AT_MAX, LOST_SPOKEN_OF, Lost, SubscriptionRow, World};
 use pillarbox::{
-    KeyHash, LogStatus, Position, REASON_HOLD, RecoveredCount, RecoveryCause, State, Status, SubscriptionId, Timestamp,
+    FormerFilters, KeyHash, LogStatus, Position, REASON_HOLD, RecoveredCount, RecoveryCause, State, Status,
+    SubscriptionId, Timestamp,
 };
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
@@ -185,5 +186,10 @@ impl<'a> Line<'a> {
     /// Whether the subscription wants the event and has not settled it.
     pub(super) fn awaits(&self, subscription: &SubscriptionRow) -> bool {
         subscription.awaits(self.position, self.hash, &self.topic, &self.r#type)
+    }
+
+    /// The same, and it had not settled it when a filter ended: else it was received, also where the cursor was cut since.
+    pub(super) fn is_lost_to(&self, subscription: &SubscriptionRow, formers: &FormerFilters) -> bool {
+        self.awaits(subscription) && formers.judge_of(self.hash, self.position).is_none()
     }
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 use pillarbox::{
     AttemptError, CRASH, Change, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, DeliveryRecord,
     Epoch, ErrorKind, Failed, Hello, InstanceId, KEYS_TOLD_MAX, LaneRef, LaneWrite, ListQuery, Mode, NewEvent, OnDead,
-    Operator, Position, PrunePolicy, Queued, RecoverRequest, RecoveryCause, RetryPolicy, SUSPECT_AFTER, Selection,
-    Start, State, Store, Subscription, SubscriptionStatus, TakeCause, Timestamp,
+    Operator, Position, PrunePolicy, QUEUED_KEYS_MAX, Queued, RecoverRequest, RecoveryCause, RetryPolicy,
+    SUSPECT_AFTER, Selection, Start, State, Store, Subscription, SubscriptionStatus, TakeCause, Timestamp,
 };
 
 use super::{BURY, FAIL_SETTLE, LIMIT, Member, NOTHING, hello, join_with, write};
@@ -29,6 +29,7 @@ cases! {
         an_event_that_has_a_row_gets_no_other,
         a_repeated_settlement_brings_nothing_back,
         a_load_of_a_queue_tells_its_keys,
+        a_load_of_a_queue_tells_no_more_keys_than_the_limit,
         a_claim_tells_figures,
         keys_are_told_in_slices,
         a_dead_instances_claims_are_recovered,
@@ -550,6 +551,23 @@ async fn a_load_of_a_queue_tells_its_keys<F: Fixture>(fixture: &F) -> Outcome {
     let told: Vec<&str> = state.queued_keys.iter().map(|key| &**key).collect();
     ensure!(told == ["claimed", "dead", "delayed", "pending"], "a load tells the keys {told:?}");
     ensure!(state.deliveries.is_empty(), "a load of a queue has the rows {:?}", state.deliveries);
+    Ok(())
+}
+
+async fn a_load_of_a_queue_tells_no_more_keys_than_the_limit<F: Fixture>(fixture: &F) -> Outcome {
+    let feeder = feeder(fixture, queue()).await?;
+    let names: Vec<String> = (0..QUEUED_KEYS_MAX).map(|number| format!("k{number}")).collect();
+    let keys: Vec<Option<&str>> = names.iter().map(|name| Some(name.as_str())).collect();
+    for slice in keys.chunks(KEYS_TOLD_MAX) {
+        feeder.feed(fixture, slice).await?;
+    }
+    let state = feeder.member.load(feeder.lane, feeder.epoch).await?;
+    let told = (state.queued_keys.len(), state.queued_keys_left_out);
+    ensure!(told == (QUEUED_KEYS_MAX, false), "of {QUEUED_KEYS_MAX} keys are told, and whether some are not: {told:?}");
+    feeder.feed(fixture, &[Some("one more")]).await?;
+    let state = feeder.member.load(feeder.lane, feeder.epoch).await?;
+    let told = (state.queued_keys.len(), state.queued_keys_left_out);
+    ensure!(told == (0, true), "of one more are told, and whether some are not: {told:?}");
     Ok(())
 }
 

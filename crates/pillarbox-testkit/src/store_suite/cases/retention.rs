@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use pillarbox::{
-    CONTENT_TYPE_BYTES_MAX, Cause, Change, Epoch, ErrorKind, HEADERS_BYTES_MAX, LaneRef, LaneWrite, NAME_BYTES_MAX,
-    NewEvent, Operator, PrunePolicy, Report, Store, Subscription, Take, TakeCause, why,
+    CONTENT_TYPE_BYTES_MAX, Cause, Change, Cursor, Epoch, ErrorKind, HEADERS_BYTES_MAX, LaneRef, LaneWrite,
+    NAME_BYTES_MAX, NewEvent, Operator, PrunePolicy, RangeSet, Report, Store, Subscription, Take, TakeCause, why,
 };
 
 use super::{HOLD, Member, NOTHING, delivery, events, join, join_with, owner, set, write};
@@ -15,6 +15,7 @@ cases! {
         a_dry_run_counts_and_removes_nothing,
         what_a_subscription_has_not_passed_stays,
         a_hold_that_is_over_is_a_fence_and_is_recorded,
+        a_hold_gives_up_nothing_that_was_delivered_under_a_former_filter,
         a_skip_outlives_a_settlement_that_is_repeated;
     HOLD:
         a_silent_owner_that_holds_its_lock_is_not_waited_for;
@@ -132,6 +133,35 @@ async fn a_hold_that_is_over_is_a_fence_and_is_recorded<F: Fixture>(fixture: &F)
     if let Some(record) = operator.show(ids[1]).await? {
         let cause = why(&record, &record.subscriptions[0], &operator.status().await?).cause;
         ensure!(cause == Cause::Pruned, "what was dropped is called {cause:?}");
+    }
+    Ok(())
+}
+
+/// A cursor is cut where it has more ranges than it may; the record of the former filter still says what had been settled.
+async fn a_hold_gives_up_nothing_that_was_delivered_under_a_former_filter<F: Fixture>(fixture: &F) -> Outcome {
+    let wish = Subscription { lanes: 1, hold: Some(Duration::from_millis(1)), ..Subscription::new("s") };
+    let old = join_with(fixture, wish.clone()).await?;
+    let lane = old.first_lane();
+    let epoch = old.take(lane, TakeCause::Free).await?;
+    let at = fixture.publish(events("a", 4)).await?;
+    let ids: Vec<_> = old.store.fetch(&at).await?.iter().map(|event| event.id).collect();
+    let cursor = Cursor { floor: at[0], settled: set(&at[2..3]), anchor: None };
+    ensure!(old.settle(LaneWrite { cursor: cursor.clone(), ..write(lane, epoch, 0) }).await?, "could not settle");
+    let new = join_with(fixture, wish.topics(["a", "b"])).await?;
+    let epoch = new.take(lane, TakeCause::Free).await?;
+    let cut = Cursor { settled: RangeSet::new(), ..cursor };
+    ensure!(new.settle(LaneWrite { cursor: cut, ..write(lane, epoch, 0) }).await?, "could not settle the cut cursor");
+    fixture.pass(MOMENT).await;
+    let operator = fixture.operator().await?;
+    let dropped = operator.prune(&at_once()).await?;
+    ensure!(dropped.undelivered == 2, "it dropped {dropped:?}");
+    let books = operator.books().await?.lanes.remove(0);
+    ensure!(books.skipped == [at[1], at[3]].map(|at| at..=at).into_iter().collect(), "the books say {books:?}");
+    for (id, expected) in ids.iter().zip([Cause::Delivered, Cause::Pruned, Cause::Delivered, Cause::Pruned]) {
+        // Where retention has removed the event too, there is nothing to tell.
+        let Some(record) = operator.show(*id).await? else { continue };
+        let cause = why(&record, &record.subscriptions[0], &operator.status().await?).cause;
+        ensure!(cause == expected, "an event that is {expected:?} is called {cause:?}");
     }
     Ok(())
 }
