@@ -11,8 +11,8 @@ const PEERS_VARIABLE: &str = "PILLARBOX_BENCH_PEERS";
 pub(crate) fn run_with(options: &[&str]) -> Result<()> {
     let (name, rest) = choose(options);
     let mut command = match name {
-        SINKS => example_of("pillarbox-sinks", name, &["--release", "--features", "full"], &rest),
-        _ => example(name, &["--release"], &rest),
+        SINKS => example_of("pillarbox-sinks", name, &["--profile", "dist", "--features", "full"], &rest),
+        _ => example(name, &["--profile", "dist"], &rest),
     };
     if name != SQLITE {
         tool::provide_postgres()?;
