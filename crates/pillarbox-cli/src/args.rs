@@ -3,7 +3,8 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use pillarbox::{Start, State, Timestamp};
+use pillarbox::admin::State;
+use pillarbox::{Start, Timestamp};
 use uuid::Uuid;
 
 use crate::config::{parse_duration, parse_listen, parse_start};

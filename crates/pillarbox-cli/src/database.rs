@@ -6,7 +6,8 @@ mod schema;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use pillarbox::{Advice, Error};
+use pillarbox::Error;
+use pillarbox::store::Advice;
 use pillarbox_sqlite::SqliteStore;
 
 use crate::exit::{Exit, Stop};

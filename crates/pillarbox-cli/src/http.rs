@@ -13,7 +13,8 @@ use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use pillarbox::{HealthLimits, Level, problems, visible_json};
+use pillarbox::admin::{HealthLimits, Level, problems};
+use pillarbox::visible_json;
 use serde_json::json;
 use tokio::net::TcpListener;
 

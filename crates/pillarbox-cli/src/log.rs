@@ -1,11 +1,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::{
-    Books, Change, Changed, Check, ClaimEnd, ClaimRequest, Claims, Epoch, Event, EventRecord, Fleet, Hello, Joined,
-    LaneRef, LaneState, ListQuery, ListRow, NewEvent, Operator, Page, PollRequest, Position, PrunePolicy, Pruned,
-    RecoverRequest, Recovered, Report, Result, Settlement, Status, Store, StoreFeatures, Take, Wake,
+use pillarbox::admin::{
+    Books, Change, Changed, Check, EventRecord, ListQuery, ListRow, Operator, PrunePolicy, Pruned, Status,
 };
+use pillarbox::store::{
+    ClaimEnd, ClaimRequest, Claims, Epoch, Fleet, Hello, Joined, LaneRef, LaneState, Page, PollRequest, RecoverRequest,
+    Recovered, Report, Settlement, Store, StoreFeatures, Take, Wake,
+};
+use pillarbox::{Event, NewEvent, Position, Result};
 #[cfg(feature = "postgres")]
 use pillarbox_postgres::PostgresStore;
 use pillarbox_sqlite::SqliteStore;

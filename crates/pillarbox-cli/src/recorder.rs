@@ -3,7 +3,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use metrics_util::MetricKindMask;
-use pillarbox::{Mode, PausedBy, RecoveryCause, State, Status, SubscriptionStatus, metric};
+use pillarbox::admin::{PausedBy, State, Status, SubscriptionStatus};
+use pillarbox::store::RecoveryCause;
+use pillarbox::{Mode, metric};
 
 /// A gauge that was not set for so long is of a subscription that is gone, and goes too. All others are set whenever they are asked for.
 const GAUGE_IDLE_MAX: Duration = Duration::from_secs(60);

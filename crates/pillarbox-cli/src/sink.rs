@@ -14,7 +14,8 @@ mod stdout;
 use std::fmt;
 use std::sync::Arc;
 
-use pillarbox::{Error, Failure, Sink};
+use pillarbox::sink::Sink;
+use pillarbox::{Error, Failure};
 use pillarbox_sinks::{Chain, FileSink};
 use tokio::sync::Notify;
 

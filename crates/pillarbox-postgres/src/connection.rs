@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use pillarbox::{Error, ErrorKind, InstanceId, Result};
+use pillarbox::store::InstanceId;
+use pillarbox::{Error, ErrorKind, Result};
 use tokio::sync::{MutexGuard, mpsc, watch};
 use tokio_postgres::config::Host;
 use tokio_postgres::error::SqlState;

@@ -6,7 +6,8 @@ mod waiter;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pillarbox::{InstanceId, Position, Wake, Writer};
+use pillarbox::Position;
+use pillarbox::store::{InstanceId, Wake, Writer};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_postgres::{GenericClient, Notification};
@@ -65,7 +66,7 @@ impl Doorbell {
         Doorbell { shared, tasks: Mutex::new(tasks) }
     }
 
-    /// See [`pillarbox::Store::wait`].
+    /// See [`pillarbox::store::Store::wait`].
     pub(crate) async fn wait(&self, timeout: Duration) -> Wake {
         let deadline = Instant::now() + timeout;
         loop {
@@ -370,7 +371,7 @@ impl Listener {
         Ok(Listener { session, notifications })
     }
 
-    /// See [`pillarbox::Store::wait`].
+    /// See [`pillarbox::store::Store::wait`].
     pub(crate) async fn wait(&mut self, timeout: Duration) -> Db<Wake> {
         match tokio::time::timeout(timeout.min(FOLLOW_INTERVAL), self.notifications.recv()).await {
             Ok(None) => Err(lost(&self.session)),

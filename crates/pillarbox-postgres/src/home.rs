@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
-use pillarbox::{ErrorKind, FormerFilters, Position, RangeSet, Result, SubscriptionId};
+use pillarbox::store::{FormerFilters, RangeSet, SubscriptionId};
+use pillarbox::{ErrorKind, Position, Result};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{GenericClient, Transaction};
 use uuid::Uuid;

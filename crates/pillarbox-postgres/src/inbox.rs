@@ -1,7 +1,8 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use pillarbox::{PrunePolicy, Pruned, Result};
+use pillarbox::Result;
+use pillarbox::admin::{PrunePolicy, Pruned};
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::Type;
 use uuid::Uuid;

@@ -31,7 +31,7 @@ pub use migrate::{Migrated, SCHEMA_VERSION, check, dump_schema, migrate, print_r
 #[cfg(feature = "mutants")]
 pub use mutant::{BEFORE_TAKE, BETWEEN_STATEMENTS, HORIZON_GATE, Hook, Mutant, SETTLE_STEPS};
 pub use operator::PENDING_COUNT_MAX;
-pub use pillarbox::SchemaState;
+pub use pillarbox::store::SchemaState;
 #[cfg(feature = "sqlx")]
 pub use publish::sqlx;
 pub use publish::{

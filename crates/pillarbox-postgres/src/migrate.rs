@@ -1,7 +1,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::{ErrorKind, Result, SchemaState, Timestamp};
+use pillarbox::store::SchemaState;
+use pillarbox::{ErrorKind, Result, Timestamp};
 use tokio_postgres::GenericClient;
 
 use crate::connection::{PgConfig, Session, lock_class};

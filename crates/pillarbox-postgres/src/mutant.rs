@@ -1,7 +1,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
-use pillarbox::{Epoch, LaneRef, LaneState, PollRequest, Result, Settlement, Store, Take};
+use pillarbox::Result;
+use pillarbox::store::{Epoch, LaneRef, LaneState, PollRequest, Settlement, Store, Take};
 use tokio_postgres::Row;
 
 use crate::PostgresStore;

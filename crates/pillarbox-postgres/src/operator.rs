@@ -1,12 +1,13 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow};
-use pillarbox::{
-    Books, Change, Changed, Check, ClaimRecord, Cursor, ErrorKind, EventRecord, InstanceId, ListQuery, ListRow, Mode,
-    NewEvent, OnDead, Operator, Pause, Position, PrunePolicy, Pruned, Result, RetryPolicy, Status, SubscriptionId,
-    Timestamp,
+use pillarbox::admin::world::{InstanceRow, LaneRow, SubscriptionRow};
+use pillarbox::admin::{
+    Books, Change, Changed, Check, ClaimRecord, EventRecord, ListQuery, ListRow, Operator, Pause, PrunePolicy, Pruned,
+    Status,
 };
+use pillarbox::store::{Cursor, InstanceId, SubscriptionId};
+use pillarbox::{ErrorKind, Mode, NewEvent, OnDead, Position, Result, RetryPolicy, Timestamp};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
@@ -109,7 +110,7 @@ pub(crate) async fn ring(tx: &Transaction<'_>) -> Db<()> {
 
 /// What operators' commands look at: what every store has, and what only this one does.
 pub(crate) struct World {
-    shared: pillarbox::world::World,
+    shared: pillarbox::admin::world::World,
     pub(crate) fresh_floor: Position,
     pub(crate) log_id: Uuid,
     pub(crate) incarnation: i64,
@@ -121,7 +122,7 @@ pub(crate) struct World {
 }
 
 impl std::ops::Deref for World {
-    type Target = pillarbox::world::World;
+    type Target = pillarbox::admin::world::World;
 
     fn deref(&self) -> &Self::Target {
         &self.shared
@@ -147,7 +148,7 @@ impl World {
         let held = locks.iter().filter(|row| row.get::<_, i64>(0) == class);
         let held: HashSet<InstanceId> = held.map(|row| InstanceId(row.get(1))).collect();
         let instances = instances.iter().map(|row| instance_row(row, &held)).collect::<Db<Vec<_>>>()?;
-        let shared = pillarbox::world::World {
+        let shared = pillarbox::admin::world::World {
             // By the database's clock.
             now: world.try_get::<_, Time>(0)?.0,
             horizon: world.try_get(1)?,

@@ -9,10 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join3;
-use pillarbox::{
-    Epoch, ErrorKind, Fleet, Hello, InstanceId, Joined, Lock, Position, Report, Subscription, Take, TakeCause, Wake,
-    Writer,
-};
+use pillarbox::store::{Epoch, Fleet, Hello, InstanceId, Joined, Lock, Report, Take, TakeCause, Wake, Writer};
+use pillarbox::{ErrorKind, Position, Subscription};
 use tokio::sync::{mpsc, watch};
 
 use self::fleet::{Look, holders, look};
@@ -289,7 +287,7 @@ impl Membership {
         Ok(taken.epochs)
     }
 
-    /// See [`pillarbox::Store::wait`].
+    /// See [`pillarbox::store::Store::wait`].
     pub(crate) async fn wait(&self, timeout: Duration) -> Db<Wake> {
         let mut closed = self.closed.clone();
         tokio::select! {

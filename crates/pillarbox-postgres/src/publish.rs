@@ -1,6 +1,7 @@
 use std::sync::LazyLock;
 
-use pillarbox::{Error, ErrorKind, Headers, NAME_BYTES_MAX, NewEvent, Payload, Result};
+use pillarbox::limit::NAME_BYTES_MAX;
+use pillarbox::{Error, ErrorKind, Headers, NewEvent, Payload, Result};
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::{StreamExt, future};
-use pillarbox::decode::{Names, Wanted};
-use pillarbox::{Event, Filter, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Timestamp, Writer};
+use pillarbox::store::decode::{Names, Wanted};
+use pillarbox::store::{Page, PollRequest, Scan, ScanRequest, Writer};
+use pillarbox::{Event, Filter, Headers, Payload, Position, Timestamp};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
@@ -395,7 +396,7 @@ fn like(pattern: &str) -> String {
 /// What one scan has shown so far.
 #[derive(Default)]
 pub(crate) struct Gathered {
-    pub(crate) visible: pillarbox::RangeSet,
+    pub(crate) visible: pillarbox::store::RangeSet,
     /// The run of neighbours that is not in `visible` yet.
     run: Option<(Position, Position)>,
     pub(crate) events: Vec<Arc<Event>>,

@@ -1,8 +1,8 @@
 use std::collections::HashMap;
 
-use pillarbox::{
-    AttemptError, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, Position, RangeSet, Settlement,
-    SubscriptionId,
+use pillarbox::Position;
+use pillarbox::store::{
+    AttemptError, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, RangeSet, Settlement, SubscriptionId,
 };
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;

@@ -2,11 +2,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use pillarbox::{
-    ClaimEnd, ClaimRequest, Claims, Epoch, ErrorKind, Event, Fleet, Hello, InstanceId, Joined, LaneRef, LaneState,
-    Page, PollRequest, Position, RecoverRequest, Recovered, Report, Result, Settlement, Store, StoreFeatures, Take,
-    Wake,
+use pillarbox::store::{
+    ClaimEnd, ClaimRequest, Claims, Epoch, Fleet, Hello, InstanceId, Joined, LaneRef, LaneState, Page, PollRequest,
+    RecoverRequest, Recovered, Report, Settlement, Store, StoreFeatures, Take, Wake,
 };
+use pillarbox::{ErrorKind, Event, Position, Result};
 
 use crate::connection::{Link, MappedSession, PgConfig, Session};
 use crate::doorbell::{Listener, announce};
@@ -80,7 +80,7 @@ impl PostgresStore {
         Ok(store)
     }
 
-    /// A log that nobody has looked at, not even whether it is there. For [`doctor`](pillarbox::Operator::doctor) alone, which
+    /// A log that nobody has looked at, not even whether it is there. For [`doctor`](pillarbox::admin::Operator::doctor) alone, which
     /// shows all that [`open`](PostgresStore::open) would refuse.
     pub fn unexamined(config: PgConfig) -> Self {
         let config = Arc::new(config);

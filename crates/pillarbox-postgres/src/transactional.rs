@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::{FutureExt, future};
-use pillarbox::{Abort, Attempt, BoxFuture, ClaimPlace, Event, Failure, Outcome, Position, Result, Transact};
+use pillarbox::sink::{Attempt, BoxFuture, Outcome};
+use pillarbox::store::{Abort, ClaimPlace, Transact};
+use pillarbox::{Event, Failure, Position, Result};
 use tokio_postgres::error::Severity;
 use tokio_postgres::{Client, IsolationLevel, Row, Statement, Transaction};
 
@@ -39,7 +41,9 @@ type Function =
 /// settings but `jit = off`: the URL's role needs its grants on the application's tables and those of a relay.
 ///
 /// ```
-/// use pillarbox::{Event, Failure, Mode, NewEvent, Operator, Relay, Store, Subscription};
+/// use pillarbox::{Event, Failure, Mode, NewEvent, Relay, Subscription};
+/// use pillarbox::admin::Operator;
+/// use pillarbox::store::Store;
 /// use pillarbox_postgres::{Transactional, publish};
 /// use tokio_postgres::Transaction;
 ///

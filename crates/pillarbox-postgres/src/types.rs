@@ -1,7 +1,8 @@
 use std::borrow::Cow;
 use std::error::Error;
 
-use pillarbox::{Position, RangeSet, Timestamp};
+use pillarbox::store::RangeSet;
+use pillarbox::{Position, Timestamp};
 use tokio_postgres::types::private::BytesMut;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 

@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use pillarbox::{Attempt, Batch, Event, Headers, Origin, Outcome, Payload, Sink, SubscriptionId, Timestamp};
+use pillarbox::sink::{Attempt, Batch, Origin, Outcome, Sink};
+use pillarbox::store::SubscriptionId;
+use pillarbox::{Event, Headers, Payload, Timestamp};
 use pillarbox_sinks::{FileSink, Stdout};
 use uuid::Uuid;
 

@@ -1,7 +1,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use pillarbox::{Batch, BoxFuture, Error, ErrorKind, Failure, Outcome, Result, Sink, SinkFeatures};
+use pillarbox::sink::{Batch, BoxFuture, Outcome, Sink, SinkFeatures};
+use pillarbox::{Error, ErrorKind, Failure, Result};
 
 /// Sinks of one chain, at most.
 pub const CHAIN_STEPS_MAX: usize = 8;

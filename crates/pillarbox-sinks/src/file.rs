@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use pillarbox::{Batch, BoxFuture, CLOUD_EVENT_START, CloudEvents, Failure, Outcome, Sink, SinkFeatures};
+use pillarbox::Failure;
+use pillarbox::sink::{Batch, BoxFuture, CLOUD_EVENT_START, CloudEvents, Outcome, Sink, SinkFeatures};
 
 use serde::de::IgnoredAny;
 

@@ -12,9 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{self, StreamExt};
-use pillarbox::{
-    Attempt, Batch, BoxFuture, CloudEvents, Error, ErrorKind, Failure, Fault, Outcome, Result, Sink, SinkFeatures,
-};
+use pillarbox::sink::{Attempt, Batch, BoxFuture, CloudEvents, Fault, Outcome, Sink, SinkFeatures};
+use pillarbox::{Error, ErrorKind, Failure, Result};
 use reqwest::{Certificate, Client, Method, Response, StatusCode, Url, redirect, retry};
 
 use crate::{Secret, Template};

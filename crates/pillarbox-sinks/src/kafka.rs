@@ -3,7 +3,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use pillarbox::{Batch, BoxFuture, CloudEvents, Error, ErrorKind, Failure, Outcome, Result, Sink, SinkFeatures};
+use pillarbox::sink::{Batch, BoxFuture, CloudEvents, Outcome, Sink, SinkFeatures};
+use pillarbox::{Error, ErrorKind, Failure, Result};
 use tokio::time::Instant;
 
 use crate::{Secret, Template};

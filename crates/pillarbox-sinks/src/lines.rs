@@ -2,7 +2,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pillarbox::{Batch, CloudEvents, Failure, Outcome};
+use pillarbox::Failure;
+use pillarbox::sink::{Batch, CloudEvents, Outcome};
 
 /// What a line takes beside its payload, roughly; only to reserve room.
 const LINE_BYTES: usize = 400;
@@ -34,7 +35,7 @@ pub(crate) async fn deliver_whole(
 /// The first event of each key failed; those behind it were not tried.
 fn failed(batch: &Batch, failure: &Failure) -> Vec<Outcome> {
     let mut keys = HashSet::new();
-    let outcome = |attempt: &pillarbox::Attempt| match attempt.event.key.as_deref() {
+    let outcome = |attempt: &pillarbox::sink::Attempt| match attempt.event.key.as_deref() {
         Some(key) if !keys.insert(key.to_owned()) => Outcome::NotTried,
         _ => Outcome::Failed(failure.clone()),
     };

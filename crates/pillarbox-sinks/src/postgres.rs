@@ -1,7 +1,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use pillarbox::{Attempt, Batch, BoxFuture, Epoch, Error, ErrorKind, Failure, Outcome, Result, Sink, SinkFeatures};
+use pillarbox::sink::{Attempt, Batch, BoxFuture, Outcome, Sink, SinkFeatures};
+use pillarbox::store::Epoch;
+use pillarbox::{Error, ErrorKind, Failure, Result};
 use pillarbox_postgres::PgConfig;
 use tokio::time::{Instant, timeout_at};
 

@@ -1,7 +1,8 @@
 use std::io::{self, ErrorKind, Write};
 use std::time::Duration;
 
-use pillarbox::{Batch, BoxFuture, CloudEvents, Failure, Outcome, Sink, SinkFeatures, visible_json};
+use pillarbox::sink::{Batch, BoxFuture, CloudEvents, Outcome, Sink, SinkFeatures};
+use pillarbox::{Failure, visible_json};
 
 use crate::lines::{Cancelled, deliver_whole, lines_of};
 

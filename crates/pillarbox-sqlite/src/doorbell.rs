@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use pillarbox::{ClaimRequest, InstanceId, Position, SubscriptionId, Wake};
+use pillarbox::Position;
+use pillarbox::store::{ClaimRequest, InstanceId, SubscriptionId, Wake};
 use rusqlite::Connection;
 use tokio::sync::Notify;
 use uuid::Uuid;
@@ -208,7 +209,7 @@ impl Bell {
         self.state().queue_revision_claimed.clear();
     }
 
-    /// See [`pillarbox::Store::wait`].
+    /// See [`pillarbox::store::Store::wait`].
     pub(crate) async fn wait(self: &Arc<Self>, timeout: Duration) -> Wake {
         let _waiting = Waiting::begin(self);
         let look = self.asked.fetch_add(1, Ordering::SeqCst) + 1;

@@ -1,7 +1,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use pillarbox::{ErrorKind, Position, RangeSet, Result};
+use pillarbox::store::RangeSet;
+use pillarbox::{ErrorKind, Position, Result};
 use rusqlite::{Connection, OptionalExtension};
 use uuid::Uuid;
 
@@ -192,7 +193,7 @@ fn cut_back(tx: &rusqlite::Transaction<'_>) -> Db<()> {
         tx.execute(sql, [horizon])?;
     }
     let mut statement = tx.prepare("select id from pillarbox_subscription")?;
-    let ids = statement.query_map([], |row| row.get(0).map(pillarbox::SubscriptionId))?;
+    let ids = statement.query_map([], |row| row.get(0).map(pillarbox::store::SubscriptionId))?;
     for id in ids.collect::<std::result::Result<Vec<_>, _>>()? {
         let (mut formers, mut known) = (former_filters(tx, id)?, RangeSet::new());
         known.insert_range(1, horizon);
@@ -200,7 +201,7 @@ fn cut_back(tx: &rusqlite::Transaction<'_>) -> Db<()> {
         put_former_filters(tx, id, &formers)?;
     }
     let mut statement = tx.prepare("select id from pillarbox_subscription where mode = 'queue'")?;
-    let queues = statement.query_map([], |row| row.get(0).map(pillarbox::SubscriptionId))?;
+    let queues = statement.query_map([], |row| row.get(0).map(pillarbox::store::SubscriptionId))?;
     queues.collect::<std::result::Result<Vec<_>, _>>()?.into_iter().try_for_each(|id| arrange_all(tx, id))
 }
 
@@ -212,7 +213,7 @@ pub(crate) fn start_over(tx: &rusqlite::Transaction<'_>) -> Db<()> {
     let mut statement = tx.prepare("select subscription, lane from pillarbox_cursor")?;
     let lanes = statement.query_map([], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, u32>(1)?)))?;
     for lane in lanes.collect::<std::result::Result<Vec<_>, _>>()? {
-        record_progress(tx, pillarbox::SubscriptionId(lane.0), lane.1, 0, (0, horizon))?;
+        record_progress(tx, pillarbox::store::SubscriptionId(lane.0), lane.1, 0, (0, horizon))?;
     }
     Ok(())
 }
@@ -222,8 +223,10 @@ fn forget_instances(tx: &rusqlite::Transaction<'_>, path: &Path) -> Db<()> {
     let folder = LockFolder::beside(&path.canonicalize().unwrap_or_else(|_| path.to_owned()));
     let mut statement = tx.prepare("select id from pillarbox_instance")?;
     let ids = statement.query_map([], |row| row.get::<_, i64>(0))?.collect::<std::result::Result<Vec<_>, _>>()?;
-    for id in ids.into_iter().filter(|id| folder.probe(pillarbox::InstanceId(*id)) != pillarbox::Lock::Held) {
-        give_back(tx, pillarbox::InstanceId(id))?;
+    for id in
+        ids.into_iter().filter(|id| folder.probe(pillarbox::store::InstanceId(*id)) != pillarbox::store::Lock::Held)
+    {
+        give_back(tx, pillarbox::store::InstanceId(id))?;
         tx.execute("update pillarbox_cursor set owner = null where owner = ?1", [id])?;
         tx.execute("delete from pillarbox_instance where id = ?1", [id])?;
     }

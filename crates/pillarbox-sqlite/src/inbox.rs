@@ -1,4 +1,5 @@
-use pillarbox::{PrunePolicy, Pruned, Result, Timestamp};
+use pillarbox::admin::{PrunePolicy, Pruned};
+use pillarbox::{Result, Timestamp};
 use rusqlite::{Transaction, params};
 use uuid::Uuid;
 

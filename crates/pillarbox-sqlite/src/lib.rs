@@ -46,7 +46,7 @@ pub use home::{adopt, fresh};
 pub use inbox::accept;
 pub use migrate::{Migrated, SCHEMA_VERSION, check, dump_schema, migrate, migrate_connection, print_sql};
 pub use operator::{Maintained, PENDING_COUNT_MAX, WAL_BYTES_MAX};
-pub use pillarbox::SchemaState;
+pub use pillarbox::store::SchemaState;
 pub use publish::{Limits, PAYLOAD_BYTES_MAX_HIGHEST, commit, publish, publish_all};
 pub use reader::PAGE_BYTES_MAX;
 pub use store::SqliteStore;

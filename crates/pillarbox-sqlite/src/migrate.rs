@@ -1,6 +1,7 @@
 use std::path::Path;
 
-use pillarbox::{ErrorKind, Result, SchemaState, Timestamp};
+use pillarbox::store::SchemaState;
+use pillarbox::{ErrorKind, Result, Timestamp};
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use crate::connection::{begin, meta_number};

@@ -1,12 +1,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, World};
-use pillarbox::{
-    Books, Change, Changed, Check, ClaimRecord, Error, ErrorKind, EventRecord, InstanceId, ListQuery, ListRow, Mode,
-    NewEvent, OnDead, Operator, Pause, Position, PrunePolicy, Pruned, Result, RetryPolicy, Status, SubscriptionId,
-    Timestamp,
+use pillarbox::admin::world::{InstanceRow, LaneRow, SubscriptionRow, World};
+use pillarbox::admin::{
+    Books, Change, Changed, Check, ClaimRecord, EventRecord, ListQuery, ListRow, Operator, Pause, PrunePolicy, Pruned,
+    Status,
 };
+use pillarbox::store::{InstanceId, SubscriptionId};
+use pillarbox::{Error, ErrorKind, Mode, NewEvent, OnDead, Position, Result, RetryPolicy, Timestamp};
 use rusqlite::{Connection, Row};
 use uuid::Uuid;
 

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pillarbox::{
-    Cursor, DEAD_HEADS_MAX, Definition, Delivery, Epoch, ErrorKind, Filter, Fleet, FormerFilters, Hello, InstanceId,
-    InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Mode, OnDead, Position, QUEUED_KEYS_MAX, Report,
-    RetryPolicy, Start, State, Subscription, SubscriptionId, SubscriptionView, Take, Timestamp, tell_keys,
+use pillarbox::admin::State;
+use pillarbox::store::{
+    Cursor, DEAD_HEADS_MAX, Definition, Delivery, Epoch, Fleet, FormerFilters, Hello, InstanceId, InstanceView, Joined,
+    LaneRef, LaneState, LaneView, Lock, QUEUED_KEYS_MAX, Report, SubscriptionId, SubscriptionView, Take, tell_keys,
 };
+use pillarbox::{ErrorKind, Filter, Mode, OnDead, Position, RetryPolicy, Start, Subscription, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
 

@@ -1,7 +1,8 @@
 use std::cell::Cell;
 use std::time::{Duration, SystemTime};
 
-use pillarbox::{Error, ErrorKind, Headers, NAME_BYTES_MAX, NewEvent, Payload, Position, Result, Timestamp};
+use pillarbox::limit::NAME_BYTES_MAX;
+use pillarbox::{Error, ErrorKind, Headers, NewEvent, Payload, Position, Result, Timestamp};
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use uuid::Uuid;
@@ -164,7 +165,7 @@ pub struct Limits {
     pub payload_bytes_max: Option<usize>,
     /// How long a `dedup_key` is remembered. None: as it is.
     pub dedup_window: Option<Duration>,
-    /// Events are kept at least this long, whatever a call of [`prune`](pillarbox::Operator::prune) asks for; `Some(None)`:
+    /// Events are kept at least this long, whatever a call of [`prune`](pillarbox::admin::Operator::prune) asks for; `Some(None)`:
     /// for ever. None: as it is, at first no minimum.
     pub retention_keep: Option<Option<Duration>>,
     /// The same for dead deliveries, from their death.

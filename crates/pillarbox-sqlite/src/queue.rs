@@ -2,10 +2,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pillarbox::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Event, Failed, InstanceId, KEYS_TOLD_MAX,
-    LaneRef, Position, Queued, SUSPECT_AFTER, State, SubscriptionId, Timestamp, WAITING_COUNTED, recount_after,
+use pillarbox::admin::State;
+use pillarbox::store::{
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Failed, InstanceId, KEYS_TOLD_MAX, LaneRef,
+    Queued, SUSPECT_AFTER, SubscriptionId, WAITING_COUNTED, recount_after,
 };
+use pillarbox::{Event, Position, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
 use crate::connection::{meta_number, raise_queue_revision, read, write};

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use pillarbox::decode::{Names, Wanted};
-use pillarbox::{Event, Headers, Page, Payload, PollRequest, Position, Scan, ScanRequest, Timestamp};
+use pillarbox::store::decode::{Names, Wanted};
+use pillarbox::store::{Page, PollRequest, Scan, ScanRequest};
+use pillarbox::{Event, Headers, Payload, Position, Timestamp};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Row, Transaction, params};
 use uuid::Uuid;

@@ -1,10 +1,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pillarbox::{
-    ClaimEnd, ClaimFate, ClaimId, Delivery, InstanceId, Position, RecoverRequest, Recovered, RecoveryCause,
-    RetryPolicy, SubscriptionId, Timestamp, recovered,
+use pillarbox::store::{
+    ClaimEnd, ClaimFate, ClaimId, Delivery, InstanceId, RecoverRequest, Recovered, RecoveryCause, SubscriptionId,
+    recovered,
 };
+use pillarbox::{Position, RetryPolicy, Timestamp};
 use rusqlite::{Row, Transaction, params};
 
 use crate::connection::{raise_queue_revision, set_meta, write};

@@ -1,9 +1,10 @@
 use std::collections::HashSet;
 
-use pillarbox::{
-    AttemptError, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, Position, Queued, RangeSet,
-    Settlement, SubscriptionId, Timestamp,
+use pillarbox::store::{
+    AttemptError, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, Queued, RangeSet, Settlement,
+    SubscriptionId,
 };
+use pillarbox::{Position, Timestamp};
 use rusqlite::{OptionalExtension, Transaction, params};
 
 use crate::connection::{horizon, meta_number, raise_queue_revision, raise_revision, write};

@@ -3,10 +3,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use pillarbox::{
-    ClaimEnd, ClaimRequest, Claims, Epoch, ErrorKind, Event, Fleet, Hello, Joined, LaneRef, LaneState, Page,
-    PollRequest, Position, RecoverRequest, Recovered, Report, Result, Settlement, Store, StoreFeatures, Take, Wake,
+use pillarbox::store::{
+    ClaimEnd, ClaimRequest, Claims, Epoch, Fleet, Hello, Joined, LaneRef, LaneState, Page, PollRequest, RecoverRequest,
+    Recovered, Report, Settlement, Store, StoreFeatures, Take, Wake,
 };
+use pillarbox::{ErrorKind, Event, Position, Result};
 use rusqlite::Connection;
 
 use crate::connection::{Purpose, open};

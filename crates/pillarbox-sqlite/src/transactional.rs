@@ -3,10 +3,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pillarbox::{
-    Abort, Attempt, BoxFuture, ClaimEnd, ClaimFate, ClaimPlace, Error, ErrorKind, Event, Failure, Outcome, Result,
-    Timestamp, Transact,
-};
+use pillarbox::sink::{Attempt, BoxFuture, Outcome};
+use pillarbox::store::{Abort, ClaimEnd, ClaimFate, ClaimPlace, Transact};
+use pillarbox::{Error, ErrorKind, Event, Failure, Result, Timestamp};
 use rusqlite::{Connection, InterruptHandle, Transaction};
 use tokio::sync::oneshot;
 

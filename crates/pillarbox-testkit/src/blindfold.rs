@@ -1,13 +1,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::testing::Capture;
-use pillarbox::{
-    Audit, Auditor, Books, Cause, Change, Changed, Check, ClaimEnd, ClaimRequest, Claims, Epoch, Event, EventRecord,
-    Fleet, Hello, Joined, LaneRef, LaneState, ListQuery, ListRow, NewEvent, Operator, Page, PollRequest, Position,
-    PrunePolicy, Pruned, RecoverRequest, Recovered, Relay, Report, Result, Settlement, Status, Store, StoreFeatures,
-    Subscription, Take, Wake, Why, why,
+use pillarbox::admin::{
+    Audit, Auditor, Books, Cause, Change, Changed, Check, EventRecord, ListQuery, ListRow, Operator, PrunePolicy,
+    Pruned, Status, Why, why,
 };
+use pillarbox::store::{
+    ClaimEnd, ClaimRequest, Claims, Epoch, Fleet, Hello, Joined, LaneRef, LaneState, Page, PollRequest, RecoverRequest,
+    Recovered, Report, Settlement, Store, StoreFeatures, Take, Wake,
+};
+use pillarbox::testing::Capture;
+use pillarbox::{Event, NewEvent, Position, Relay, Result, Subscription};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -191,7 +194,7 @@ pub async fn check_widened_filter<S: Store + Operator>(stores: [S; 3]) {
     let instances = [(narrow.instance(), true), (wide.instance(), false)];
     eventually("both relays tell which definition they run", async || {
         let status = operator.status().await.expect("the status is read");
-        let told = |(id, differs): &(pillarbox::InstanceId, bool)| {
+        let told = |(id, differs): &(pillarbox::store::InstanceId, bool)| {
             let instance = status.instances.iter().find(|instance| instance.id == *id);
             let report = instance.and_then(|instance| instance.report.subscriptions.get("s"));
             report.is_some_and(|report| report.definition == 2 && report.differs == *differs)

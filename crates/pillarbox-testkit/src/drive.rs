@@ -2,10 +2,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use pillarbox::engine::{Action, Engine, EngineConfig, Input, work};
-use pillarbox::{
-    Attempt, BatchId, Failure, Fleet, Hello, Outcome, Position, Report, Result, Settlement, SinkFeatures, Store,
-    Subscription, Timestamp,
-};
+use pillarbox::sink::{Attempt, BatchId, Outcome, SinkFeatures};
+use pillarbox::store::{Fleet, Hello, Report, Settlement, Store};
+use pillarbox::{Failure, Position, Result, Subscription, Timestamp};
 
 /// An engine over a store, stepped by hand: calls to the store are carried out at once, what is sent to sinks waits for the test to
 /// answer it, and time passes only when the test says so.

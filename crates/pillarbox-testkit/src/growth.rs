@@ -5,7 +5,9 @@
 
 mod walk;
 
-use pillarbox::{Hello, Mode, OnDead, Operator, RetryPolicy, Store, Subscription, Transact, WAITING_COUNTED};
+use pillarbox::admin::Operator;
+use pillarbox::store::{Hello, Store, Transact, WAITING_COUNTED};
+use pillarbox::{Mode, OnDead, RetryPolicy, Subscription};
 
 pub use self::walk::OTHER_INSTANCE;
 use self::walk::Walk;

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use pillarbox::BoxFuture;
+use pillarbox::sink::BoxFuture;
 use tokio::sync::{oneshot, watch};
 
 use crate::loopback::on_free_port;

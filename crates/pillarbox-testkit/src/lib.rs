@@ -26,9 +26,9 @@ pub mod proxy;
 pub mod redis;
 mod simulation;
 pub mod sink_chaos;
-/// The conformance suite of the [`Sink`](pillarbox::Sink) seam.
+/// The conformance suite of the [`Sink`](pillarbox::sink::Sink) seam.
 pub mod sink_suite;
-/// The conformance suite of the [`Store`](pillarbox::Store) seam.
+/// The conformance suite of the [`Store`](pillarbox::store::Store) seam.
 pub mod store_suite;
 
 pub use auditor::{Committed, UnreadableLine, Verdict};

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
-use pillarbox::{InstanceId, NewEvent, Position, Result};
+use pillarbox::store::InstanceId;
+use pillarbox::{NewEvent, Position, Result};
 
 use crate::store_suite::{DuringPoll, Fixture, FixtureFeatures};
 use crate::{Broken, MemoryLog, MemoryOptions, MemoryStore, Tx};

@@ -1,10 +1,11 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use pillarbox::{
-    AttemptError, Cursor, DEAD_HEADS_MAX, Delivery, ERRORS_KEPT_MAX, Epoch, InstanceId, LaneState, LaneWrite, Mode,
-    OnDead, Position, REASON_HOLD, RangeSet, State, Timestamp,
+use pillarbox::admin::{REASON_HOLD, State};
+use pillarbox::store::{
+    AttemptError, Cursor, DEAD_HEADS_MAX, Delivery, ERRORS_KEPT_MAX, Epoch, InstanceId, LaneState, LaneWrite, RangeSet,
 };
+use pillarbox::{Mode, OnDead, Position, Timestamp};
 
 use crate::Broken;
 use crate::memory_queue::{Held, Turn};

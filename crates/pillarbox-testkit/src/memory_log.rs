@@ -3,12 +3,14 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use pillarbox::{
-    Cursor, Definition, Epoch, Error, ErrorKind, Event, Fleet, FormerFilters, Headers, Hello, InstanceId, InstanceView,
-    Joined, LaneRef, LaneState, LaneView, Lock, Mode, NewEvent, PAYLOAD_BYTES_MAX, Pause, Position, RangeSet,
-    RecoveryCause, Report, Result, Settlement, Start, Subscription, SubscriptionId, SubscriptionView, Take, TakeCause,
-    Timestamp, Writer,
+use pillarbox::admin::Pause;
+use pillarbox::limit::PAYLOAD_BYTES_MAX;
+use pillarbox::store::{
+    Cursor, Definition, Epoch, Fleet, FormerFilters, Hello, InstanceId, InstanceView, Joined, LaneRef, LaneState,
+    LaneView, Lock, RangeSet, RecoveryCause, Report, Settlement, SubscriptionId, SubscriptionView, Take, TakeCause,
+    Writer,
 };
+use pillarbox::{Error, ErrorKind, Event, Headers, Mode, NewEvent, Position, Result, Start, Subscription, Timestamp};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -20,7 +22,7 @@ use crate::memory_lane::Lane;
 /// or freeze.
 ///
 /// All functions are synchronous and deterministic: no clock (see [`MemoryLog::set_time`]), no randomness. Those
-/// named like a function of [`Store`](pillarbox::Store) keep its contract. A clone is the same log.
+/// named like a function of [`Store`](pillarbox::store::Store) keep its contract. A clone is the same log.
 #[derive(Clone)]
 pub struct MemoryLog {
     shared: Arc<Shared>,
@@ -46,15 +48,15 @@ pub(crate) struct Bell {
 pub struct MemoryOptions {
     /// The identity of the log.
     pub log_id: Uuid,
-    /// See [`StoreFeatures`](pillarbox::StoreFeatures). Default: true.
+    /// See [`StoreFeatures`](pillarbox::store::StoreFeatures). Default: true.
     pub lock_proves_life: bool,
-    /// See [`StoreFeatures`](pillarbox::StoreFeatures). Default: zero.
+    /// See [`StoreFeatures`](pillarbox::store::StoreFeatures). Default: zero.
     pub settle_interval: Duration,
     /// Whether instances can see each other's locks; if not, all are shown as unknown. Default: true.
     pub lock_visible: bool,
     /// The database's clock is that of the machine, and [`MemoryLog::set_time`] does nothing: for real relays. Default: false.
     pub real_time: bool,
-    /// See [`QUEUED_KEYS_MAX`](pillarbox::QUEUED_KEYS_MAX), which is the default; of each lane.
+    /// See [`QUEUED_KEYS_MAX`](pillarbox::store::QUEUED_KEYS_MAX), which is the default; of each lane.
     pub queued_keys_max: usize,
     /// What is deliberately wrong. Default: nothing.
     pub broken: Option<Broken>,
@@ -68,7 +70,7 @@ impl Default for MemoryOptions {
             settle_interval: Duration::ZERO,
             lock_visible: true,
             real_time: false,
-            queued_keys_max: pillarbox::QUEUED_KEYS_MAX,
+            queued_keys_max: pillarbox::store::QUEUED_KEYS_MAX,
             broken: None,
         }
     }
@@ -361,30 +363,30 @@ impl MemoryLog {
     }
 }
 
-/// Instances. What is named like a function of [`Store`](pillarbox::Store) keeps its contract.
+/// Instances. What is named like a function of [`Store`](pillarbox::store::Store) keeps its contract.
 impl MemoryLog {
-    /// See [`Store::join`](pillarbox::Store::join).
+    /// See [`Store::join`](pillarbox::store::Store::join).
     pub fn join(&self, hello: Hello) -> Result<Joined> {
         self.inner().join(hello)
     }
 
-    /// See [`Store::observe`](pillarbox::Store::observe).
+    /// See [`Store::observe`](pillarbox::store::Store::observe).
     pub fn observe(&self, instance: InstanceId, report: &Report) -> Result<Fleet> {
         self.inner().observe(instance, report)
     }
 
-    /// See [`Store::take`](pillarbox::Store::take).
+    /// See [`Store::take`](pillarbox::store::Store::take).
     pub fn take(&self, instance: InstanceId, lanes: &[Take]) -> Result<Vec<Option<Epoch>>> {
         self.inner().take(instance, lanes)
     }
 
-    /// See [`Store::load`](pillarbox::Store::load).
+    /// See [`Store::load`](pillarbox::store::Store::load).
     pub fn load(&self, instance: InstanceId, lanes: &[(LaneRef, Epoch)]) -> Result<Vec<Option<LaneState>>> {
         let inner = self.inner();
         lanes.iter().map(|(lane, epoch)| inner.load(instance, *lane, *epoch)).collect()
     }
 
-    /// See [`Store::fetch`](pillarbox::Store::fetch).
+    /// See [`Store::fetch`](pillarbox::store::Store::fetch).
     pub fn fetch(&self, positions: &[Position]) -> Result<Vec<Arc<Event>>> {
         let inner = self.inner();
         let positions: BTreeSet<Position> = positions.iter().copied().collect();
@@ -392,7 +394,7 @@ impl MemoryLog {
         Ok(positions.iter().filter_map(find).collect())
     }
 
-    /// See [`Store::settle`](pillarbox::Store::settle).
+    /// See [`Store::settle`](pillarbox::store::Store::settle).
     pub fn settle(&self, instance: InstanceId, settlement: &Settlement) -> Result<Vec<bool>> {
         let settled = self.inner().settle(instance, settlement)?;
         if settlement.lanes.iter().any(|write| !write.queue.is_empty()) {
@@ -416,7 +418,7 @@ impl MemoryLog {
         self.inner().joins
     }
 
-    /// See [`Store::leave`](pillarbox::Store::leave).
+    /// See [`Store::leave`](pillarbox::store::Store::leave).
     pub fn leave(&self, instance: InstanceId) -> Result<()> {
         self.inner().leave(instance);
         self.ring_end();

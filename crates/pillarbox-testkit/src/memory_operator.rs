@@ -2,14 +2,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::world::Lost;
-use pillarbox::{
-    Books, Change, Changed, Check, ClaimRecord, Cursor, Delivery, DeliveryRecord, Epoch, Error, ErrorKind, Event,
-    EventRecord, Fate, Filter, InstanceId, InstanceStatus, KeyHash, LANES_MAX, LaneBook, Level, ListQuery, ListRow,
-    LogStatus, NewEvent, OnDead, Operator, Pause, Position, PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD, RangeSet,
-    RecoveredCount, RecoveryCause, Result, Selection, SettledBy, Start, State, Status, SubscriptionReport,
-    SubscriptionStatus, Timestamp, lane_of,
+use pillarbox::admin::world::Lost;
+use pillarbox::admin::{
+    Books, Change, Changed, Check, ClaimRecord, DeliveryRecord, EventRecord, Fate, InstanceStatus, LaneBook, Level,
+    ListQuery, ListRow, LogStatus, Operator, Pause, PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD, RecoveredCount,
+    Selection, SettledBy, State, Status, SubscriptionStatus,
 };
+use pillarbox::limit::LANES_MAX;
+use pillarbox::store::{
+    Cursor, Delivery, Epoch, InstanceId, KeyHash, RangeSet, RecoveryCause, SubscriptionReport, lane_of,
+};
+use pillarbox::{Error, ErrorKind, Event, Filter, NewEvent, OnDead, Position, Result, Start, Timestamp};
 use uuid::Uuid;
 
 use crate::memory_lane::{Covered, Lane, Row};
@@ -123,7 +126,7 @@ impl Operator for MemoryStore {
     }
 
     async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Uuid>> {
-        events.iter().try_for_each(|event| event.validate(pillarbox::PAYLOAD_BYTES_MAX))?;
+        events.iter().try_for_each(|event| event.validate(pillarbox::limit::PAYLOAD_BYTES_MAX))?;
         let positions = self.log().publish(events.iter().cloned());
         Ok(self.log().fetch(&positions)?.iter().map(|event| event.id).collect())
     }
@@ -396,13 +399,13 @@ impl Inner {
         }
     }
 
-    fn anchor(&self, cursor: &pillarbox::Cursor) -> Option<(Position, Uuid)> {
+    fn anchor(&self, cursor: &pillarbox::store::Cursor) -> Option<(Position, Uuid)> {
         let settled = cursor.positions();
         let visible = self.rows.values().rev().find(|event| settled.contains(event.position))?;
         Some((visible.position, visible.id))
     }
 
-    fn lives(&self, id: pillarbox::InstanceId) -> bool {
+    fn lives(&self, id: pillarbox::store::InstanceId) -> bool {
         self.instances.get(&id).is_some_and(|instance| !instance.killed)
     }
 
@@ -560,7 +563,7 @@ impl Inner {
 
     fn instance_status(&self) -> Vec<InstanceStatus> {
         let owned = |id| self.lanes().filter(|(_, lane)| lane.owner == Some(id)).count() as u32;
-        let status = |(id, row): (&pillarbox::InstanceId, &crate::memory_log::Instance)| InstanceStatus {
+        let status = |(id, row): (&pillarbox::store::InstanceId, &crate::memory_log::Instance)| InstanceStatus {
             id: *id,
             host: row.hello.host.clone(),
             pid: row.hello.pid,

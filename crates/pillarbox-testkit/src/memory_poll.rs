@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pillarbox::{Event, Filter, Page, PollRequest, Position, Result, Scan, ScanRequest};
+use pillarbox::store::{Page, PollRequest, Scan, ScanRequest};
+use pillarbox::{Event, Filter, Position, Result};
 
 use crate::memory_log::{Inner, unavailable};
 use crate::{Broken, MemoryLog};
@@ -37,7 +38,7 @@ impl MemoryLog {
         PollSteps { request: request.clone(), steps, done: 0, generation: inner.generation, page: Page::default() }
     }
 
-    /// See [`Store::poll`](pillarbox::Store::poll). Calls what [`MemoryLog::between_poll_steps`] set after each step.
+    /// See [`Store::poll`](pillarbox::store::Store::poll). Calls what [`MemoryLog::between_poll_steps`] set after each step.
     pub fn poll(&self, request: &PollRequest) -> Result<Page> {
         let mut steps = self.poll_steps(request);
         loop {

@@ -1,11 +1,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use pillarbox::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Epoch, Event, Failed, InstanceId, KEYS_TOLD_MAX,
-    KeyHash, LaneRef, Mode, OnDead, Position, Queued, RecoverRequest, Recovered, RecoveryCause, Result, RetryPolicy,
-    SUSPECT_AFTER, State, SubscriptionId, Timestamp, WAITING_COUNTED, recovered,
+use pillarbox::admin::State;
+use pillarbox::store::{
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Epoch, Failed, InstanceId, KEYS_TOLD_MAX, KeyHash,
+    LaneRef, Queued, RecoverRequest, Recovered, RecoveryCause, SUSPECT_AFTER, SubscriptionId, WAITING_COUNTED,
+    recovered,
 };
+use pillarbox::{Event, Mode, OnDead, Position, Result, RetryPolicy, Timestamp};
 
 use crate::memory_lane::{Lane, Row};
 use crate::memory_log::{Inner, SubscriptionRow};
@@ -29,9 +31,9 @@ pub(crate) struct Turn {
 /// What is known of an owner of claims: its beat, and when that was.
 type Beats = BTreeMap<InstanceId, (i64, Timestamp)>;
 
-/// Queues. What is named like a function of [`Store`](pillarbox::Store) keeps its contract.
+/// Queues. What is named like a function of [`Store`](pillarbox::store::Store) keeps its contract.
 impl MemoryLog {
-    /// See [`Store::claim`](pillarbox::Store::claim). Also for an instance that is not there any more: what a process has sent may be
+    /// See [`Store::claim`](pillarbox::store::Store::claim). Also for an instance that is not there any more: what a process has sent may be
     /// carried out after its end.
     pub fn claim(&self, instance: InstanceId, requests: &[ClaimRequest]) -> Result<Vec<Claims>> {
         let mut inner = self.inner();
@@ -39,7 +41,7 @@ impl MemoryLog {
         Ok(requests.iter().map(|request| inner.claim(instance, request)).collect())
     }
 
-    /// See [`Store::finish`](pillarbox::Store::finish).
+    /// See [`Store::finish`](pillarbox::store::Store::finish).
     pub fn finish(&self, instance: InstanceId, ends: &[ClaimEnd]) -> Result<Vec<bool>> {
         let mut inner = self.inner();
         let ended = ends.iter().map(|end| inner.end_claim(instance, end)).collect();
@@ -47,7 +49,7 @@ impl MemoryLog {
         Ok(ended)
     }
 
-    /// See [`Store::recover`](pillarbox::Store::recover).
+    /// See [`Store::recover`](pillarbox::store::Store::recover).
     pub fn recover(&self, request: &RecoverRequest) -> Result<Recovered> {
         let recovered = self.inner().recover(request);
         if !recovered.claims.is_empty() {
@@ -384,7 +386,7 @@ impl Lane {
 impl Row {
     fn fail(&mut self, failed: Failed, now: Timestamp) {
         let Failed { state, attempts, due_at, error } = failed;
-        self.set(pillarbox::Delivery { state, attempts, due_at, ..self.delivery.clone() }, now);
+        self.set(pillarbox::store::Delivery { state, attempts, due_at, ..self.delivery.clone() }, now);
         self.note(error);
         self.free();
     }

@@ -2,9 +2,8 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pillarbox::{
-    Attempt, Batch, BoxFuture, CloudEvents, Event, Failure, Headers, Outcome, Payload, Sink, SinkFeatures,
-};
+use pillarbox::sink::{Attempt, Batch, BoxFuture, CloudEvents, Outcome, Sink, SinkFeatures};
+use pillarbox::{Event, Failure, Headers, Payload};
 use uuid::Uuid;
 
 use crate::sink_suite::{Received, ReceiverFeatures, ServerControl, SinkFixture};

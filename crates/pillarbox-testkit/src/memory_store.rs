@@ -2,11 +2,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use pillarbox::{
-    ClaimEnd, ClaimRequest, Claims, Epoch, Error, ErrorKind, Event, Fleet, Hello, InstanceId, Joined, LaneRef,
-    LaneState, Page, PollRequest, Position, RecoverRequest, Recovered, Report, Result, Settlement, Store,
-    StoreFeatures, Take, Wake,
+use pillarbox::store::{
+    ClaimEnd, ClaimRequest, Claims, Epoch, Fleet, Hello, InstanceId, Joined, LaneRef, LaneState, Page, PollRequest,
+    RecoverRequest, Recovered, Report, Settlement, Store, StoreFeatures, Take, Wake,
 };
+use pillarbox::{Error, ErrorKind, Event, Position, Result};
 
 use crate::{Broken, MemoryLog};
 

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pillarbox::{Event, Failure, NewEvent, Operator, Relay, RetryPolicy, Store, Subscription, lane_of};
+use pillarbox::admin::Operator;
+use pillarbox::store::{Store, lane_of};
+use pillarbox::{Event, Failure, NewEvent, Relay, RetryPolicy, Subscription};
 use tokio::sync::watch;
 use uuid::Uuid;
 

@@ -14,11 +14,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::admin::State;
 use pillarbox::engine::{Engine, Input, Mutant};
-use pillarbox::{
-    Attempt, BatchId, BreakerReport, ClaimId, Event, Filter, InstanceId, LaneRef, Mode, NewEvent, OnDead, Position,
-    RetryPolicy, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId, Timestamp,
-};
+use pillarbox::sink::{Attempt, BatchId, SinkFeatures};
+use pillarbox::store::{BreakerReport, ClaimId, InstanceId, LaneRef, StoreFeatures, SubscriptionId};
+use pillarbox::{Event, Filter, Mode, NewEvent, OnDead, Position, RetryPolicy, Subscription, Timestamp};
 use uuid::Uuid;
 
 use self::definition::{InForce, Judgement};
@@ -215,14 +215,14 @@ struct Ticket {
 
 #[derive(Debug)]
 enum Request {
-    Observe(pillarbox::Report),
-    Take(Vec<pillarbox::Take>),
-    Load(Vec<(pillarbox::LaneRef, i64)>),
+    Observe(pillarbox::store::Report),
+    Take(Vec<pillarbox::store::Take>),
+    Load(Vec<(pillarbox::store::LaneRef, i64)>),
     Fetch(Vec<Position>),
-    Settle(pillarbox::Settlement),
-    Claim(Vec<pillarbox::ClaimRequest>),
-    Finish(Vec<pillarbox::ClaimEnd>),
-    Recover(pillarbox::RecoverRequest),
+    Settle(pillarbox::store::Settlement),
+    Claim(Vec<pillarbox::store::ClaimRequest>),
+    Finish(Vec<pillarbox::store::ClaimEnd>),
+    Recover(pillarbox::store::RecoverRequest),
 }
 
 #[derive(Debug, Default)]
@@ -385,7 +385,7 @@ impl World {
         let mut random = Random(seed);
         let lock_proves_life = random.chance(30);
         let lock_visible = lock_proves_life || random.chance(70);
-        let queued_keys_max = if seed.is_multiple_of(3) { 2 } else { pillarbox::QUEUED_KEYS_MAX };
+        let queued_keys_max = if seed.is_multiple_of(3) { 2 } else { pillarbox::store::QUEUED_KEYS_MAX };
         let options = MemoryOptions {
             lock_proves_life,
             lock_visible,
@@ -653,7 +653,8 @@ impl World {
     /// Dead, skipped, or waiting behind a dead head: listed for an operator, so not lost.
     fn is_blocked(&self, sub: usize, event: &Event) -> bool {
         let Some(fate) = self.log.fate(event.id, SUBSCRIPTIONS[sub]) else { return false };
-        let dead_head = |row: &pillarbox::DeliveryRecord| row.head.as_ref().is_some_and(|head| head.2 == State::Dead);
+        let dead_head =
+            |row: &pillarbox::admin::DeliveryRecord| row.head.as_ref().is_some_and(|head| head.2 == State::Dead);
         fate.skipped.is_some()
             || fate
                 .delivery

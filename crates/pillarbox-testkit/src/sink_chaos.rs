@@ -5,10 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pillarbox::{
-    Attempt, Batch, BoxFuture, Failure, NewEvent, Operator, Outcome, Relay, RetryPolicy, Sink, SinkFeatures,
-    Subscription,
-};
+use pillarbox::admin::Operator;
+use pillarbox::sink::{Attempt, Batch, BoxFuture, Outcome, Sink, SinkFeatures};
+use pillarbox::{Failure, NewEvent, Relay, RetryPolicy, Subscription};
 use tokio::sync::watch;
 use uuid::Uuid;
 

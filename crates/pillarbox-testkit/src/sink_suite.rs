@@ -2,7 +2,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Poll;
 
-use pillarbox::{Attempt, Batch, BoxFuture, Event, Headers, Origin, Payload, Sink, SubscriptionId, Timestamp};
+use pillarbox::sink::{Attempt, Batch, BoxFuture, Origin, Sink};
+use pillarbox::store::SubscriptionId;
+use pillarbox::{Event, Headers, Payload, Timestamp};
 use uuid::Uuid;
 
 use crate::store_suite::SuiteReport;

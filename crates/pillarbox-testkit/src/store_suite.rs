@@ -3,7 +3,10 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
-use pillarbox::{BoxFuture, InstanceId, NewEvent, Operator, Position, Result, Store};
+use pillarbox::admin::Operator;
+use pillarbox::sink::BoxFuture;
+use pillarbox::store::{InstanceId, Store};
+use pillarbox::{NewEvent, Position, Result};
 
 mod cases;
 

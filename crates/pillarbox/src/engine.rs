@@ -20,11 +20,12 @@ use crate::work::looked_at;
 #[doc(hidden)]
 pub use crate::work::work;
 use crate::{
-    Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, Definition, DeliveredAttempt, Epoch, Event, FailedAttempt,
-    Fleet, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneWrite, Outcome, Page, PollRequest, Position, RangeSet,
-    RecoverRequest, Recovered, RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures, Subscription,
-    SubscriptionId, Take, Timestamp,
+    Attempt, BreakerReport, ClaimEnd, ClaimRequest, Claims, Definition, Epoch, Event, Fleet, InstanceId, Joined,
+    KeyHash, LaneRef, LaneState, LaneWrite, Outcome, Page, PollRequest, Position, RangeSet, RecoverRequest, Recovered,
+    RecoveryCause, Report, Settlement, SinkFeatures, StoreFeatures, Subscription, SubscriptionId, Take, Timestamp,
 };
+
+pub use crate::attempt_log::{DeliveredAttempt, FailedAttempt, NextTry};
 
 /// The two clocks of a step: `mono` never jumps and measures waits; `wall` is the database's time of day, which due times are kept in.
 #[derive(Debug, Clone, Copy)]

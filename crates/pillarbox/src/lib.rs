@@ -24,16 +24,18 @@
 //! ```
 //!
 //! The decisions of a relay are in [`engine`]: state, time and what happened, to what is to be done, without any IO.
+/// What operators do and ask: status, the deliveries, why an event waits, audits, retention.
+pub mod admin;
 mod attempt_log;
 mod audit;
 mod breaker;
 mod cloud_event;
 mod counted;
 mod database_clock;
-pub mod decode;
 mod definition;
 mod dispatcher;
 /// The decisions of a relay, without IO: for simulations and for those who bring their own shell.
+#[doc(hidden)]
 pub mod engine;
 mod error;
 mod event;
@@ -44,6 +46,8 @@ mod handler;
 mod health;
 mod holes;
 mod lane;
+/// The limits of events, subscriptions and relays, each with its name.
+pub mod limit;
 pub mod metric;
 mod operator;
 mod ownership;
@@ -52,8 +56,10 @@ mod range_set;
 mod relay;
 mod retry;
 mod schema_state;
-mod sink;
-mod store;
+/// For those who deliver to another system: the seam, and CloudEvents.
+pub mod sink;
+/// For those who bring another database: what a relay needs of it.
+pub mod store;
 mod subscription;
 pub mod testing;
 mod token;
@@ -61,53 +67,23 @@ mod transact;
 mod visible;
 mod why;
 mod work;
-pub mod world;
 
-pub use attempt_log::{ATTEMPTS_LOGGED_INTERVAL, ATTEMPTS_LOGGED_MAX, DeliveredAttempt, FailedAttempt, NextTry};
-pub use audit::{Audit, Auditor, MISSING_LISTED_MAX, Missing, MissingReason, SubscriptionAudit};
-pub use breaker::{
-    BREAKER_ALONE_MAX, BREAKER_BASE, BREAKER_CAP, BREAKER_KEYS_MAX, BREAKER_OTHER_WAIT, BREAKER_SUSPECT_AFTER,
-    BREAKER_SUSPECTS_MAX, RETRY_AFTER_MAX,
-};
-pub use cloud_event::{BinaryEvent, CLOUD_EVENT_START, CloudEvents, EXTENSION_NAME_MAX, received_id};
 #[doc(hidden)]
 pub use counted::counted;
-pub use definition::{Definition, FORMER_FILTERS_MAX, FormerFilter, FormerFilters, PassedUnder};
-pub use dispatcher::BatchId;
-pub use engine::Now;
-pub use error::{Advice, Error, ErrorKind, Result};
-pub use event::{
-    CONTENT_TYPE_BYTES_MAX, Event, HEADER_CORRELATION_ID, HEADERS_BYTES_MAX, Headers, KeyHash, NAME_BYTES_MAX,
-    NewEvent, PAYLOAD_BYTES_MAX, Payload, Position, Timestamp, lane_of,
-};
-pub use failpoint::Failpoint;
-pub use flood_guard::{FLOOD_DEAD_MAX, FLOOD_DEAD_WITHIN, FLOOD_KEYS};
-pub use grace::Grace;
+pub use error::{Error, ErrorKind, Result};
+pub use event::{Event, Headers, NewEvent, Payload, Position, Timestamp};
 pub use handler::{Handler, heartbeat};
-pub use health::{HealthLimits, Problem, ProblemKind, is_unhealthy, problems};
-pub use operator::{
-    Books, Change, Changed, Check, ClaimRecord, DeliveryRecord, EventRecord, Fate, InstanceStatus, LaneBook, Level,
-    ListQuery, ListRow, LogStatus, Operator, Pause, PausedBy, PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD,
-    RecoveredCount, Selection, SettledBy, State, Status, SubscriptionStatus,
-};
-pub use queue::{
-    CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Failed, KEYS_TOLD_MAX, QUEUED_KEYS_MAX, Queued,
-    RecoverRequest, Recovered, RecoveryCause, SUSPECT_AFTER, WAITING_COUNTED, recount_after, recovered, tell_keys,
-};
-pub use range_set::RangeSet;
-pub use relay::{RETENTION_INTERVAL, Relay, RelayBuilder, RelayConfig};
+pub use relay::{Relay, RelayBuilder, RelayConfig};
 pub use retry::RetryPolicy;
-pub use schema_state::SchemaState;
-pub use sink::{Attempt, Batch, BoxFuture, Failure, Fault, Origin, Outcome, Sink, SinkFeatures};
-pub use store::{
-    AttemptError, BreakerReport, Cursor, DEAD_HEADS_MAX, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, Fleet,
-    Hello, InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, LaneWrite, Lock, Page, PollRequest, Report,
-    Scan, ScanRequest, Settlement, Store, StoreFeatures, SubscriptionId, SubscriptionReport, SubscriptionView, Take,
-    TakeCause, Wake, Writer,
-};
-pub use subscription::{Filter, LANES_MAX, Mode, OnDead, Start, Subscription};
-pub use token::ResumeToken;
-pub use transact::{Abort, ClaimPlace, Transact};
+pub use sink::Failure;
+pub use subscription::{Filter, Mode, OnDead, Start, Subscription};
 #[doc(hidden)]
 pub use visible::{visible, visible_json};
-pub use why::{Cause, Why, why};
+
+// What the modules of this crate know each other by.
+pub(crate) use admin::*;
+pub(crate) use attempt_log::{DeliveredAttempt, FailedAttempt, NextTry};
+pub(crate) use engine::Now;
+pub(crate) use limit::*;
+pub(crate) use sink::*;
+pub(crate) use store::*;

@@ -7,6 +7,10 @@ use uuid::Uuid;
 
 use crate::{ClaimId, Epoch, Event, SubscriptionId};
 
+pub use crate::cloud_event::{BinaryEvent, CLOUD_EVENT_START, CloudEvents, EXTENSION_NAME_MAX, received_id};
+pub use crate::dispatcher::BatchId;
+pub use crate::event::HEADER_CORRELATION_ID;
+
 /// A future that can be sent and boxed.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 

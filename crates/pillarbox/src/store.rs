@@ -6,10 +6,23 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{
-    ClaimEnd, ClaimRequest, Claims, Definition, Event, Filter, KeyHash, Position, Queued, RangeSet, RecoverRequest,
-    Recovered, Result, State, Subscription, Timestamp,
+use crate::{Event, Filter, Position, Result, State, Subscription, Timestamp};
+
+pub use crate::definition::{Definition, FORMER_FILTERS_MAX, FormerFilter, FormerFilters, PassedUnder};
+pub use crate::error::Advice;
+pub use crate::event::{KeyHash, lane_of};
+pub use crate::failpoint::Failpoint;
+pub use crate::grace::Grace;
+pub use crate::queue::{
+    CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Failed, KEYS_TOLD_MAX, QUEUED_KEYS_MAX, Queued,
+    RecoverRequest, Recovered, RecoveryCause, SUSPECT_AFTER, WAITING_COUNTED, recount_after, recovered, tell_keys,
 };
+pub use crate::range_set::RangeSet;
+pub use crate::schema_state::SchemaState;
+pub use crate::token::ResumeToken;
+pub use crate::transact::{Abort, ClaimPlace, Transact};
+
+pub mod decode;
 
 /// Raised by every change of a lane's owner, of the subscription's filter and by an operator's rewind; every write is fenced by it.
 pub type Epoch = i64;

@@ -3,9 +3,9 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use pillarbox::{
-    Audit, Auditor, Books, Filter, Operator, PollRequest, Position, ScanRequest, Store, SubscriptionAudit, counted,
-};
+use pillarbox::admin::{Audit, Auditor, Books, Operator, SubscriptionAudit};
+use pillarbox::store::{PollRequest, ScanRequest, Store};
+use pillarbox::{Filter, Position, counted};
 
 use super::Scope;
 use crate::args::AuditArgs;

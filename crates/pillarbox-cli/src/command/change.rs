@@ -1,7 +1,7 @@
 use anyhow::Result;
-use pillarbox::{
-    Change, Changed, InstanceId, Operator, PausedBy, Position, Selection, Start, Status, SubscriptionStatus, counted,
-};
+use pillarbox::admin::{Change, Changed, Operator, PausedBy, Selection, Status, SubscriptionStatus};
+use pillarbox::store::InstanceId;
+use pillarbox::{Position, Start, counted};
 use serde_json::json;
 
 use super::Scope;

@@ -2,7 +2,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use pillarbox::{Check, Failure, HealthLimits, Level, Operator, Problem, ProblemKind, Status, problems};
+use pillarbox::Failure;
+use pillarbox::admin::{Check, HealthLimits, Level, Operator, Problem, ProblemKind, Status, problems};
 use tokio::sync::Semaphore;
 use tokio::task::JoinError;
 

@@ -1,5 +1,5 @@
 use anyhow::Result;
-use pillarbox::{ListQuery, ListRow, Operator, State};
+use pillarbox::admin::{ListQuery, ListRow, Operator, State};
 
 use super::Scope;
 use crate::args::ListArgs;

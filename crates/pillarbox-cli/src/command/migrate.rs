@@ -1,5 +1,6 @@
 use anyhow::{Context, Result};
-use pillarbox::{Check, Error, ErrorKind, Level, Operator, SubscriptionStatus, counted};
+use pillarbox::admin::{Check, Level, Operator, SubscriptionStatus};
+use pillarbox::{Error, ErrorKind, counted};
 use serde_json::json;
 
 use super::Scope;

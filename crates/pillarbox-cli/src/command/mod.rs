@@ -22,7 +22,7 @@ pub(crate) use status::sentence;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use pillarbox::PrunePolicy;
+use pillarbox::admin::PrunePolicy;
 
 use crate::args::{Args, Command};
 use crate::config::{self as settings, Config};

@@ -1,7 +1,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use pillarbox::{ErrorKind, Operator, PrunePolicy, Pruned, Status, counted};
+use pillarbox::admin::{Operator, PrunePolicy, Pruned, Status};
+use pillarbox::{ErrorKind, counted};
 use serde_json::json;
 
 use super::Scope;

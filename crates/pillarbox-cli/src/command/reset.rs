@@ -1,5 +1,6 @@
 use anyhow::Result;
-use pillarbox::{Error, Operator, counted};
+use pillarbox::admin::Operator;
+use pillarbox::{Error, counted};
 use serde_json::json;
 
 use super::Scope;

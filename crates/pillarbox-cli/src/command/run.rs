@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use pillarbox::{Operator, PausedBy, Relay, Report, Sink, Subscription, SubscriptionStatus};
+use pillarbox::admin::{Operator, PausedBy, SubscriptionStatus};
+use pillarbox::sink::Sink;
+use pillarbox::store::Report;
+use pillarbox::{Relay, Subscription};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;

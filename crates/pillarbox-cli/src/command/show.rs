@@ -1,7 +1,6 @@
 use anyhow::Result;
-use pillarbox::{
-    ClaimRecord, DeliveryRecord, Event, EventRecord, Fate, Operator, Payload, State, Status, Why, counted, why,
-};
+use pillarbox::admin::{ClaimRecord, DeliveryRecord, EventRecord, Fate, Operator, State, Status, Why, why};
+use pillarbox::{Event, Payload, counted};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;

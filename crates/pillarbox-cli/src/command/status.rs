@@ -1,8 +1,9 @@
 use anyhow::Result;
-use pillarbox::{
-    HealthLimits, InstanceStatus, Level, LogStatus, Mode, Operator, Problem, Status, SubscriptionStatus, counted,
-    is_unhealthy, problems,
+use pillarbox::admin::{
+    HealthLimits, InstanceStatus, Level, LogStatus, Operator, Problem, Status, SubscriptionStatus, is_unhealthy,
+    problems,
 };
+use pillarbox::{Mode, counted};
 use serde_json::Value;
 
 use super::Scope;

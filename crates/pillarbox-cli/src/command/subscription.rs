@@ -1,5 +1,5 @@
 use anyhow::Result;
-use pillarbox::{Change, Operator, SubscriptionStatus};
+use pillarbox::admin::{Change, Operator, SubscriptionStatus};
 use serde_json::Value;
 
 use super::{Scope, change};

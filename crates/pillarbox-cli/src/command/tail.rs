@@ -1,10 +1,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use pillarbox::{
-    CloudEvents, Event, Filter, Grace, LogStatus, Operator, Page, PollRequest, Position, RangeSet, ResumeToken, Scan,
-    ScanRequest, Store,
-};
+use pillarbox::admin::{LogStatus, Operator};
+use pillarbox::sink::CloudEvents;
+use pillarbox::store::{Grace, Page, PollRequest, RangeSet, ResumeToken, Scan, ScanRequest, Store};
+use pillarbox::{Event, Filter, Position};
 use serde_json::json;
 use tokio::time::Instant;
 

@@ -1,6 +1,6 @@
 use anyhow::Result;
-use pillarbox::world::unknown_subscription;
-use pillarbox::{Fate, Why, why};
+use pillarbox::admin::world::unknown_subscription;
+use pillarbox::admin::{Fate, Why, why};
 use serde_json::{Value, json};
 
 use super::Scope;

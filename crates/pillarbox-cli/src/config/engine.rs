@@ -1,7 +1,8 @@
 use std::time::Duration;
 
+use pillarbox::admin::PrunePolicy;
 use pillarbox::engine::{EngineConfig, Recovery};
-use pillarbox::{Filter, Mode, PrunePolicy, RelayConfig, RetryPolicy, Subscription, Timestamp};
+use pillarbox::{Filter, Mode, RelayConfig, RetryPolicy, Subscription, Timestamp};
 
 use super::duration;
 use super::file::{Config, SubscriptionSettings};

@@ -3,7 +3,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use pillarbox::engine::RecoveryProfile;
-use pillarbox::{LANES_MAX, Mode, OnDead, RetryPolicy, Start, Subscription};
+use pillarbox::limit::LANES_MAX;
+use pillarbox::{Mode, OnDead, RetryPolicy, Start, Subscription};
 use pillarbox_sinks::Secret;
 use serde::{Serialize, Serializer};
 

@@ -1,7 +1,8 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use pillarbox::{NewEvent, Operator};
+use pillarbox::NewEvent;
+use pillarbox::admin::Operator;
 use rusqlite::{Connection, OpenFlags};
 use uuid::Uuid;
 

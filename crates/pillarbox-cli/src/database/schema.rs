@@ -1,5 +1,5 @@
 use anyhow::Result;
-use pillarbox::SchemaState;
+use pillarbox::store::SchemaState;
 
 use super::Database;
 use crate::exit::Exit;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
-use pillarbox::{ListQuery, Operator, State, Status, why};
+use pillarbox::admin::{ListQuery, Operator, State, Status, why};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 

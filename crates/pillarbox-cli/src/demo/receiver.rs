@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use pillarbox::State;
+use pillarbox::admin::State;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 

@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use pillarbox::{
-    Attempt, Batch, BoxFuture, Failure, Operator, Outcome, Relay, RelayConfig, RetryPolicy, Sink, SinkFeatures,
-    Subscription,
-};
+use pillarbox::admin::Operator;
+use pillarbox::sink::{Attempt, Batch, BoxFuture, Outcome, Sink, SinkFeatures};
+use pillarbox::{Failure, Relay, RelayConfig, RetryPolicy, Subscription};
 use pillarbox_sinks::FileSink;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{ChildStdin, Command};

@@ -1,7 +1,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use pillarbox::{Operator, Relay, Status};
+use pillarbox::Relay;
+use pillarbox::admin::{Operator, Status};
 use tokio::sync::{Notify, watch};
 
 use crate::log::Log;
@@ -222,7 +223,8 @@ impl Health {
 
 #[cfg(test)]
 mod tests {
-    use pillarbox::{LogStatus, Timestamp};
+    use pillarbox::Timestamp;
+    use pillarbox::admin::LogStatus;
     use uuid::Uuid;
 
     use super::*;

@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Poll;
 
-use pillarbox::{Batch, BoxFuture, Failure, Outcome, Sink, SinkFeatures};
+use pillarbox::Failure;
+use pillarbox::sink::{Batch, BoxFuture, Outcome, Sink, SinkFeatures};
 
 use crate::secret::Redactions;
 
@@ -81,7 +82,8 @@ fn text_of(panic: &(dyn Any + Send)) -> &str {
 mod tests {
     use std::time::Duration;
 
-    use pillarbox::{NewEvent, Operator, Payload, Relay, Subscription};
+    use pillarbox::admin::Operator;
+    use pillarbox::{NewEvent, Payload, Relay, Subscription};
     use pillarbox_sqlite::SqliteStore;
     use pillarbox_testkit::eventually;
     use pillarbox_testkit::sink_suite::{batch_of, sink_event};

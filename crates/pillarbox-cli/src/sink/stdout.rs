@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
-use pillarbox::{Batch, BoxFuture, Failure, Outcome, Sink, SinkFeatures};
+use pillarbox::Failure;
+use pillarbox::sink::{Batch, BoxFuture, Outcome, Sink, SinkFeatures};
 use pillarbox_sinks::Stdout;
 use tokio::sync::Notify;
 

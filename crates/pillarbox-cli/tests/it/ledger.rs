@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pillarbox::{KeyHash, RangeSet, lane_of};
+use pillarbox::store::{KeyHash, RangeSet, lane_of};
 use pillarbox_testkit::{Committed, Verdict};
 use serde_json::Value;
 use uuid::Uuid;

@@ -85,7 +85,7 @@ fn what_is_not_json_is_refused_with_the_way_out(on: On) {
 
 fn a_payload_over_the_limit_is_refused_by_name(on: On) {
     let place = Place::new(on);
-    let payload = format!("\"{}\"", "x".repeat(pillarbox::PAYLOAD_BYTES_MAX));
+    let payload = format!("\"{}\"", "x".repeat(pillarbox::limit::PAYLOAD_BYTES_MAX));
     let output = place.pipe(&["publish", "--topic", "t", "--type", "y", "-"], payload.as_bytes());
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
@@ -104,14 +104,14 @@ async fn the_limit_of_a_payload_is_the_logs() {
     let place = Place::new(On::Sqlite);
     let store = pillarbox_sqlite::SqliteStore::open(place.path("app.db")).unwrap();
     let limit = |bytes| pillarbox_sqlite::Limits { payload_bytes_max: Some(bytes), ..Default::default() };
-    let payload = format!("\"{}\"", "x".repeat(pillarbox::PAYLOAD_BYTES_MAX));
+    let payload = format!("\"{}\"", "x".repeat(pillarbox::limit::PAYLOAD_BYTES_MAX));
     for args in
         [&["publish", "--topic", "t", "--type", "y", "-"][..], &["publish", "--topic", "t", "--type", "y", "--ndjson"]]
     {
-        store.set_limits(limit(pillarbox::PAYLOAD_BYTES_MAX + 2)).await.unwrap();
+        store.set_limits(limit(pillarbox::limit::PAYLOAD_BYTES_MAX + 2)).await.unwrap();
         let output = place.pipe(args, payload.as_bytes());
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-        store.set_limits(limit(pillarbox::PAYLOAD_BYTES_MAX + 1)).await.unwrap();
+        store.set_limits(limit(pillarbox::limit::PAYLOAD_BYTES_MAX + 1)).await.unwrap();
         let output = place.pipe(args, payload.as_bytes());
         assert!(stderr(&output).contains("payload_bytes_max = 1048577"), "{}", stderr(&output));
     }

@@ -2,7 +2,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pillarbox::{Event, Failure, Handler, PAYLOAD_BYTES_MAX, Relay, RetryPolicy, Subscription};
+use pillarbox::limit::PAYLOAD_BYTES_MAX;
+use pillarbox::{Event, Failure, Handler, Relay, RetryPolicy, Subscription};
 use pillarbox_postgres::PostgresStore;
 use pillarbox_sqlite::{SqliteStore, WAL_BYTES_MAX};
 use rusqlite::ErrorCode;

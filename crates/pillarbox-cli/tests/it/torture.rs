@@ -379,7 +379,8 @@ on_each!(
 mod failpoints {
     use std::io::Write;
 
-    use pillarbox::{CLOUD_EVENT_START, Failpoint};
+    use pillarbox::sink::CLOUD_EVENT_START;
+    use pillarbox::store::Failpoint;
 
     use super::*;
     use crate::ledger::Charge;

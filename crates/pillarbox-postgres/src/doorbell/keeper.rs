@@ -3,7 +3,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join;
-use pillarbox::{InstanceId, Position};
+use pillarbox::Position;
+use pillarbox::store::InstanceId;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio_postgres::Notification;
 

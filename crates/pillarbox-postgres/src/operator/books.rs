@@ -1,7 +1,9 @@
 use std::collections::HashMap;
 
-use pillarbox::world::LaneRow;
-use pillarbox::{Books, FormerFilters, LaneBook, Position, RangeSet, SubscriptionId};
+use pillarbox::Position;
+use pillarbox::admin::world::LaneRow;
+use pillarbox::admin::{Books, LaneBook};
+use pillarbox::store::{FormerFilters, RangeSet, SubscriptionId};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 

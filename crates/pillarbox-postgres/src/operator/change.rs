@@ -1,11 +1,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, tell_recovered};
-use pillarbox::{
-    Change, Changed, ErrorKind, FormerFilters, InstanceId, KeyHash, Mode, Pause, Position, RangeSet, Selection, Start,
-    Subscription, SubscriptionId, lane_of,
-};
+use pillarbox::admin::world::{InstanceRow, LaneRow, SubscriptionRow, tell_recovered};
+use pillarbox::admin::{Change, Changed, Pause, Selection};
+use pillarbox::store::{FormerFilters, InstanceId, KeyHash, RangeSet, SubscriptionId, lane_of};
+use pillarbox::{ErrorKind, Mode, Position, Start, Subscription};
 use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
 use uuid::Uuid;

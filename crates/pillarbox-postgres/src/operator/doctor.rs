@@ -1,5 +1,6 @@
-use pillarbox::world::{SubscriptionRow, spoken};
-use pillarbox::{Check, Level, counted};
+use pillarbox::admin::world::{SubscriptionRow, spoken};
+use pillarbox::admin::{Check, Level};
+use pillarbox::counted;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 

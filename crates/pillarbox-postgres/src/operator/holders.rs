@@ -1,5 +1,5 @@
-use pillarbox::RangeSet;
-use pillarbox::world::{SubscriptionRow, spoken};
+use pillarbox::admin::world::{SubscriptionRow, spoken};
+use pillarbox::store::RangeSet;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 

@@ -1,5 +1,6 @@
-use pillarbox::world::SubscriptionRow;
-use pillarbox::{ListQuery, ListRow, Position, State};
+use pillarbox::Position;
+use pillarbox::admin::world::SubscriptionRow;
+use pillarbox::admin::{ListQuery, ListRow, State};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;

@@ -1,4 +1,5 @@
-use pillarbox::{Check, ErrorKind, Level};
+use pillarbox::ErrorKind;
+use pillarbox::admin::{Check, Level};
 use tokio_postgres::Row;
 
 use crate::connection::{DIRECTLY, Session};

@@ -2,10 +2,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use pillarbox::world::{LaneRow, SubscriptionRow};
-use pillarbox::{
-    Cursor, FormerFilters, Position, PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD, RangeSet, SubscriptionId, Timestamp,
-};
+use pillarbox::admin::world::{LaneRow, SubscriptionRow};
+use pillarbox::admin::{PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD};
+use pillarbox::store::{Cursor, FormerFilters, RangeSet, SubscriptionId};
+use pillarbox::{Position, Timestamp};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{GenericClient, Row, Transaction};

@@ -1,7 +1,8 @@
 use std::sync::atomic::Ordering;
 
-use pillarbox::world::{LaneRow, SubscriptionRow};
-use pillarbox::{FormerFilters, KeyHash, Mode, Position, RangeSet};
+use pillarbox::admin::world::{LaneRow, SubscriptionRow};
+use pillarbox::store::{FormerFilters, KeyHash, RangeSet};
+use pillarbox::{Mode, Position};
 use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
 

@@ -1,5 +1,7 @@
-use pillarbox::world::SubscriptionRow;
-use pillarbox::{DeliveryRecord, Event, EventRecord, Fate, FormerFilters, Position, SettledBy, State, SubscriptionId};
+use pillarbox::admin::world::SubscriptionRow;
+use pillarbox::admin::{DeliveryRecord, EventRecord, Fate, SettledBy, State};
+use pillarbox::store::{FormerFilters, SubscriptionId};
+use pillarbox::{Event, Position};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;

@@ -1,10 +1,10 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use pillarbox::world::{Figures, LOST_LOOKED_AT_MAX, LOST_SPOKEN_OF, Lost, SubscriptionRow};
-use pillarbox::{
-    FormerFilters, KeyHash, LogStatus, Position, REASON_HOLD, RecoveredCount, State, Status, SubscriptionId, Timestamp,
-};
+use pillarbox::admin::world::{Figures, LOST_LOOKED_AT_MAX, LOST_SPOKEN_OF, Lost, SubscriptionRow};
+use pillarbox::admin::{LogStatus, REASON_HOLD, RecoveredCount, State, Status};
+use pillarbox::store::{FormerFilters, KeyHash, SubscriptionId};
+use pillarbox::{Position, Timestamp};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Portal, Row, Transaction};
 

@@ -3,7 +3,8 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join4;
-use pillarbox::{Fleet, InstanceId, InstanceView, LaneRef, LaneView, Lock, Position, Report, SubscriptionId};
+use pillarbox::Position;
+use pillarbox::store::{Fleet, InstanceId, InstanceView, LaneRef, LaneView, Lock, Report, SubscriptionId};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;

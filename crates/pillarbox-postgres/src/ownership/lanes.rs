@@ -2,9 +2,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use futures_util::future::{try_join, try_join4};
-use pillarbox::{
-    Cursor, DEAD_HEADS_MAX, Definition, Delivery, Epoch, InstanceId, LaneRef, LaneState, Position, QUEUED_KEYS_MAX,
-    State, SubscriptionId, Take, tell_keys,
+use pillarbox::Position;
+use pillarbox::admin::State;
+use pillarbox::store::{
+    Cursor, DEAD_HEADS_MAX, Definition, Delivery, Epoch, InstanceId, LaneRef, LaneState, QUEUED_KEYS_MAX,
+    SubscriptionId, Take, tell_keys,
 };
 use tokio_postgres::Row;
 use uuid::Uuid;

@@ -1,6 +1,6 @@
 use std::collections::HashSet;
 
-use pillarbox::{InstanceId, Lock};
+use pillarbox::store::{InstanceId, Lock};
 
 /// What one unbroken control session has seen of the liveness locks of others.
 ///

@@ -1,10 +1,10 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use pillarbox::{
-    Cursor, Definition, Epoch, ErrorKind, Filter, FormerFilters, InstanceId, Mode, OnDead, Position, RangeSet,
-    RetryPolicy, Start, Subscription, SubscriptionId, SubscriptionView, Timestamp,
+use pillarbox::store::{
+    Cursor, Definition, Epoch, FormerFilters, InstanceId, RangeSet, SubscriptionId, SubscriptionView,
 };
+use pillarbox::{ErrorKind, Filter, Mode, OnDead, Position, RetryPolicy, Start, Subscription, Timestamp};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{GenericClient, Row};
 

@@ -18,7 +18,7 @@ pub struct Limits {
     pub payload_bytes_max: Option<usize>,
     /// How long a `dedup_key` is remembered. None: as it is.
     pub dedup_window: Option<Duration>,
-    /// Events are kept at least this long, whatever a call of [`prune`](pillarbox::Operator::prune) asks for; `Some(None)`:
+    /// Events are kept at least this long, whatever a call of [`prune`](pillarbox::admin::Operator::prune) asks for; `Some(None)`:
     /// for ever. None: as it is, at first no minimum.
     pub retention_keep: Option<Option<Duration>>,
     /// The same for dead deliveries, from their death.

@@ -3,9 +3,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, join3};
-use pillarbox::{
-    ClaimId, ClaimRequest, Claimed, Claims, Delivery, KEYS_TOLD_MAX, SUSPECT_AFTER, State, SubscriptionId, Timestamp,
-    WAITING_COUNTED,
+use pillarbox::Timestamp;
+use pillarbox::admin::State;
+use pillarbox::store::{
+    ClaimId, ClaimRequest, Claimed, Claims, Delivery, KEYS_TOLD_MAX, SUSPECT_AFTER, SubscriptionId, WAITING_COUNTED,
 };
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -286,7 +287,7 @@ impl Claiming {
     async fn count(&mut self, session: &Session, rows: &Statement, subscription: SubscriptionId) -> Db<Option<u64>> {
         let place = self.places.entry(subscription).or_default();
         let known = place.rows.map(|(rows, _)| rows);
-        let fresh = place.rows.is_some_and(|(rows, at)| at.elapsed() < pillarbox::recount_after(rows));
+        let fresh = place.rows.is_some_and(|(rows, at)| at.elapsed() < pillarbox::store::recount_after(rows));
         if fresh || place.count_failed.is_some_and(|at| at.elapsed() < COUNT_REST) {
             return Ok(known);
         }

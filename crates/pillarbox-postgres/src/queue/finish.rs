@@ -1,4 +1,4 @@
-use pillarbox::{AttemptError, ClaimEnd, ClaimFate, ERRORS_KEPT_MAX};
+use pillarbox::store::{AttemptError, ClaimEnd, ClaimFate, ERRORS_KEPT_MAX};
 use tokio_postgres::types::ToSql;
 
 use super::Keys;

@@ -1,4 +1,4 @@
-use pillarbox::{LaneWrite, Queued};
+use pillarbox::store::{LaneWrite, Queued};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 

@@ -1,9 +1,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pillarbox::{
-    Delivery, Failed, InstanceId, RecoverRequest, Recovered, RecoveryCause, RetryPolicy, State, SubscriptionId,
-    recovered,
+use pillarbox::RetryPolicy;
+use pillarbox::admin::State;
+use pillarbox::store::{
+    Delivery, Failed, InstanceId, RecoverRequest, Recovered, RecoveryCause, SubscriptionId, recovered,
 };
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;

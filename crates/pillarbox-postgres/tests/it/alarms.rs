@@ -1,6 +1,7 @@
 //! What `status` says beyond the figures.
 
-use pillarbox::{NewEvent, Operator, PrunePolicy, State, Subscription};
+use pillarbox::admin::{Operator, PrunePolicy, State};
+use pillarbox::{NewEvent, Subscription};
 use pillarbox_postgres::{Limits, PostgresStore};
 
 use crate::fixture::{Database, delivery, join, one_lane, own, settle, write};
@@ -106,7 +107,7 @@ async fn what_no_hold_drops_is_no_reason_for_its_alarm() {
         assert_eq!(alarms().await.len(), count, "{limits:?}");
     }
     let lane = crate::fixture::lane(joined.subscriptions[0].id);
-    let epoch = crate::fixture::take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
+    let epoch = crate::fixture::take(&store, lane, pillarbox::store::TakeCause::Free).await.unwrap();
     let mut parked = write(lane, epoch, 2);
     parked.put.push(delivery(1, "a", State::Retrying));
     assert!(settle(&store, parked).await);

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use pillarbox::{Change, LaneWrite, OnDead, Operator, PrunePolicy, Selection, State, Store, Subscription, Wake};
+use pillarbox::admin::{Change, Operator, PrunePolicy, Selection, State};
+use pillarbox::store::{LaneWrite, Store, Wake};
+use pillarbox::{OnDead, Subscription};
 
 use crate::fixture::{Database, delivery, join, one_lane, own, settle, write};
 use crate::operating::{HOUR, mixed, requeue, states};

@@ -2,7 +2,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use pillarbox::{InstanceId, NewEvent, PollRequest, Position, Result, Store};
+use pillarbox::store::{InstanceId, PollRequest, Store};
+use pillarbox::{NewEvent, Position, Result};
 use pillarbox_postgres::{Hook, Mutant, PostgresStore};
 use pillarbox_testkit::postgres::{Mode, Server};
 use pillarbox_testkit::store_suite::{DuringPoll, Fixture, FixtureFeatures, SuiteReport, check_all, check_named};

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use pillarbox::{
-    AttemptError, Change, InstanceId, LaneRef, LaneWrite, Level, Operator, PrunePolicy, RecoverRequest, RecoveryCause,
-    Report, Start, State, Store, Take, TakeCause, Timestamp,
+use pillarbox::admin::{Change, Level, Operator, PrunePolicy, State};
+use pillarbox::store::{
+    AttemptError, InstanceId, LaneRef, LaneWrite, RecoverRequest, RecoveryCause, Report, Store, Take, TakeCause,
 };
+use pillarbox::{Start, Timestamp};
 use pillarbox_postgres::PostgresStore;
 use pillarbox_testkit::postgres::Server;
 use pillarbox_testkit::proxy::Proxy;

@@ -1,6 +1,8 @@
 //! Each finding of `doctor`, provoked once; what breaks the premise of reading without loss is refused at start-up too.
 
-use pillarbox::{Check, Cursor, ErrorKind, Level, NewEvent, Operator, State};
+use pillarbox::admin::{Check, Level, Operator, State};
+use pillarbox::store::Cursor;
+use pillarbox::{ErrorKind, NewEvent};
 use pillarbox_postgres::PostgresStore;
 use pillarbox_testkit::postgres::Server;
 
@@ -181,7 +183,7 @@ async fn an_anchor_that_retention_has_passed_on_its_way_around_a_journal() {
     settlement.cursor.anchor = Some((6, ids[2]));
     assert!(settle(&store, settlement).await);
     let policy =
-        pillarbox::PrunePolicy { keep: Some(std::time::Duration::from_secs(7 * 86_400)), ..Default::default() };
+        pillarbox::admin::PrunePolicy { keep: Some(std::time::Duration::from_secs(7 * 86_400)), ..Default::default() };
     assert_eq!(crate::retention::prune_all(&store, &policy).await.events, 4);
     assert_eq!(store.status().await.unwrap().log.log_start, 3, "the journal is left, and the anchor lies above it");
     let check = find(&store, "anchors").await;

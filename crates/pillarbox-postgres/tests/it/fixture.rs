@@ -1,9 +1,11 @@
 use std::sync::Arc;
 
-use pillarbox::{
-    Cursor, Delivery, Epoch, Event, Hello, Joined, LaneRef, LaneWrite, NewEvent, Page, PollRequest, Position, Scan,
-    ScanRequest, Settlement, State, Store, Subscription, SubscriptionId, Take, TakeCause, Timestamp,
+use pillarbox::admin::State;
+use pillarbox::store::{
+    Cursor, Delivery, Epoch, Hello, Joined, LaneRef, LaneWrite, Page, PollRequest, Scan, ScanRequest, Settlement,
+    Store, SubscriptionId, Take, TakeCause,
 };
+use pillarbox::{Event, NewEvent, Position, Subscription, Timestamp};
 use pillarbox_postgres::{PgConfig, PostgresStore, migrate};
 use pillarbox_testkit::postgres::{self, Server};
 use tokio_postgres::{Client, SimpleQueryMessage};

@@ -2,11 +2,12 @@
 
 use std::sync::OnceLock;
 
-use pillarbox::{
-    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Delivery, Event, Failed, Failure, LaneRef,
-    LaneWrite, Mode, NewEvent, Operator, Queued, RecoverRequest, RecoveryCause, State, Store, Subscription,
-    SubscriptionId, Take, TakeCause, Timestamp,
+use pillarbox::admin::{Operator, State};
+use pillarbox::store::{
+    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Delivery, Failed, LaneRef, LaneWrite, Queued,
+    RecoverRequest, RecoveryCause, Store, SubscriptionId, Take, TakeCause,
 };
+use pillarbox::{Event, Failure, Mode, NewEvent, Subscription, Timestamp};
 use pillarbox_postgres::{PostgresStore, Transactional, accept, publish};
 use pillarbox_testkit::eventually;
 use pillarbox_testkit::growth::{

@@ -1,6 +1,8 @@
 //! A log that is copied, restored, reset or moved is refused or goes on correctly; nothing is skipped in silence.
 
-use pillarbox::{ErrorKind, LaneRef, NewEvent, Operator, Store, Subscription};
+use pillarbox::admin::Operator;
+use pillarbox::store::{LaneRef, Store};
+use pillarbox::{ErrorKind, NewEvent, Subscription};
 use pillarbox_postgres::{PgConfig, PostgresStore, adopt, fresh, migrate, publish_all};
 use pillarbox_testkit::postgres::Server;
 use uuid::Uuid;
@@ -74,7 +76,7 @@ async fn both_ways(url: &str, ids: &[Uuid]) {
     let store = PostgresStore::open(url).await.unwrap();
     let later = store.join(crate::fixture::hello([one_lane("later")])).await.unwrap();
     let lane = LaneRef { subscription: later.subscriptions[0].id, lane: 0 };
-    let epoch = crate::fixture::take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
+    let epoch = crate::fixture::take(&store, lane, pillarbox::store::TakeCause::Free).await.unwrap();
     let cursor = store.load(&[(lane, epoch)]).await.unwrap().remove(0).unwrap().cursor;
     assert!(cursor.floor >= 10, "nor to a subscription that is made later");
     store.leave().await.unwrap();
@@ -172,7 +174,7 @@ async fn an_adopted_log_can_be_published_into_though_its_first_leaves_are_used_a
     publish(url, 62).await;
     let store = PostgresStore::open(url).await.unwrap();
     let keep = Some(std::time::Duration::ZERO);
-    let policy = pillarbox::PrunePolicy { keep, unreceived: true, ..Default::default() };
+    let policy = pillarbox::admin::PrunePolicy { keep, unreceived: true, ..Default::default() };
     crate::retention::prune_all(&store, &policy).await;
     let none_below = "select count(*) from pillarbox.leaf where low = 1";
     assert_eq!(database.number(none_below).await, 0, "the first leaf lies elsewhere now");
@@ -180,14 +182,14 @@ async fn an_adopted_log_can_be_published_into_though_its_first_leaves_are_used_a
     let refused = publish_all(&connect(url).await, &[NewEvent::new("t", "y")]).await.unwrap_err();
     assert!(refused.to_string().contains("no partition"), "{refused}");
     assert_eq!(PostgresStore::open(url).await.unwrap_err().kind(), ErrorKind::Foreign);
-    let alarms = pillarbox::Operator::status(&store).await.unwrap().log.alarms.join("\n");
+    let alarms = pillarbox::admin::Operator::status(&store).await.unwrap().log.alarms.join("\n");
     assert!(alarms.contains("no leaf holds position") && alarms.contains("--adopt"), "{alarms}");
     drop(store);
     adopt(&config(url)).await.unwrap();
     publish(url, 100).await;
     let store = PostgresStore::open(url).await.unwrap();
     assert_eq!(events(&store).await.len(), 100);
-    let alarms = pillarbox::Operator::status(&store).await.unwrap().log.alarms.join("\n");
+    let alarms = pillarbox::admin::Operator::status(&store).await.unwrap().log.alarms.join("\n");
     assert!(!alarms.contains("leaf"), "{alarms}");
 }
 
@@ -199,8 +201,9 @@ async fn refused_at_work(url: &str) -> ErrorKind {
         let lane = LaneRef { subscription: joined.subscriptions[0].id, lane: 0 };
         let fleet = store.observe(&Default::default()).await?;
         let expected = fleet.lanes.iter().find(|view| view.lane == lane).unwrap().epoch;
-        let epoch =
-            store.take(&[pillarbox::Take { lane, expected, cause: pillarbox::TakeCause::Free, beat: None }]).await?[0];
+        let epoch = store
+            .take(&[pillarbox::store::Take { lane, expected, cause: pillarbox::store::TakeCause::Free, beat: None }])
+            .await?[0];
         store.load(&[(lane, epoch.unwrap())]).await.map(drop)
     };
     work().await.expect_err("a log that was reset is not gone on with").kind()

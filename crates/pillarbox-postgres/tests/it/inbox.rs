@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use pillarbox::{ErrorKind, Operator, PrunePolicy};
+use pillarbox::ErrorKind;
+use pillarbox::admin::{Operator, PrunePolicy};
 use pillarbox_postgres::{Inbox, PgConfig, PostgresStore, accept, migrate, print_roles};
 use pillarbox_testkit::postgres::Server;
 use tokio_postgres::error::SqlState;

@@ -2,7 +2,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pillarbox::{Change, Event, Failure, NewEvent, Operator, PrunePolicy, Relay, Start, State, Store, Subscription};
+use pillarbox::admin::{Change, Operator, PrunePolicy, State};
+use pillarbox::store::Store;
+use pillarbox::{Event, Failure, NewEvent, Relay, Start, Subscription};
 use pillarbox_postgres::Limits;
 
 use crate::fixture::{Database, delivery, own, poll_tail, settle, write};

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use pillarbox::admin::{Level, ListQuery, Operator, State};
+use pillarbox::limit::{CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, PAYLOAD_BYTES_MAX};
+use pillarbox::store::Store;
 use pillarbox::testing::Capture;
-use pillarbox::{
-    CONTENT_TYPE_BYTES_MAX, ErrorKind, Filter, HEADERS_BYTES_MAX, Level, ListQuery, Mode, OnDead, Operator,
-    PAYLOAD_BYTES_MAX, Relay, State, Store, Subscription,
-};
+use pillarbox::{ErrorKind, Filter, Mode, OnDead, Relay, Subscription};
 use pillarbox_postgres::{PostgresStore, migrate, print_sql};
 use pillarbox_testkit::postgres::Server;
 use tokio_postgres::Client;

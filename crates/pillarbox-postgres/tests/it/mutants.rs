@@ -5,10 +5,11 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use pillarbox::admin::State;
+use pillarbox::sink::BoxFuture;
+use pillarbox::store::{Delivery, LaneRef, LaneWrite, Scan, Store, TakeCause};
 use pillarbox::testing::Capture;
-use pillarbox::{
-    BoxFuture, Delivery, LaneRef, LaneWrite, Position, Relay, Scan, State, Store, Subscription, TakeCause,
-};
+use pillarbox::{Position, Relay, Subscription};
 use pillarbox_postgres::{
     BEFORE_TAKE, BETWEEN_STATEMENTS, HORIZON_GATE, Hook, Mutant, PostgresStore, SETTLE_STEPS, set_doorbell,
 };

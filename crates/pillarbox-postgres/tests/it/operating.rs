@@ -1,10 +1,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pillarbox::{
-    Change, Changed, Delivery, ErrorKind, Level, ListQuery, NewEvent, OnDead, Operator, Report, Selection, Start,
-    State, Store, Subscription, SubscriptionReport, Timestamp,
-};
+use pillarbox::admin::{Change, Changed, Level, ListQuery, Operator, Selection, State};
+use pillarbox::store::{Delivery, Report, Store, SubscriptionReport};
+use pillarbox::{ErrorKind, NewEvent, OnDead, Start, Subscription, Timestamp};
 use pillarbox_postgres::PostgresStore;
 use uuid::Uuid;
 
@@ -53,7 +52,7 @@ pub(crate) async fn mixed(database: &Database, on_dead: OnDead) -> (PostgresStor
     let store = database.store().await;
     let joined = join(&store, [Subscription { on_dead, ..one_lane("s") }]).await;
     let lane = crate::fixture::lane(joined.subscriptions[0].id);
-    let epoch = crate::fixture::take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
+    let epoch = crate::fixture::take(&store, lane, pillarbox::store::TakeCause::Free).await.unwrap();
     let mut parked = write(lane, epoch, 5);
     parked.put = vec![
         delivery(1, "a", State::Dead),
@@ -240,7 +239,7 @@ async fn relane_needs_quiet_and_keeps_each_keys_order() {
     for lane in &fleet.lanes {
         let state = store.load(&[(lane.lane, lane.epoch)]).await.unwrap().remove(0).unwrap();
         for delivery in &state.deliveries {
-            let expected = pillarbox::lane_of(delivery.key_hash(), delivery.position, 3);
+            let expected = pillarbox::store::lane_of(delivery.key_hash(), delivery.position, 3);
             assert_eq!(expected, lane.lane.lane);
             positions.push(delivery.position);
         }
@@ -261,8 +260,8 @@ async fn relane_keeps_what_lay_before_the_start_and_a_gap_of_one_lane() {
     let wish = Subscription { lanes: 2, start: Start::Position(4), ..Subscription::new("s") };
     let id = join(&store, [wish]).await.subscriptions[0].id;
     for lane in 0..2 {
-        let lane = pillarbox::LaneRef { subscription: id, lane };
-        let epoch = crate::fixture::take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
+        let lane = pillarbox::store::LaneRef { subscription: id, lane };
+        let epoch = crate::fixture::take(&store, lane, pillarbox::store::TakeCause::Free).await.unwrap();
         assert!(settle(&store, write(lane, epoch, 6)).await);
         if lane.lane == 1 {
             database.execute("update pillarbox.cursor set floor = 7 where lane = 1").await;
@@ -362,12 +361,12 @@ async fn what_rises_from_the_dead_is_delivered_late() {
     database.execute("select nextval('pillarbox.event_position_seq')").await;
     database.publish_keys(&["a"]).await;
     let dead = [1..=1].into_iter().collect();
-    let settlement = pillarbox::Settlement { lanes: vec![write(lane, epoch, 2)], dead };
+    let settlement = pillarbox::store::Settlement { lanes: vec![write(lane, epoch, 2)], dead };
     assert!(store.settle(&settlement).await.unwrap()[0]);
     database
         .execute("insert into pillarbox.event (position, topic, type) overriding system value values (1, 't', 'y')")
         .await;
-    store.prune(&pillarbox::PrunePolicy { keep: None, ..Default::default() }).await.unwrap();
+    store.prune(&pillarbox::admin::PrunePolicy { keep: None, ..Default::default() }).await.unwrap();
     assert_eq!(states(&store).await, [(1, State::Pending)].into());
     assert!(store.books().await.unwrap().dead.is_empty());
     assert!(store.observe(&Default::default()).await.unwrap().lanes[0].revision > 0, "the owner loads it");

@@ -1,11 +1,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pillarbox::admin::{Operator, State};
+use pillarbox::store::{Cursor, Hello, InstanceId, Lock, Report, Store, Take, TakeCause, Wake};
 use pillarbox::testing::Capture;
-use pillarbox::{
-    Cursor, ErrorKind, Hello, InstanceId, Lock, NewEvent, Operator, Relay, Report, Start, State, Store, Subscription,
-    Take, TakeCause, Timestamp, Wake,
-};
+use pillarbox::{ErrorKind, NewEvent, Relay, Start, Subscription, Timestamp};
 use pillarbox_postgres::PostgresStore;
 use pillarbox_testkit::eventually;
 use pillarbox_testkit::postgres::{Mode, Server};

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use pillarbox::{ErrorKind, NewEvent, Operator, PAYLOAD_BYTES_MAX, Payload, Timestamp};
+use pillarbox::admin::Operator;
+use pillarbox::limit::PAYLOAD_BYTES_MAX;
+use pillarbox::{ErrorKind, NewEvent, Payload, Timestamp};
 use pillarbox_postgres::testing::published;
 use pillarbox_postgres::{
     EventSql, Limits, PAYLOAD_BYTES_MAX_HIGHEST, Parameter, PgConfig, PostgresStore, migrate, publish, publish_all,
@@ -369,7 +371,7 @@ async fn dedup_keys_survive_the_change_of_tables_and_old_ones_are_emptied() {
 }
 
 async fn prune(store: &pillarbox_postgres::PostgresStore) {
-    pillarbox::Operator::prune(store, &pillarbox::PrunePolicy::default()).await.unwrap();
+    pillarbox::admin::Operator::prune(store, &pillarbox::admin::PrunePolicy::default()).await.unwrap();
 }
 
 #[tokio::test]

@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pillarbox::{
-    AttemptError, Change, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Epoch, ErrorKind,
-    Failed, InstanceId, KeyHash, LaneRef, LaneWrite, Mode, NewEvent, OnDead, Operator, PAYLOAD_BYTES_MAX, Position,
-    PrunePolicy, Queued, RecoverRequest, RecoveryCause, Report, RetryPolicy, SUSPECT_AFTER, Selection, State, Store,
-    Subscription, SubscriptionId, TakeCause, Timestamp, Wake, lane_of,
+use pillarbox::admin::{Change, Operator, PrunePolicy, Selection, State};
+use pillarbox::limit::PAYLOAD_BYTES_MAX;
+use pillarbox::store::{
+    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Epoch, Failed, InstanceId,
+    KeyHash, LaneRef, LaneWrite, Queued, RecoverRequest, RecoveryCause, Report, SUSPECT_AFTER, Store, SubscriptionId,
+    TakeCause, Wake, lane_of,
 };
+use pillarbox::{ErrorKind, Mode, NewEvent, OnDead, Position, RetryPolicy, Subscription, Timestamp};
 use pillarbox_postgres::{PAGE_BYTES_MAX, PostgresStore};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;

@@ -3,10 +3,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use pillarbox::admin::Operator;
 use pillarbox::engine::{EngineConfig, Recovery, RecoveryProfile};
-use pillarbox::{
-    Event, Failure, Mode, NewEvent, Operator, RecoveryCause, Relay, RelayConfig, RetryPolicy, Subscription, heartbeat,
-};
+use pillarbox::store::RecoveryCause;
+use pillarbox::{Event, Failure, Mode, NewEvent, Relay, RelayConfig, RetryPolicy, Subscription, heartbeat};
 use pillarbox_postgres::PostgresStore;
 use pillarbox_testkit::postgres::Server;
 use pillarbox_testkit::proxy::Proxy;

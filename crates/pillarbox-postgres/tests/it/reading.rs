@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
+use pillarbox::admin::State;
+use pillarbox::limit::PAYLOAD_BYTES_MAX;
+use pillarbox::store::{Delivery, LaneWrite, PollRequest, ScanRequest, Store};
 use pillarbox::testing::Capture;
-use pillarbox::{
-    Delivery, ErrorKind, Filter, LaneWrite, NewEvent, PAYLOAD_BYTES_MAX, Payload, PollRequest, Position, Relay,
-    ScanRequest, State, Store, Subscription,
-};
+use pillarbox::{ErrorKind, Filter, NewEvent, Payload, Position, Relay, Subscription};
 use pillarbox_postgres::PAGE_BYTES_MAX;
 
 use crate::fixture::{Database, delivery, events, one_lane, one_scan, own, poll_tail, settle, tail, write};

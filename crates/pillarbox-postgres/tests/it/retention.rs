@@ -1,9 +1,8 @@
 use std::time::Duration;
 
-use pillarbox::{
-    Change, NewEvent, Operator, PrunePolicy, Pruned, RangeSet, Report, Settlement, Start, State, Store, Subscription,
-    Timestamp,
-};
+use pillarbox::admin::{Change, Operator, PrunePolicy, Pruned, State};
+use pillarbox::store::{RangeSet, Report, Settlement, Store};
+use pillarbox::{NewEvent, Start, Subscription, Timestamp};
 use pillarbox_postgres::{Limits, PostgresStore};
 
 use crate::fixture::{Database, delivery, events, join, lane, one_lane, own, poll_tail, settle, tail, take, write};
@@ -165,7 +164,7 @@ async fn a_hold_that_is_over_drops_only_what_was_awaited() {
     let hold = Some(Duration::from_secs(9 * 86_400));
     let wish = Subscription { hold, ..one_lane("s").topics(["wanted"]) };
     let lane = lane(join(&store, [wish]).await.subscriptions[0].id);
-    let epoch = take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
+    let epoch = take(&store, lane, pillarbox::store::TakeCause::Free).await.unwrap();
     let mut settlement = write(lane, epoch, 1);
     settlement.cursor.settled.insert(4);
     assert!(settle(&store, settlement).await);
@@ -178,7 +177,7 @@ async fn a_hold_that_is_over_drops_only_what_was_awaited() {
     let book = books.lanes.iter().find(|book| book.subscription == "s").unwrap();
     assert_eq!((book.floor, book.skipped.to_string().as_str()), (5, "2,5"));
     assert_eq!((book.covered.to_string().as_str(), book.before_start.to_string().as_str()), ("1,4", "2-3,5"));
-    let mut auditor = pillarbox::Auditor::new(books).only("s").unwrap().expect_receipts("s").unwrap();
+    let mut auditor = pillarbox::admin::Auditor::new(books).only("s").unwrap().expect_receipts("s").unwrap();
     events(&store).await.iter().for_each(|event| auditor.event(event));
     [0, 3].iter().for_each(|index| auditor.line(&ids[*index].to_string()));
     let audit = auditor.finish().subscriptions.remove(0);
@@ -274,7 +273,7 @@ async fn the_books_do_not_grow_for_ever_because_of_one_journal_event() {
     assert_eq!(database.number("select pruned_to from pillarbox.meta").await, 24);
     assert_eq!(store.books().await.unwrap().dead.to_string(), "26");
     assert_eq!(store.books().await.unwrap().lanes[0].skipped.to_string(), "2,25");
-    let mut auditor = pillarbox::Auditor::new(store.books().await.unwrap()).only("s").unwrap();
+    let mut auditor = pillarbox::admin::Auditor::new(store.books().await.unwrap()).only("s").unwrap();
     events(&store).await.iter().for_each(|event| auditor.event(event));
     let audit = auditor.finish().subscriptions.remove(0);
     assert_eq!((audit.missing, audit.skipped), (0, 2), "the journal's events are still accounted for: {audit:?}");
@@ -332,7 +331,7 @@ async fn who_starts_now_gets_what_a_hold_has_passed_and_nobody_has_committed() {
     let joined = join(&store, [Subscription { hold, ..one_lane("held") }]).await;
     let held = lane(joined.subscriptions[0].id);
     prune_all(&store, &policy()).await;
-    let epoch = take(&store, held, pillarbox::TakeCause::Free).await.unwrap();
+    let epoch = take(&store, held, pillarbox::store::TakeCause::Free).await.unwrap();
     let passed = store.load(&[(held, epoch)]).await.unwrap().remove(0).unwrap().cursor;
     assert_eq!(passed.floor, 4, "the hold was over for all of them");
     let joined = join(&store, [Subscription { start: Start::Now, ..one_lane("new") }]).await;
@@ -402,7 +401,7 @@ async fn old_dead_deliveries_and_dedup_keys_go() {
     let (lane, epoch) = own(&store, "s").await;
     let mut parked = write(lane, epoch, 2);
     let old = Timestamp(Timestamp::now().0 - 3 * DAY_MS);
-    let failing = |position| pillarbox::Delivery { since: old, ..delivery(position, "a", State::Retrying) };
+    let failing = |position| pillarbox::store::Delivery { since: old, ..delivery(position, "a", State::Retrying) };
     parked.put = vec![failing(1), failing(2)];
     assert!(settle(&store, parked).await);
     let dead = PrunePolicy { dead: Some(Duration::from_secs(2 * 86_400)), ..policy() };
@@ -411,7 +410,7 @@ async fn old_dead_deliveries_and_dedup_keys_go() {
     // It stays dead: the second settlement does not make it younger.
     for _ in 0..2 {
         let mut died = write(lane, epoch, 2);
-        died.change = vec![(pillarbox::Delivery { state: State::Dead, ..failing(1) }, None)];
+        died.change = vec![(pillarbox::store::Delivery { state: State::Dead, ..failing(1) }, None)];
         assert!(settle(&store, died).await);
         assert_eq!(prune_all(&store, &dead).await.dead, 0, "it has failed for long, but died just now");
         let at = database.number(died_at).await;

@@ -1,4 +1,6 @@
-use pillarbox::{NewEvent, OnDead, Operator, PrunePolicy, Start, State, Store, Timestamp};
+use pillarbox::admin::{Operator, PrunePolicy, State};
+use pillarbox::store::Store;
+use pillarbox::{NewEvent, OnDead, Start, Timestamp};
 
 use crate::fixture::{Database, delivery, own, settle, write};
 use crate::operating::{HOUR, change, mixed, rewind, states};
@@ -14,7 +16,7 @@ async fn rewind_fences_the_owner_and_replays() {
         [(1, State::Dead), (3, State::Pending), (4, State::Pending), (5, State::Pending), (6, State::Pending)];
     let expected = [(2, State::Blocked)].into_iter().chain(expected).collect();
     assert_eq!(states(&store).await, expected, "what was parked above the target comes from the log");
-    let epoch = crate::fixture::take(&store, view.lane, pillarbox::TakeCause::Free).await.unwrap();
+    let epoch = crate::fixture::take(&store, view.lane, pillarbox::store::TakeCause::Free).await.unwrap();
     assert_eq!(store.load(&[(view.lane, epoch)]).await.unwrap().remove(0).unwrap().cursor.floor, 2);
     change(&store, rewind(Start::Now, None)).await.unwrap();
     assert_eq!(store.status().await.unwrap().subscriptions[0].floor, 2, "never forwards: nothing is left out silently");

@@ -1,9 +1,10 @@
 //! What the roles that `migrate --print-roles` prints may do, and what they may not.
 
-use pillarbox::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, LaneWrite, Mode, NewEvent, Queued, RecoverRequest, RecoveryCause,
-    State, Store, Subscription, TakeCause,
+use pillarbox::admin::State;
+use pillarbox::store::{
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, LaneWrite, Queued, RecoverRequest, RecoveryCause, Store, TakeCause,
 };
+use pillarbox::{Mode, NewEvent, Subscription};
 use pillarbox_postgres::{PgConfig, PostgresStore, migrate, print_roles, publish, publish_all};
 use pillarbox_testkit::postgres::{Database, Server};
 use tokio_postgres::Client;
@@ -131,23 +132,23 @@ async fn grants_are_complete_where_nobody_may_call_a_function_by_default() {
     relay.until_idle().await.unwrap();
     relay.drain().await.unwrap();
     let store = PostgresStore::open(&roles.url("relay")).await.unwrap();
-    let policy = pillarbox::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
+    let policy = pillarbox::admin::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
     crate::retention::prune_all(&store, &policy).await;
 
     let store = PostgresStore::open(&roles.url("viewer")).await.unwrap();
-    let status = pillarbox::Operator::status(&store).await.unwrap();
+    let status = pillarbox::admin::Operator::status(&store).await.unwrap();
     assert!(status.subscriptions.iter().all(|subscription| subscription.pending == 0), "{status:?}");
     let events = fixture::events(&store).await;
     assert_eq!(events.len(), 8);
-    assert!(pillarbox::Operator::show(&store, events[0].id).await.unwrap().is_some());
+    assert!(pillarbox::admin::Operator::show(&store, events[0].id).await.unwrap().is_some());
     // Without the index, which a planner that knows a small log does not use either, the check is called for each event.
     roles.client("owner").await.batch_execute("drop index pillarbox.event_id; analyze pillarbox.event").await.unwrap();
     for role in ["viewer", "relay"] {
         let store = PostgresStore::open(&roles.url(role)).await.unwrap();
-        assert!(pillarbox::Operator::show(&store, events[0].id).await.unwrap().is_some(), "{role}");
+        assert!(pillarbox::admin::Operator::show(&store, events[0].id).await.unwrap().is_some(), "{role}");
     }
-    let query = pillarbox::ListQuery { limit: 100, ..Default::default() };
-    assert_eq!(pillarbox::Operator::list(&store, &query).await.unwrap().len(), 8);
+    let query = pillarbox::admin::ListQuery { limit: 100, ..Default::default() };
+    assert_eq!(pillarbox::admin::Operator::list(&store, &query).await.unwrap().len(), 8);
     let viewer = roles.client("viewer").await;
     for sql in ["select * from pillarbox.event_view", "select * from pillarbox.delivery_state"] {
         viewer.batch_execute(sql).await.unwrap();
@@ -219,8 +220,8 @@ async fn no_session_of_ours_compiles_its_statements() {
     roles.client("app").await.batch_execute(WAYS[0]).await.unwrap();
     relay.until_idle().await.unwrap();
     let operator = PostgresStore::open(&url).await.unwrap();
-    let resume = pillarbox::Change::Resume("s".into());
-    pillarbox::Operator::change(&operator, &resume, false).await.unwrap();
+    let resume = pillarbox::admin::Change::Resume("s".into());
+    pillarbox::admin::Operator::change(&operator, &resume, false).await.unwrap();
     relay.drain().await.unwrap();
     let client = connect(&roles.server.url_as("postgres", &roles.name)).await;
     let seen = client.query("select name, jit from public.seen order by name, jit", &[]).await.unwrap();
@@ -265,8 +266,8 @@ async fn a_relay_works_without_owning_anything_and_cannot_write_the_log() {
     let (lane, epoch) = fixture::own(&store, "s").await;
     assert_eq!(fixture::events(&store).await.len(), 1);
     assert!(fixture::settle(&store, fixture::write(lane, epoch, 1)).await);
-    let policy = pillarbox::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
-    pillarbox::Operator::prune(&store, &policy).await.unwrap();
+    let policy = pillarbox::admin::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
+    pillarbox::admin::Operator::prune(&store, &policy).await.unwrap();
     let client = roles.client("relay").await;
     for sql in [
         "truncate pillarbox.event_1",
@@ -329,8 +330,8 @@ async fn a_log_without_subscriptions_is_pruned_by_its_owner_alone() {
     store.lay_leaves(None).await.unwrap();
     roles.client("app").await.batch_execute(&format!("{0}; {0}; {0}", WAYS[0])).await.unwrap();
     let keep = Some(std::time::Duration::ZERO);
-    let policy = pillarbox::PrunePolicy { keep, unreceived: true, ..Default::default() };
-    let error = pillarbox::Operator::prune(&store, &policy).await.unwrap_err().to_string();
+    let policy = pillarbox::admin::PrunePolicy { keep, unreceived: true, ..Default::default() };
+    let error = pillarbox::admin::Operator::prune(&store, &policy).await.unwrap_err().to_string();
     assert!(error.contains("must be owner of schema pillarbox (owner, or a member of it)"), "{error}");
     assert!(error.contains("run it as the role that owns the schema") && !error.contains("--print-roles"), "{error}");
     assert_eq!(fixture::events(&store).await.len(), 3);
@@ -338,7 +339,7 @@ async fn a_log_without_subscriptions_is_pruned_by_its_owner_alone() {
     let noted: i64 = roles.client("owner").await.query_one(noted, &[]).await.unwrap().get(0);
     assert_eq!(noted, 0, "that is no failure of retention");
     // What relays do by themselves is not refused, it leaves such a log alone.
-    let by_itself = pillarbox::PrunePolicy { unreceived: false, ..policy };
+    let by_itself = pillarbox::admin::PrunePolicy { unreceived: false, ..policy };
     assert_eq!(crate::retention::prune_all(&store, &by_itself).await.events, 0);
     let store = PostgresStore::open(&roles.url("owner")).await.unwrap();
     assert_eq!(crate::retention::prune_all(&store, &policy).await.events, 2);
@@ -350,13 +351,13 @@ async fn a_relay_goes_on_with_leaves_that_were_made_after_its_grants() {
     let (owner, app) = (roles.client("owner").await, roles.client("app").await);
     let store = PostgresStore::open(&roles.url("relay")).await.unwrap();
     let (lane, epoch) = fixture::own(&store, "s").await;
-    let policy = pillarbox::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
+    let policy = pillarbox::admin::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
     let in_use = "select count(*) from pillarbox.leaf where low = $1 and high = $2";
     // Each time the leaf in use is far too large; from the second time on it is one that no grant names.
     for (round, size) in [(1, 1_000), (2, 100), (3, 10)] {
         app.batch_execute(&format!("{0}; {0}; {0}", WAYS[0])).await.unwrap();
         owner.batch_execute(&format!("update pillarbox.meta set leaf_size = {size}")).await.unwrap();
-        pillarbox::Operator::prune(&store, &policy).await.unwrap();
+        pillarbox::admin::Operator::prune(&store, &policy).await.unwrap();
         let (low, high): (i64, i64) = (round * 3 - 2, round * 3 + 1);
         let cut: i64 = owner.query_one(in_use, &[&low, &high]).await.unwrap().get(0);
         assert_eq!(cut, 1, "the leaf from {low} ends before {high}");
@@ -381,23 +382,23 @@ async fn retention_that_fails_again_and_again_is_an_alarm() {
     owner.batch_execute("update pillarbox.meta set leaf_size = 10").await.unwrap();
     roles.client("app").await.batch_execute(WAYS[0]).await.unwrap();
     let store = PostgresStore::open(&roles.url("relay")).await.unwrap();
-    let policy = pillarbox::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
-    let alarms = async || pillarbox::Operator::status(&store).await.unwrap().log.alarms.join("\n");
+    let policy = pillarbox::admin::PrunePolicy { keep: Some(std::time::Duration::ZERO), ..Default::default() };
+    let alarms = async || pillarbox::admin::Operator::status(&store).await.unwrap().log.alarms.join("\n");
     for _ in 0..2 {
-        let error = pillarbox::Operator::prune(&store, &policy).await.unwrap_err();
+        let error = pillarbox::admin::Operator::prune(&store, &policy).await.unwrap_err();
         assert!(error.to_string().contains("arrange_leaves"), "{error}");
         assert_eq!(alarms().await, "", "not at once");
     }
     let back = "update pillarbox.meta set leaves_due_since = leaves_due_since - interval '11 minutes'";
     owner.batch_execute(back).await.unwrap();
-    assert!(pillarbox::Operator::prune(&store, &policy).await.is_err());
+    assert!(pillarbox::admin::Operator::prune(&store, &policy).await.is_err());
     let said = alarms().await;
     assert!(said.contains("permission denied for function arrange_leaves") && said.contains("--print-roles"), "{said}");
     owner
         .batch_execute("grant execute on function pillarbox.arrange_leaves(bigint[]) to pillarbox_relay")
         .await
         .unwrap();
-    pillarbox::Operator::prune(&store, &policy).await.unwrap();
+    pillarbox::admin::Operator::prune(&store, &policy).await.unwrap();
     assert_eq!(alarms().await, "", "it is over");
 }
 

@@ -1,6 +1,7 @@
 use std::path::Path;
 
-use pillarbox::{ErrorKind, Operator};
+use pillarbox::ErrorKind;
+use pillarbox::admin::Operator;
 use pillarbox_postgres::{
     PgConfig, PostgresStore, SCHEMA_VERSION, SchemaState, check, dump_schema, migrate, print_sql, set_doorbell,
 };
@@ -102,7 +103,7 @@ async fn a_database_that_ends_idle_sessions_does_not_end_ours() {
     Server::shared().psql("postgres", &format!("alter database {name} set idle_session_timeout = '1ms'")).unwrap();
     let store = PostgresStore::open(database.url()).await.unwrap();
     for _ in 0..10 {
-        pillarbox::Operator::status(&store).await.unwrap();
+        pillarbox::admin::Operator::status(&store).await.unwrap();
     }
 }
 

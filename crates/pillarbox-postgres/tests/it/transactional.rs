@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use pillarbox::{
-    Attempt, BoxFuture, ClaimId, ClaimPlace, Event, Failure, Fault, Mode, NewEvent, Outcome, Relay, RetryPolicy,
-    Subscription, Transact,
-};
+use pillarbox::sink::{Attempt, BoxFuture, Fault, Outcome};
+use pillarbox::store::{ClaimId, ClaimPlace, Transact};
+use pillarbox::{Event, Failure, Mode, NewEvent, Relay, RetryPolicy, Subscription};
 use pillarbox_postgres::{PostgresStore, Transactional, publish};
 use tokio::sync::Notify;
 use tokio_postgres::Transaction;

@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pillarbox::{Report, Store, Wake};
+use pillarbox::store::{Report, Store, Wake};
 use pillarbox_postgres::{Mutant, PostgresStore, set_doorbell};
 use pillarbox_testkit::postgres::Server;
 use tokio::sync::watch;
@@ -446,7 +446,9 @@ async fn the_end_of_a_relay_that_held_the_bell_is_heard_by_those_who_sleep() {
     drop(holder);
     // As its engine would on the ring for the freed lock.
     let ended = async {
-        while sleeper.store.observe(&Report::default()).await.unwrap().instances[0].lock != pillarbox::Lock::Free {}
+        while sleeper.store.observe(&Report::default()).await.unwrap().instances[0].lock != pillarbox::store::Lock::Free
+        {
+        }
     };
     tokio::time::timeout(LONG, ended).await.unwrap();
     late.batch_execute("commit").await.unwrap();

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pillarbox::admin::{Cause, Change, Operator, PrunePolicy, Why};
 use pillarbox::engine::EngineConfig;
+use pillarbox::store::Store;
 use pillarbox::testing::{Capture, run_until_idle};
-use pillarbox::{
-    Cause, Change, Failure, NewEvent, Operator, PrunePolicy, Relay, RelayBuilder, RelayConfig, RetryPolicy, Start,
-    Store, Subscription, Timestamp, Why,
-};
+use pillarbox::{Failure, NewEvent, Relay, RelayBuilder, RelayConfig, RetryPolicy, Start, Subscription, Timestamp};
 use pillarbox_postgres::PostgresStore;
 use tokio::sync::Notify;
 use uuid::Uuid;
@@ -56,7 +55,7 @@ fn refusing(r#type: &'static str, failure: Failure) -> Capture {
 async fn why(operator: &PostgresStore, id: Uuid, subscription: &str) -> Why {
     let record = operator.show(id).await.unwrap().expect("the log has the event");
     let fate = record.subscriptions.iter().find(|fate| fate.subscription == subscription);
-    pillarbox::why(&record, fate.expect("the subscription is there"), &operator.status().await.unwrap())
+    pillarbox::admin::why(&record, fate.expect("the subscription is there"), &operator.status().await.unwrap())
 }
 
 /// Waits until the cause is `cause` and message and advice name each of `parts`.
@@ -163,7 +162,7 @@ async fn paused() {
 async fn flood_guard() {
     let database = Database::new().await;
     let bad = |key: usize| NewEvent::new("t", "bad").key(format!("k{key}"));
-    let ids = database.publish(&(0..pillarbox::FLOOD_KEYS).map(bad).collect::<Vec<_>>()).await;
+    let ids = database.publish(&(0..pillarbox::limit::FLOOD_KEYS).map(bad).collect::<Vec<_>>()).await;
     let _relay = start(&database, subscription(), refusing("bad", Failure::event("no such column"))).await;
     check(&database, ids[0], Cause::FloodGuard, &["a bad deploy is suspected", "next try at"]).await;
 }

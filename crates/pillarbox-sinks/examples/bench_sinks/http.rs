@@ -6,7 +6,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use futures_util::{StreamExt, TryStreamExt, stream};
-use pillarbox::Sink;
+use pillarbox::sink::Sink;
 use pillarbox_sinks::{HttpConfig, HttpSink};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use pillarbox::Sink;
+use pillarbox::sink::Sink;
 use pillarbox_sinks::{KafkaConfig, KafkaSink};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{Consumer, StreamConsumer};

@@ -2,7 +2,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillarbox::{Relay, Sink, Subscription};
+use pillarbox::sink::Sink;
+use pillarbox::{Relay, Subscription};
 use pillarbox_sqlite::SqliteStore;
 use rusqlite::TransactionBehavior::Immediate;
 use tokio::sync::mpsc::UnboundedReceiver;

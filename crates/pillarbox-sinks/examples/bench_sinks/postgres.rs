@@ -1,7 +1,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use pillarbox::{Event, Payload, Sink};
+use pillarbox::sink::Sink;
+use pillarbox::{Event, Payload};
 use pillarbox_sinks::{PostgresSink, PostgresSinkConfig};
 use tokio::sync::Mutex;
 use tokio_postgres::{Client, NoTls, Statement};

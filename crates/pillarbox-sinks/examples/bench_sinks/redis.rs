@@ -2,7 +2,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::StreamExt;
-use pillarbox::{Event, Sink};
+use pillarbox::Event;
+use pillarbox::sink::Sink;
 use pillarbox_sinks::{RedisConfig, RedisPubSub, RedisStream};
 use redis::aio::MultiplexedConnection;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};

@@ -3,7 +3,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use pillarbox::{Attempt, Batch, CloudEvents, Event, Headers, Outcome, Payload, Relay, Sink, Subscription, Timestamp};
+use pillarbox::sink::{Attempt, Batch, CloudEvents, Outcome, Sink};
+use pillarbox::{Event, Headers, Payload, Relay, Subscription, Timestamp};
 use pillarbox_sqlite::SqliteStore;
 use pillarbox_testkit::sink_suite::ORIGIN;
 use uuid::Uuid;

@@ -97,7 +97,7 @@ fn redirect_hint(url: &Url, headers: &HeaderMap) -> String {
 
 #[cfg(test)]
 mod tests {
-    use pillarbox::Fault;
+    use pillarbox::sink::Fault;
     use reqwest::header::HeaderValue;
 
     use super::*;

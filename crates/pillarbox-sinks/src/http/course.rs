@@ -1,7 +1,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use pillarbox::{Failure, Fault};
+use pillarbox::Failure;
+use pillarbox::sink::Fault;
 
 /// After this time no further request of a batch is begun, so that the answer reaches the engine before it gives the batch up and
 /// forgets what was delivered: give it this time and one [`HttpConfig::timeout`](crate::HttpConfig::timeout).

@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, HashSet};
 
-use pillarbox::{BinaryEvent, CloudEvents, Error, ErrorKind, Event, Result};
+use pillarbox::sink::{BinaryEvent, CloudEvents};
+use pillarbox::{Error, ErrorKind, Event, Result};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::target::push_percent;

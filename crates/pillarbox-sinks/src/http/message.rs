@@ -1,6 +1,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use pillarbox::{Attempt, CloudEvents, Failure, Payload};
+use pillarbox::sink::{Attempt, CloudEvents};
+use pillarbox::{Failure, Payload};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
 use super::header::{Transport, attribute_value};

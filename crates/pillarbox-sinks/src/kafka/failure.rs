@@ -1,4 +1,5 @@
-use pillarbox::{Failure, Outcome};
+use pillarbox::Failure;
+use pillarbox::sink::Outcome;
 use rdkafka::error::RDKafkaErrorCode as Code;
 
 use crate::Template;
@@ -236,7 +237,7 @@ fn sink(kind: &'static str, message: String) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use pillarbox::Fault;
+    use pillarbox::sink::Fault;
 
     use super::*;
 

@@ -218,7 +218,7 @@ impl Producer {
         let name = topic.unwrap_or("*");
         let place = Place { topic: name, is_only_topic: true, bytes: 0, local: true, trouble, fatal: self.fatal() };
         match failure::verdict(code, &place) {
-            Verdict::Over(pillarbox::Outcome::Failed(failure)) | Verdict::Refused(failure) => failure,
+            Verdict::Over(pillarbox::sink::Outcome::Failed(failure)) | Verdict::Refused(failure) => failure,
             _ => Failure::unclear("kafka", format!("the brokers did not say anything of topic '{name}': {code}")),
         }
     }

@@ -1,4 +1,5 @@
-use pillarbox::{Attempt, CloudEvents, Payload};
+use pillarbox::Payload;
+use pillarbox::sink::{Attempt, CloudEvents};
 use rdkafka::message::{Header, OwnedHeaders};
 
 /// What the names of attributes begin with, by the Kafka binding of CloudEvents.

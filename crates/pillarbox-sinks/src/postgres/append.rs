@@ -1,7 +1,9 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 
-use pillarbox::{Attempt, Batch, Epoch, Event, Payload, Timestamp};
+use pillarbox::sink::{Attempt, Batch};
+use pillarbox::store::Epoch;
+use pillarbox::{Event, Payload, Timestamp};
 use tokio_postgres::types::private::BytesMut;
 use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
 

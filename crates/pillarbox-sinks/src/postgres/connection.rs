@@ -2,7 +2,8 @@ use std::ops::Deref;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use pillarbox::{Failure, Fault};
+use pillarbox::Failure;
+use pillarbox::sink::Fault;
 use pillarbox_postgres::PgConfig;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;

@@ -1,6 +1,7 @@
 use std::collections::HashMap;
 
-use pillarbox::{Batch, Event, Failure, Fault, Outcome};
+use pillarbox::sink::{Batch, Fault, Outcome};
+use pillarbox::{Event, Failure};
 use redis::{Cmd, Pipeline, Value};
 
 use super::refusal::too_large;

@@ -1,4 +1,5 @@
-use pillarbox::{Batch, BoxFuture, CloudEvents, Event, Failure, Outcome, Result, Sink, SinkFeatures};
+use pillarbox::sink::{Batch, BoxFuture, CloudEvents, Outcome, Sink, SinkFeatures};
+use pillarbox::{Event, Failure, Result};
 use redis::{Cmd, Value};
 
 use super::RedisConfig;

@@ -1,4 +1,5 @@
-use pillarbox::{Failure, Outcome};
+use pillarbox::Failure;
+use pillarbox::sink::Outcome;
 use redis::{ServerError, Value};
 
 use crate::Template;
@@ -89,7 +90,7 @@ pub(super) fn text_of(error: &ServerError) -> String {
 
 #[cfg(test)]
 mod tests {
-    use pillarbox::Fault;
+    use pillarbox::sink::Fault;
 
     use super::*;
 

@@ -1,4 +1,5 @@
-use pillarbox::{Batch, BoxFuture, CloudEvents, Event, Failure, Outcome, Payload, Result, Sink, SinkFeatures};
+use pillarbox::sink::{Batch, BoxFuture, CloudEvents, Outcome, Sink, SinkFeatures};
+use pillarbox::{Event, Failure, Payload, Result};
 use redis::{Cmd, Value};
 
 use super::RedisConfig;

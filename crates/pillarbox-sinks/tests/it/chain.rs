@@ -1,7 +1,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
-use pillarbox::{Batch, BoxFuture, Event, Failure, Fault, Outcome, Payload, Sink, SinkFeatures};
+use pillarbox::sink::{Batch, BoxFuture, Fault, Outcome, Sink, SinkFeatures};
+use pillarbox::{Event, Failure, Payload};
 use pillarbox_sinks::{CHAIN_STEPS_MAX, Chain};
 use pillarbox_testkit::sink_suite::{batch_of, sink_event};
 

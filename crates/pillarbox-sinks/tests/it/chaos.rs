@@ -158,7 +158,7 @@ mod chain {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use pillarbox::{BoxFuture, Sink};
+    use pillarbox::sink::{BoxFuture, Sink};
     use pillarbox_sinks::Chain;
     use pillarbox_testkit::sink_suite::{Received, ServerControl, SinkFixture};
 

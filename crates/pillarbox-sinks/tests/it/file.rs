@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
-use pillarbox::{BoxFuture, CLOUD_EVENT_START, Fault, Outcome, Payload, Sink};
+use pillarbox::Payload;
+use pillarbox::sink::{BoxFuture, CLOUD_EVENT_START, Fault, Outcome, Sink};
 use pillarbox_sinks::FileSink;
 use pillarbox_testkit::sink_suite::{Received, SinkFixture, batch_of, check_sink, sink_event};
 use tempfile::TempDir;

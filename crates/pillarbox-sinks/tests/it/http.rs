@@ -8,7 +8,8 @@ mod signed;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pillarbox::{BoxFuture, Event, Failure, Headers, Outcome, Payload, Sink};
+use pillarbox::sink::{BoxFuture, Outcome, Sink};
+use pillarbox::{Event, Failure, Headers, Payload};
 use pillarbox_sinks::{HttpConfig, HttpMode, HttpSink};
 use pillarbox_testkit::sink_suite::{
     Received, ReceiverFeatures, ServerControl, SinkFixture, batch_of, check_sink, sink_event,

@@ -10,7 +10,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use cluster::{Cluster, PATIENCE, Record};
-use pillarbox::{Batch, BoxFuture, Event, Failure, Fault, Headers, Outcome, Payload, Sink};
+use pillarbox::sink::{Batch, BoxFuture, Fault, Outcome, Sink};
+use pillarbox::{Event, Failure, Headers, Payload};
 use pillarbox_sinks::{KAFKA_TIMEOUT_MIN, KafkaConfig, KafkaSink, Secret};
 use pillarbox_testkit::eventually;
 use pillarbox_testkit::sink_suite::{

@@ -4,9 +4,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::{
-    Batch, BoxFuture, Event, Failure, Fault, Headers, Origin, Outcome, Payload, Sink, SubscriptionId, Timestamp,
-};
+use pillarbox::sink::{Batch, BoxFuture, Fault, Origin, Outcome, Sink};
+use pillarbox::store::SubscriptionId;
+use pillarbox::{Event, Failure, Headers, Payload, Timestamp};
 use pillarbox_sinks::{POSTGRES_CONNECTIONS_MAX, PostgresSink, PostgresSinkConfig};
 use pillarbox_testkit::eventually;
 use pillarbox_testkit::postgres::{Database, Mode, Server, connect};

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pillarbox::{BoxFuture, Event, Failure, Outcome, Payload, Sink};
+use pillarbox::sink::{BoxFuture, Outcome, Sink};
+use pillarbox::{Event, Failure, Payload};
 use pillarbox_sinks::{RedisConfig, RedisPubSub, RedisStream};
 use pillarbox_testkit::eventually;
 use pillarbox_testkit::redis::Server;

@@ -1,5 +1,7 @@
-use pillarbox::world::{LaneRow, SubscriptionRow};
-use pillarbox::{Books, LaneBook, Position, RangeSet, SubscriptionId};
+use pillarbox::Position;
+use pillarbox::admin::world::{LaneRow, SubscriptionRow};
+use pillarbox::admin::{Books, LaneBook};
+use pillarbox::store::{RangeSet, SubscriptionId};
 use rusqlite::{Connection, Transaction, params};
 
 use crate::connection::meta_number;

@@ -1,11 +1,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use pillarbox::world::{InstanceRow, LaneRow, SubscriptionRow, World, tell_recovered};
-use pillarbox::{
-    Change, Changed, ErrorKind, FormerFilters, InstanceId, KeyHash, LANES_MAX, Mode, Pause, Position, RangeSet,
-    RecoveryCause, Selection, Start, Subscription, SubscriptionId, Timestamp, lane_of,
-};
+use pillarbox::admin::world::{InstanceRow, LaneRow, SubscriptionRow, World, tell_recovered};
+use pillarbox::admin::{Change, Changed, Pause, Selection};
+use pillarbox::limit::LANES_MAX;
+use pillarbox::store::{FormerFilters, InstanceId, KeyHash, RangeSet, RecoveryCause, SubscriptionId, lane_of};
+use pillarbox::{ErrorKind, Mode, Position, Start, Subscription, Timestamp};
 use rusqlite::{OptionalExtension, Transaction, params};
 use uuid::Uuid;
 
@@ -501,7 +501,7 @@ fn relane_deliveries(tx: &Transaction<'_>, id: SubscriptionId, lanes: u32) -> Db
     let deliveries: Vec<(Position, Option<String>)> = rows.collect::<Result<_, _>>()?;
     let sql = "update pillarbox_delivery set lane = ?3, arrival = ?4 where subscription = ?1 and position = ?2";
     for (index, (position, key)) in deliveries.iter().enumerate() {
-        let lane = lane_of(key.as_deref().map(pillarbox::KeyHash::of), *position, lanes);
+        let lane = lane_of(key.as_deref().map(pillarbox::store::KeyHash::of), *position, lanes);
         tx.prepare_cached(sql)?.execute(params![id.0, position, lane, index as i64 + 1])?;
     }
     Ok(deliveries.len())

@@ -1,7 +1,8 @@
 use std::os::unix::fs::MetadataExt;
 
-use pillarbox::world::{SubscriptionRow, World};
-use pillarbox::{Check, Level, counted};
+use pillarbox::admin::world::{SubscriptionRow, World};
+use pillarbox::admin::{Check, Level};
+use pillarbox::counted;
 use rusqlite::Connection;
 
 use super::maintain::{WAL_BYTES_MAX, checkpoint, wal_bytes};

@@ -1,5 +1,7 @@
-use pillarbox::world::{SubscriptionRow, World};
-use pillarbox::{Filter, HEADER_CORRELATION_ID, Headers, ListQuery, ListRow, State, Timestamp};
+use pillarbox::admin::world::{SubscriptionRow, World};
+use pillarbox::admin::{ListQuery, ListRow, State};
+use pillarbox::sink::HEADER_CORRELATION_ID;
+use pillarbox::{Filter, Headers, Timestamp};
 use rusqlite::{Connection, Row, params};
 
 use super::claim_record;

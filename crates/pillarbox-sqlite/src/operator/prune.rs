@@ -1,9 +1,9 @@
 use std::time::Duration;
 
-use pillarbox::world::{LaneRow, SubscriptionRow, World};
-use pillarbox::{
-    Cursor, Mode, Position, PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD, RangeSet, SubscriptionId, Timestamp,
-};
+use pillarbox::admin::world::{LaneRow, SubscriptionRow, World};
+use pillarbox::admin::{PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD};
+use pillarbox::store::{Cursor, RangeSet, SubscriptionId};
+use pillarbox::{Mode, Position, Timestamp};
 use rusqlite::{OptionalExtension, Transaction, params};
 
 use super::change::{give_up, judge_again, touch_lanes};

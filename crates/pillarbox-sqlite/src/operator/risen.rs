@@ -1,5 +1,6 @@
-use pillarbox::world::{LaneRow, SubscriptionRow, World};
-use pillarbox::{KeyHash, Mode, Position, RangeSet, Timestamp};
+use pillarbox::admin::world::{LaneRow, SubscriptionRow, World};
+use pillarbox::store::{KeyHash, RangeSet};
+use pillarbox::{Mode, Position, Timestamp};
 use rusqlite::{Transaction, params};
 
 use super::books;

@@ -1,5 +1,7 @@
-use pillarbox::world::{SubscriptionRow, World};
-use pillarbox::{DeliveryRecord, Event, EventRecord, Fate, Position, SettledBy, State, SubscriptionId, Timestamp};
+use pillarbox::admin::world::{SubscriptionRow, World};
+use pillarbox::admin::{DeliveryRecord, EventRecord, Fate, SettledBy, State};
+use pillarbox::store::SubscriptionId;
+use pillarbox::{Event, Position, Timestamp};
 use rusqlite::{Connection, OptionalExtension, params};
 use uuid::Uuid;
 

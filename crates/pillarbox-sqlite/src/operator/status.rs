@@ -2,11 +2,10 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use pillarbox::world::{Figures, LOST_LOOKED_AT_MAX, LOST_SPOKEN_OF, Lost, SubscriptionRow, World};
-use pillarbox::{
-    FormerFilters, KeyHash, LogStatus, Position, REASON_HOLD, RecoveredCount, RecoveryCause, State, Status,
-    SubscriptionId, Timestamp,
-};
+use pillarbox::admin::world::{Figures, LOST_LOOKED_AT_MAX, LOST_SPOKEN_OF, Lost, SubscriptionRow, World};
+use pillarbox::admin::{LogStatus, REASON_HOLD, RecoveredCount, State, Status};
+use pillarbox::store::{FormerFilters, KeyHash, RecoveryCause, SubscriptionId};
+use pillarbox::{Position, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::maintain::{WAL_BYTES_MAX, wal_bytes};

@@ -1,6 +1,8 @@
 use std::process::Command;
 
-use pillarbox::{Delivery, ErrorKind, InstanceId, LaneWrite, NewEvent, Position, Result, Settlement, State, Store};
+use pillarbox::admin::State;
+use pillarbox::store::{Delivery, InstanceId, LaneWrite, Settlement, Store};
+use pillarbox::{ErrorKind, NewEvent, Position, Result};
 use pillarbox_sqlite::SqliteStore;
 use pillarbox_testkit::store_suite::{Fixture, FixtureFeatures, check_all};
 
@@ -122,7 +124,7 @@ async fn settle_until_full(path: &std::path::Path) {
     let store = SqliteStore::open(path).unwrap();
     let joined = crate::fixture::join(&store, [crate::fixture::one_lane("s")]).await;
     let lane = lane(joined.subscriptions[0].id);
-    let epoch = take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
+    let epoch = take(&store, lane, pillarbox::store::TakeCause::Free).await.unwrap();
     let mut written = 0;
     let settle = async |number| {
         let lanes = vec![settlement(write(lane, epoch, number * ROWS), number)];

@@ -1,10 +1,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pillarbox::{
-    Cursor, Delivery, Epoch, Event, Hello, Joined, LaneRef, LaneWrite, NewEvent, Page, PollRequest, Position, Scan,
-    ScanRequest, Settlement, State, Store, Subscription, SubscriptionId, Take, TakeCause, Timestamp,
+use pillarbox::admin::State;
+use pillarbox::store::{
+    Cursor, Delivery, Epoch, Hello, Joined, LaneRef, LaneWrite, Page, PollRequest, Scan, ScanRequest, Settlement,
+    Store, SubscriptionId, Take, TakeCause,
 };
+use pillarbox::{Event, NewEvent, Position, Subscription, Timestamp};
 use pillarbox_sqlite::{SqliteStore, migrate};
 use rusqlite::Connection;
 use tempfile::TempDir;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pillarbox::{Event, Failure, NewEvent, Position, RangeSet, Timestamp};
+use pillarbox::store::RangeSet;
+use pillarbox::{Event, Failure, NewEvent, Position, Timestamp};
 use pillarbox_sqlite::{SqliteStore, Transactional, accept, counted, publish};
 use pillarbox_testkit::growth::{
     Dimension, EVENTS, FACTOR, Ground, OTHER_INSTANCE, SEEDED, SMALL, TAIL, Work, create, judge, measure,

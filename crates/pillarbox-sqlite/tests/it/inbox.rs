@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use pillarbox::{ErrorKind, Operator, PrunePolicy};
+use pillarbox::ErrorKind;
+use pillarbox::admin::{Operator, PrunePolicy};
 use pillarbox_sqlite::accept;
 use rusqlite::{Connection, TransactionBehavior};
 use uuid::Uuid;

@@ -1,10 +1,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pillarbox::{
-    Change, Changed, Delivery, ErrorKind, Level, ListQuery, NewEvent, OnDead, Operator, Report, Selection, Start,
-    State, Store, Subscription, SubscriptionReport, Timestamp,
-};
+use pillarbox::admin::{Change, Changed, Level, ListQuery, Operator, Selection, State};
+use pillarbox::store::{Delivery, Report, Store, SubscriptionReport};
+use pillarbox::{ErrorKind, NewEvent, OnDead, Start, Subscription, Timestamp};
 use pillarbox_sqlite::SqliteStore;
 use uuid::Uuid;
 
@@ -44,7 +43,7 @@ async fn mixed(database: &Database, on_dead: OnDead) -> (SqliteStore, Vec<Uuid>)
     let store = database.store();
     let joined = join(&store, [Subscription { on_dead, ..one_lane("s") }]).await;
     let lane = crate::fixture::lane(joined.subscriptions[0].id);
-    let epoch = crate::fixture::take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
+    let epoch = crate::fixture::take(&store, lane, pillarbox::store::TakeCause::Free).await.unwrap();
     let mut parked = write(lane, epoch, 5);
     parked.put = vec![
         delivery(1, "a", State::Dead),
@@ -192,7 +191,7 @@ async fn rewind_fences_the_owner_and_replays() {
         [(1, State::Dead), (3, State::Pending), (4, State::Pending), (5, State::Pending), (6, State::Pending)];
     let expected = [(2, State::Blocked)].into_iter().chain(expected).collect();
     assert_eq!(states(&store).await, expected, "what was parked above the target comes from the log");
-    let epoch = crate::fixture::take(&store, view.lane, pillarbox::TakeCause::Free).await.unwrap();
+    let epoch = crate::fixture::take(&store, view.lane, pillarbox::store::TakeCause::Free).await.unwrap();
     assert_eq!(store.load(&[(view.lane, epoch)]).await.unwrap().remove(0).unwrap().cursor.floor, 2);
     change(&store, rewind(Start::Now, None)).await.unwrap();
     assert_eq!(store.status().await.unwrap().subscriptions[0].floor, 2, "never forwards: nothing is left out silently");
@@ -284,7 +283,7 @@ async fn relane_needs_quiet_and_keeps_each_keys_order() {
     for lane in &fleet.lanes {
         let state = store.load(&[(lane.lane, lane.epoch)]).await.unwrap().remove(0).unwrap();
         for delivery in &state.deliveries {
-            let expected = pillarbox::lane_of(delivery.key_hash(), delivery.position, 3);
+            let expected = pillarbox::store::lane_of(delivery.key_hash(), delivery.position, 3);
             assert_eq!(expected, lane.lane.lane);
             positions.push(delivery.position);
         }
@@ -305,8 +304,8 @@ async fn relane_keeps_what_lay_before_the_start_and_a_gap_of_one_lane() {
     let wish = Subscription { lanes: 2, start: Start::Position(4), ..Subscription::new("s") };
     let id = join(&store, [wish]).await.subscriptions[0].id;
     for lane in 0..2 {
-        let lane = pillarbox::LaneRef { subscription: id, lane };
-        let epoch = crate::fixture::take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
+        let lane = pillarbox::store::LaneRef { subscription: id, lane };
+        let epoch = crate::fixture::take(&store, lane, pillarbox::store::TakeCause::Free).await.unwrap();
         assert!(settle(&store, write(lane, epoch, 6)).await);
         if lane.lane == 1 {
             database.execute("update pillarbox_cursor set floor = 7 where lane = 1");

@@ -1,12 +1,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::admin::{Operator, State};
 use pillarbox::engine::EngineConfig;
-use pillarbox::testing::Capture;
-use pillarbox::{
-    AttemptError, Cursor, ERRORS_KEPT_MAX, ErrorKind, LaneWrite, Lock, Operator, RangeSet, Relay, RelayConfig,
-    Settlement, Start, State, Store, Subscription, Take, TakeCause, Timestamp,
+use pillarbox::store::{
+    AttemptError, Cursor, ERRORS_KEPT_MAX, LaneWrite, Lock, RangeSet, Settlement, Store, Take, TakeCause,
 };
+use pillarbox::testing::Capture;
+use pillarbox::{ErrorKind, Relay, RelayConfig, Start, Subscription, Timestamp};
 
 use crate::fixture::{Database, delivery, hello, join, lane, one_lane, own, settle, tail, take, write};
 
@@ -127,7 +128,7 @@ async fn a_settlement_writes_cursor_and_deliveries_together() {
         let error = AttemptError { at: Timestamp(0), attempt, kind: "k".into(), message: format!("no {attempt}") };
         let mut next = write(lane, epoch, 2);
         next.cursor = first.cursor.clone();
-        let changed = pillarbox::Delivery { attempts: attempt, ..delivery(1, "a", State::Retrying) };
+        let changed = pillarbox::store::Delivery { attempts: attempt, ..delivery(1, "a", State::Retrying) };
         next.change = vec![(changed, Some(error.clone())), (delivery(3, "a", State::Dead), Some(error))];
         assert!(settle(&store, next).await);
     }
@@ -192,7 +193,7 @@ async fn a_lock_file_that_was_removed_is_no_proof_of_death() {
     assert_eq!(seen().await, Some(Lock::Unknown));
     assert_eq!(seen().await, Some(Lock::Unknown), "it was not buried");
     assert!(b.status().await.unwrap().instances[0].alive, "it has just beaten");
-    let delete = pillarbox::Change::Delete("s".into());
+    let delete = pillarbox::admin::Change::Delete("s".into());
     b.leave().await.unwrap();
     assert_eq!(b.change(&delete, true).await.unwrap_err().kind(), ErrorKind::Invalid, "it is run");
 

@@ -3,7 +3,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use pillarbox::{Cursor, ErrorKind, NewEvent, Operator, Store};
+use pillarbox::admin::Operator;
+use pillarbox::store::{Cursor, Store};
+use pillarbox::{ErrorKind, NewEvent};
 use pillarbox_sqlite::{SqliteStore, adopt, fresh, migrate, publish};
 
 use crate::fixture::{Database, events, join, one_lane, own, settle, write};
@@ -49,7 +51,8 @@ async fn a_fresh_copy_has_a_new_identity_and_delivers_nothing_old() {
 
 #[tokio::test]
 async fn what_lay_in_a_fresh_copy_is_never_delivered_to_whomever() {
-    use pillarbox::{Change, Start, Subscription};
+    use pillarbox::admin::Change;
+    use pillarbox::{Start, Subscription};
     let database = Database::new();
     database.publish_keys(&["a", "b"]);
     let copy = copy(&database, "copy.db");
@@ -187,7 +190,7 @@ async fn a_long_reader_that_starves_the_checkpoint_is_seen() {
     assert!(found.pages_held > 0, "{found:?}");
     let checks = store.doctor().await.unwrap();
     let check = checks.iter().find(|check| check.name == "write-ahead log").unwrap();
-    assert_eq!(check.level, pillarbox::Level::Warning, "{check:?}");
+    assert_eq!(check.level, pillarbox::admin::Level::Warning, "{check:?}");
     reader.execute_batch("rollback").unwrap();
     assert_eq!(store.maintain().await.unwrap().pages_held, 0);
 }
@@ -200,12 +203,12 @@ async fn doctor_finds_a_sound_log_sound_and_a_broken_one_broken() {
     let (lane, epoch) = own(&store, "s").await;
     let failed = async || -> Vec<String> {
         let checks = store.doctor().await.unwrap();
-        let bad = checks.into_iter().filter(|check| check.level == pillarbox::Level::Failed);
+        let bad = checks.into_iter().filter(|check| check.level == pillarbox::admin::Level::Failed);
         bad.inspect(|check| assert!(check.fix.is_some())).map(|check| check.name).collect()
     };
     assert!(failed().await.is_empty());
     let mut settlement = write(lane, epoch, 2);
-    settlement.put.push(crate::fixture::delivery(2, "b", pillarbox::State::Dead));
+    settlement.put.push(crate::fixture::delivery(2, "b", pillarbox::admin::State::Dead));
     assert!(settle(&store, settlement).await);
     database.delete_event("position = 2");
     database.execute("insert into pillarbox_dead_range (low, high, closed_at) values (1, 1, 0)");
@@ -218,9 +221,11 @@ async fn doctor_warns_of_a_file_that_everybody_can_read_or_write() {
     use std::os::unix::fs::PermissionsExt;
     let database = Database::new();
     let store = database.store();
-    for (mode, level) in
-        [(0o640, pillarbox::Level::Ok), (0o644, pillarbox::Level::Warning), (0o646, pillarbox::Level::Warning)]
-    {
+    for (mode, level) in [
+        (0o640, pillarbox::admin::Level::Ok),
+        (0o644, pillarbox::admin::Level::Warning),
+        (0o646, pillarbox::admin::Level::Warning),
+    ] {
         std::fs::set_permissions(&database.path, std::fs::Permissions::from_mode(mode)).unwrap();
         let checks = store.doctor().await.unwrap();
         let check = checks.iter().find(|check| check.name == "permissions").unwrap();

@@ -1,11 +1,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::admin::{Change, ListQuery, Operator, State};
+use pillarbox::limit::{CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use pillarbox::testing::Capture;
-use pillarbox::{
-    CONTENT_TYPE_BYTES_MAX, Change, ErrorKind, HEADERS_BYTES_MAX, ListQuery, Mode, NewEvent, OnDead, Operator,
-    PAYLOAD_BYTES_MAX, Payload, Relay, Start, State, Subscription, Timestamp,
-};
+use pillarbox::{ErrorKind, Mode, NewEvent, OnDead, Payload, Relay, Start, Subscription, Timestamp};
 use pillarbox_sqlite::{Limits, PAYLOAD_BYTES_MAX_HIGHEST, migrate_connection, publish, testing::published};
 use rusqlite::Connection;
 use uuid::Uuid;

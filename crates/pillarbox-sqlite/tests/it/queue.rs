@@ -2,12 +2,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use pillarbox::admin::{Change, ListQuery, Operator, PrunePolicy, Selection, State};
 use pillarbox::engine::EngineConfig;
+use pillarbox::store::{
+    AttemptError, CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Epoch, Failed,
+    InstanceId, LaneRef, Lock, Queued, RecoverRequest, RecoveryCause, SUSPECT_AFTER, Store, SubscriptionId, TakeCause,
+    Wake, lane_of,
+};
 use pillarbox::{
-    AttemptError, CRASH, Change, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Epoch,
-    ErrorKind, Event, Failed, InstanceId, LaneRef, ListQuery, Lock, Mode, NewEvent, OnDead, Operator, Position,
-    PrunePolicy, Queued, RecoverRequest, RecoveryCause, Relay, RelayConfig, RetryPolicy, SUSPECT_AFTER, Selection,
-    Start, State, Store, Subscription, SubscriptionId, TakeCause, Timestamp, Wake, lane_of,
+    ErrorKind, Event, Mode, NewEvent, OnDead, Position, Relay, RelayConfig, RetryPolicy, Start, Subscription, Timestamp,
 };
 use pillarbox_sqlite::{PAGE_BYTES_MAX, SqliteStore};
 use tokio::sync::{Semaphore, mpsc};
@@ -72,7 +75,9 @@ impl Ground {
     async fn put(&self, queue: Vec<Queued>) {
         // The cursor passes what gets a row, and nothing else.
         let floor = queue.iter().map(|queued| queued.delivery.position).max().unwrap_or(0);
-        assert!(settle(&self.store, pillarbox::LaneWrite { queue, ..write(self.lane, self.epoch, floor) }).await);
+        assert!(
+            settle(&self.store, pillarbox::store::LaneWrite { queue, ..write(self.lane, self.epoch, floor) }).await
+        );
     }
 
     fn request(&self, limit: usize) -> ClaimRequest {
@@ -309,13 +314,13 @@ async fn the_figures_tell_what_waits() {
     let quiet = ClaimRequest { tell: None, ..ground.request(0) };
     let claims = ground.store.claim(&[quiet]).await.unwrap().remove(0);
     assert_eq!((claims.keys, claims.rows), (None, None));
-    let many: Vec<String> = (0..pillarbox::KEYS_TOLD_MAX).map(|index| format!("k{index}")).collect();
+    let many: Vec<String> = (0..pillarbox::store::KEYS_TOLD_MAX).map(|index| format!("k{index}")).collect();
     ground.fill(&many.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let claims = ground.ask(&ground.store, 0).await;
     let told = claims.keys.unwrap();
     assert_eq!(
         (told.len(), claims.rows),
-        (pillarbox::KEYS_TOLD_MAX, Some(pillarbox::KEYS_TOLD_MAX as u64 + 5)),
+        (pillarbox::store::KEYS_TOLD_MAX, Some(pillarbox::store::KEYS_TOLD_MAX as u64 + 5)),
         "a slice is told"
     );
     let rest = ClaimRequest { tell: told.last().cloned(), ..ground.request(0) };
@@ -327,7 +332,7 @@ async fn the_figures_tell_what_waits() {
 async fn rows_are_written_with_the_cursor_and_a_row_that_is_there_stays() {
     let ground = Ground::new().await;
     ground.database.publish_keys(&["a", "b", "c"]);
-    let stale = pillarbox::LaneWrite { queue: vec![pending(1, "a")], ..write(ground.lane, ground.epoch - 1, 3) };
+    let stale = pillarbox::store::LaneWrite { queue: vec![pending(1, "a")], ..write(ground.lane, ground.epoch - 1, 3) };
     assert!(!settle(&ground.store, stale).await);
     assert_eq!(ground.ask(&ground.store, 0).await.rows, Some(0), "fenced by the epoch");
 
@@ -619,7 +624,7 @@ async fn a_rewind_takes_rows_and_claims_away_or_brings_a_key_back() {
     ground.store.change(&rewind(None, 1), false).await.unwrap();
     assert_eq!(ground.finish(&again, ClaimFate::Back).await, [true, false], "rows of the range are gone");
     assert_eq!(ground.ask(&ground.store, 0).await.rows, Some(1));
-    let stale = pillarbox::LaneWrite { queue: vec![pending(3, "a")], ..write(ground.lane, ground.epoch, 4) };
+    let stale = pillarbox::store::LaneWrite { queue: vec![pending(3, "a")], ..write(ground.lane, ground.epoch, 4) };
     assert!(!settle(&ground.store, stale).await, "the epoch has risen");
     assert_eq!(ground.claim_positions(10).await, [1]);
 }
@@ -671,7 +676,7 @@ async fn the_mode_stays_and_lanes_change_only_when_nobody_works() {
     ground.finish(&claimed, ClaimFate::Back).await;
     ground.store.change(&relane, false).await.unwrap();
     for (position, key) in [(1, "a"), (2, "b"), (3, "a")] {
-        let lane = lane_of(Some(pillarbox::KeyHash::of(key)), position, 3);
+        let lane = lane_of(Some(pillarbox::store::KeyHash::of(key)), position, 3);
         assert_eq!(ground.row(position, "lane"), lane.to_string());
     }
     let claimed = ground.claim(10).await;

@@ -1,4 +1,5 @@
-use pillarbox::{Filter, NewEvent, PollRequest, Position, ScanRequest, Store};
+use pillarbox::store::{PollRequest, ScanRequest, Store};
+use pillarbox::{Filter, NewEvent, Position};
 use pillarbox_sqlite::PAGE_BYTES_MAX;
 
 use crate::fixture::{Database, one_scan, poll_tail, tail};
@@ -134,7 +135,7 @@ async fn a_commit_that_was_its_own_barrier_needs_no_second_one() {
             tx.commit().unwrap();
         };
         let (wake, ()) = tokio::join!(store.wait(Duration::from_secs(20)), publisher);
-        assert_eq!(wake.unwrap(), pillarbox::Wake::Rang);
+        assert_eq!(wake.unwrap(), pillarbox::store::Wake::Rang);
         assert_eq!(poll_tail(&store, after).await.events.len(), 1);
         store.barriers() - before
     };

@@ -3,7 +3,9 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use pillarbox::{Cursor, Epoch, ErrorKind, LaneRef, Operator, RangeSet, Settlement, State, Store};
+use pillarbox::ErrorKind;
+use pillarbox::admin::{Operator, State};
+use pillarbox::store::{Cursor, Epoch, LaneRef, RangeSet, Settlement, Store};
 use pillarbox_sqlite::{SqliteStore, adopt, fresh, migrate};
 use rusqlite::Connection;
 
@@ -40,7 +42,7 @@ async fn a_restore_under_a_running_store_is_noticed_by_its_next_poll() {
     assert_eq!(poll_tail(&store, 0).await.visible.to_string(), "1-3");
     database.publish_keys(&["a"]);
     let wake = store.wait(std::time::Duration::from_secs(60)).await.unwrap();
-    assert_eq!(wake, pillarbox::Wake::Rang, "new events ring though their positions are old");
+    assert_eq!(wake, pillarbox::store::Wake::Rang, "new events ring though their positions are old");
     assert_eq!(poll_tail(&store, 3).await.visible.to_string(), "4");
 }
 

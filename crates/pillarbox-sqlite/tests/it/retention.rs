@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use pillarbox::{NewEvent, Operator, PrunePolicy, Pruned, Start, State, Store, Subscription, Timestamp};
+use pillarbox::admin::{Operator, PrunePolicy, Pruned, State};
+use pillarbox::store::Store;
+use pillarbox::{NewEvent, Start, Subscription, Timestamp};
 use pillarbox_sqlite::{Limits, SqliteStore};
 
 use crate::fixture::{Database, delivery, events, join, one_lane, own, poll_tail, settle, write};
@@ -53,7 +55,7 @@ async fn only_what_is_old_and_passed_by_all_is_removed() {
     assert_eq!((pruned.events, pruned.held_by.as_deref()), (8, Some("slow")), "an orphaned subscription holds it");
     let page = store.poll(&crate::fixture::tail(0, 100)).await.unwrap();
     assert_eq!((page.log_start, page.horizon), (9, 20));
-    store.change(&pillarbox::Change::Delete("slow".into()), false).await.unwrap();
+    store.change(&pillarbox::admin::Change::Delete("slow".into()), false).await.unwrap();
     let pruned = prune_all(&store, &small).await;
     assert_eq!((pruned.events, pruned.held_by), (7, None), "the rest is too young");
     assert_eq!(events(&store).await.iter().map(|event| event.position).collect::<Vec<_>>(), [16, 17, 18, 19, 20]);
@@ -145,7 +147,7 @@ async fn a_hold_that_is_over_drops_only_what_was_awaited() {
     let hold = Some(Duration::from_secs(9 * 86_400));
     let wish = Subscription { hold, ..one_lane("s").topics(["wanted"]) };
     let lane = crate::fixture::lane(join(&store, [wish]).await.subscriptions[0].id);
-    let epoch = crate::fixture::take(&store, lane, pillarbox::TakeCause::Free).await.unwrap();
+    let epoch = crate::fixture::take(&store, lane, pillarbox::store::TakeCause::Free).await.unwrap();
     let mut settlement = write(lane, epoch, 1);
     settlement.cursor.settled.insert(4);
     assert!(settle(&store, settlement).await);
@@ -158,7 +160,7 @@ async fn a_hold_that_is_over_drops_only_what_was_awaited() {
     let book = books.lanes.iter().find(|book| book.subscription == "s").unwrap();
     assert_eq!((book.floor, book.skipped.to_string().as_str()), (5, "2,5"));
     assert_eq!((book.covered.to_string().as_str(), book.before_start.to_string().as_str()), ("1,4", "2-3,5"));
-    let mut auditor = pillarbox::Auditor::new(books).only("s").unwrap().expect_receipts("s").unwrap();
+    let mut auditor = pillarbox::admin::Auditor::new(books).only("s").unwrap().expect_receipts("s").unwrap();
     events(&store).await.iter().for_each(|event| auditor.event(event));
     [0, 3].iter().for_each(|index| auditor.line(&ids[*index].to_string()));
     let audit = auditor.finish().subscriptions.remove(0);
@@ -187,7 +189,7 @@ async fn old_dead_deliveries_and_dedup_keys_go() {
     let (lane, epoch) = own(&store, "s").await;
     let mut parked = write(lane, epoch, 2);
     let old = Timestamp(Timestamp::now().0 - 3 * DAY_MS);
-    let failing = |position| pillarbox::Delivery { since: old, ..delivery(position, "a", State::Retrying) };
+    let failing = |position| pillarbox::store::Delivery { since: old, ..delivery(position, "a", State::Retrying) };
     parked.put = vec![failing(1), failing(2)];
     assert!(settle(&store, parked).await);
     let dead = PrunePolicy { dead: Some(Duration::from_secs(2 * 86_400)), ..policy() };
@@ -196,7 +198,7 @@ async fn old_dead_deliveries_and_dedup_keys_go() {
     // It stays dead: the second settlement does not make it younger.
     for _ in 0..2 {
         let mut died = write(lane, epoch, 2);
-        died.change = vec![(pillarbox::Delivery { state: State::Dead, ..failing(1) }, None)];
+        died.change = vec![(pillarbox::store::Delivery { state: State::Dead, ..failing(1) }, None)];
         assert!(settle(&store, died).await);
         assert_eq!(prune_all(&store, &dead).await.dead, 0, "it has failed for long, but died just now");
         assert_eq!(database.number(died_at), *first_death.get_or_insert_with(|| database.number(died_at)));
@@ -266,10 +268,10 @@ async fn an_event_in_a_dead_range_is_delivered_late() {
     let wishes = [one_lane("behind"), one_lane("elsewhere").topics(["x"])];
     let later = Subscription { start: Start::Now, ..one_lane("later") };
     let others = join(&other, wishes.into_iter().chain([later])).await.subscriptions;
-    let mut dead = pillarbox::RangeSet::new();
+    let mut dead = pillarbox::store::RangeSet::new();
     dead.insert_range(4, 8);
     let lanes = vec![write(lane, epoch, 9)];
-    store.settle(&pillarbox::Settlement { lanes, dead }).await.unwrap();
+    store.settle(&pillarbox::store::Settlement { lanes, dead }).await.unwrap();
     let prune = async || store.prune(&policy()).await.unwrap();
     prune().await;
     assert_eq!(database.number("select count(*) from pillarbox_delivery"), 0);
@@ -305,13 +307,13 @@ async fn what_retention_removed_between_a_journals_events_is_not_dead_and_its_de
     parked.put = [2, 3, 5].map(|position| delivery(position, "a", State::Dead)).into();
     assert!(settle(&store, parked).await);
     assert_eq!(prune_all(&store, &policy()).await.events, 3);
-    let mut dead = pillarbox::RangeSet::new();
+    let mut dead = pillarbox::store::RangeSet::new();
     dead.insert_range(3, 4);
     dead.insert_range(7, 8);
-    store.settle(&pillarbox::Settlement { dead, ..Default::default() }).await.unwrap();
+    store.settle(&pillarbox::store::Settlement { dead, ..Default::default() }).await.unwrap();
     assert_eq!(store.books().await.unwrap().dead.to_string(), "7-8");
 
-    let rewind = pillarbox::Change::Rewind { subscription: "s".into(), to: Start::Beginning, key: None };
+    let rewind = pillarbox::admin::Change::Rewind { subscription: "s".into(), to: Start::Beginning, key: None };
     store.change(&rewind, false).await.unwrap();
     let state = store.load(&[(lane, epoch + 1)]).await.unwrap().remove(0).unwrap();
     let rows: Vec<_> = state.deliveries.iter().map(|row| (row.position, row.state, row.attempts)).collect();
@@ -332,7 +334,7 @@ async fn a_rewind_replays_what_retention_has_only_kept_aside() {
         assert!(settle(&store, parked).await);
         assert_eq!(prune_all(&store, &policy()).await.kept, 2);
         let rewind = async |to| {
-            let rewind = pillarbox::Change::Rewind { subscription: "s".into(), to, key: key.map(Into::into) };
+            let rewind = pillarbox::admin::Change::Rewind { subscription: "s".into(), to, key: key.map(Into::into) };
             store.change(&rewind, false).await.unwrap()
         };
         let dead = |position| {

@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use pillarbox::{
-    Attempt, ClaimId, ClaimPlace, Event, Failure, Fault, Mode, NewEvent, Outcome, Relay, RetryPolicy, Subscription,
-    Transact,
-};
+use pillarbox::sink::{Attempt, Fault, Outcome};
+use pillarbox::store::{ClaimId, ClaimPlace, Transact};
+use pillarbox::{Event, Failure, Mode, NewEvent, Relay, RetryPolicy, Subscription};
 use pillarbox_sqlite::{SqliteStore, Transactional, publish};
 use rusqlite::{Transaction, TransactionBehavior};
 
@@ -143,7 +142,7 @@ async fn a_claim_that_was_taken_away_before_the_transaction_could_begin_is_not_t
 }
 
 /// Polls a future once.
-fn poll_once<T>(future: &mut pillarbox::BoxFuture<'_, T>) -> Option<T> {
+fn poll_once<T>(future: &mut pillarbox::sink::BoxFuture<'_, T>) -> Option<T> {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     match future.as_mut().poll(&mut context) {
         std::task::Poll::Ready(value) => Some(value),

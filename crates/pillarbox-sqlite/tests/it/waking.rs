@@ -2,8 +2,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pillarbox::engine::EngineConfig;
+use pillarbox::store::{Store, Wake};
 use pillarbox::testing::Capture;
-use pillarbox::{NewEvent, Relay, RelayConfig, Store, Wake};
+use pillarbox::{NewEvent, Relay, RelayConfig};
 use pillarbox_sqlite::{commit, publish};
 
 use crate::fixture::{Database, join, one_lane, own, poll_tail, settle, write};
@@ -127,7 +128,7 @@ async fn a_store_does_not_wake_itself() {
 
 #[tokio::test]
 async fn an_operators_change_rings_until_it_was_observed() {
-    use pillarbox::{Change, Operator};
+    use pillarbox::admin::{Change, Operator};
     let database = Database::new();
     let store = database.store();
     join(&store, [one_lane("s")]).await;

@@ -1,7 +1,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::{Batch, BoxFuture, Outcome, Relay, Sink, SinkFeatures, Subscription};
+use pillarbox::sink::{Batch, BoxFuture, Outcome, Sink, SinkFeatures};
+use pillarbox::{Relay, Subscription};
 use pillarbox_postgres::PostgresStore;
 use tokio::sync::Notify;
 use uuid::Uuid;

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use pillarbox::{Mode, NewEvent, Operator, Relay, Store, Subscription};
+use pillarbox::admin::Operator;
+use pillarbox::store::Store;
+use pillarbox::{Mode, NewEvent, Relay, Subscription};
 use pillarbox_postgres::PostgresStore;
 use pillarbox_sqlite::SqliteStore;
 use tokio::sync::watch;

@@ -2,7 +2,9 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillarbox::{Event, Mode, Operator, Relay, Store, Subscription};
+use pillarbox::admin::Operator;
+use pillarbox::store::Store;
+use pillarbox::{Event, Mode, Relay, Subscription};
 use pillarbox_postgres::PostgresStore;
 use pillarbox_sqlite::SqliteStore;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};

@@ -1,11 +1,13 @@
 use std::time::Duration;
 
-use pillarbox::{
-    Attempt, AttemptError, Change, ClaimEnd, ClaimFate, ClaimId, ClaimPlace, ClaimRequest, Claimed, Delivery, Epoch,
-    Failed, InstanceId, LaneRef, LaneState, LaneWrite, ListQuery, NewEvent, Operator, Outcome, PausedBy, PollRequest,
-    Position, PrunePolicy, Queued, RecoverRequest, RecoveryCause, Report, Result, ScanRequest, Selection, Settlement,
-    Start, State, Store, Take, TakeCause, Timestamp, Transact,
+use pillarbox::admin::{Change, ListQuery, Operator, PausedBy, PrunePolicy, Selection, State};
+use pillarbox::sink::{Attempt, Outcome};
+use pillarbox::store::{
+    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimPlace, ClaimRequest, Claimed, Delivery, Epoch, Failed, InstanceId,
+    LaneRef, LaneState, LaneWrite, PollRequest, Queued, RecoverRequest, RecoveryCause, Report, ScanRequest, Settlement,
+    Store, Take, TakeCause, Transact,
 };
+use pillarbox::{NewEvent, Position, Result, Start, Timestamp};
 use uuid::Uuid;
 
 use super::{Ground, IDLE, Operation, QUEUE, STREAM, TAIL, hello};

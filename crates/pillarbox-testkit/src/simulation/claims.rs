@@ -1,11 +1,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use pillarbox::admin::Change;
 use pillarbox::engine::Input;
-use pillarbox::{
-    Attempt, Change, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, InstanceId, Outcome, Position, RecoverRequest,
-    RecoveryCause, Result, Settlement,
+use pillarbox::sink::{Attempt, Outcome};
+use pillarbox::store::{
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, InstanceId, RecoverRequest, RecoveryCause, Settlement,
 };
+use pillarbox::{Position, Result};
 use uuid::Uuid;
 
 use super::{Held, JOBS, NODES, Node, SUBSCRIPTIONS, Ticket, World};

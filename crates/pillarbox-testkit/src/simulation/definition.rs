@@ -1,10 +1,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::{
-    Attempt, Change, Definition, Event, Filter, LaneRef, OnDead, Position, RangeSet, Settlement, SinkFeatures, Start,
-    Subscription, lane_of,
-};
+use pillarbox::admin::Change;
+use pillarbox::sink::{Attempt, SinkFeatures};
+use pillarbox::store::{Definition, LaneRef, RangeSet, Settlement, lane_of};
+use pillarbox::{Event, Filter, OnDead, Position, Start, Subscription};
 use uuid::Uuid;
 
 use super::{JOBS, SOME, SUBSCRIPTIONS, World};

@@ -1,7 +1,8 @@
 use std::collections::HashSet;
 
+use pillarbox::admin::{Change, Changed, Selection, State};
 use pillarbox::engine::Input;
-use pillarbox::{Change, Changed, ErrorKind, Position, Selection, Start, State};
+use pillarbox::{ErrorKind, Position, Start};
 use uuid::Uuid;
 
 use super::{FAULTS_UNTIL, JOBS, NODES, SUBSCRIPTIONS, Step, Ticket, World};

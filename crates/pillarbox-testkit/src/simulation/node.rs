@@ -1,7 +1,9 @@
 use std::time::Duration;
 
+use pillarbox::admin::{Change, PausedBy};
 use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input, Recovery, RecoveryProfile};
-use pillarbox::{BreakerReport, Change, ErrorKind, Hello, InstanceId, LaneRef, PausedBy, Result, Take, TakeCause};
+use pillarbox::store::{BreakerReport, Hello, InstanceId, LaneRef, Take, TakeCause};
+use pillarbox::{ErrorKind, Result};
 
 use super::{BrokenShell, Node, Request, SUBSCRIPTIONS, Step, Ticket, World};
 use crate::PollSteps;
@@ -237,7 +239,7 @@ impl World {
             return self.answer(ticket, News::Input(Input::CallFailed(call)));
         }
         // A lane that nobody owns is asked for again; nothing is late by that.
-        let is_free = |take: &pillarbox::Take| take.cause == pillarbox::TakeCause::Free;
+        let is_free = |take: &pillarbox::store::Take| take.cause == pillarbox::store::TakeCause::Free;
         let may_wait = matches!(&request, Request::Take(lanes) if lanes.iter().all(is_free));
         let answer: Result<Input> = match request {
             Request::Observe(report) => {

@@ -2,10 +2,9 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use pillarbox::engine::{Action, Engine, EngineConfig, Input, Mutant};
-use pillarbox::{
-    Attempt, BatchId, Failure, Hello, InstanceId, NewEvent, Outcome, Position, SinkFeatures, StoreFeatures,
-    Subscription, Timestamp,
-};
+use pillarbox::sink::{Attempt, BatchId, Outcome, SinkFeatures};
+use pillarbox::store::{Hello, InstanceId, StoreFeatures};
+use pillarbox::{Failure, NewEvent, Position, Subscription, Timestamp};
 
 use super::{Random, WALL_START};
 use crate::MemoryLog;

@@ -1,4 +1,5 @@
-use pillarbox::{Change, ErrorKind};
+use pillarbox::ErrorKind;
+use pillarbox::admin::Change;
 
 use super::{FAULTS_UNTIL, SUBSCRIPTIONS, Step, World};
 

@@ -2,7 +2,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::{Event, Filter, InstanceId, Position, PrunePolicy, RangeSet, lane_of};
+use pillarbox::admin::PrunePolicy;
+use pillarbox::store::{InstanceId, RangeSet, lane_of};
+use pillarbox::{Event, Filter, Position};
 use uuid::Uuid;
 
 use super::definition::Judgement;

@@ -1,8 +1,11 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
+use pillarbox::admin::State;
 use pillarbox::engine::Input;
-use pillarbox::{Attempt, BatchId, Event, Failure, LaneRef, Outcome, Position, State, Timestamp, lane_of};
+use pillarbox::sink::{Attempt, BatchId, Outcome};
+use pillarbox::store::{LaneRef, lane_of};
+use pillarbox::{Event, Failure, Position, Timestamp};
 use uuid::Uuid;
 
 use super::node::{ANSWER_MAX, News};
@@ -146,7 +149,7 @@ impl World {
             match &outcome {
                 Outcome::Failed(failure) => {
                     failed.extend(event.key.clone());
-                    if sub == SOME && failure.fault != pillarbox::Fault::Sink {
+                    if sub == SOME && failure.fault != pillarbox::sink::Fault::Sink {
                         *self.refused.entry(event.id).or_default() += if failure.permanent { 3 } else { 1 };
                     }
                 }
@@ -224,7 +227,7 @@ impl World {
         }
         let Some(fate) = self.log.fate(id, SUBSCRIPTIONS[sub]) else { return false };
         // An attempt that a crash ended is counted in the row and not by the sink; its last failure may not be written yet.
-        let dead = |row: &pillarbox::DeliveryRecord| {
+        let dead = |row: &pillarbox::admin::DeliveryRecord| {
             row.state == State::Dead || (row.attempts >= 2 && self.refused.contains_key(&id))
         };
         sub == SOME && fate.delivery.as_ref().is_some_and(dead)

@@ -1,5 +1,5 @@
-use pillarbox::Outcome;
 use pillarbox::engine::Input;
+use pillarbox::sink::Outcome;
 
 use super::SUBSCRIPTIONS;
 

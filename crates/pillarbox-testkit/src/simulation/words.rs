@@ -1,10 +1,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use pillarbox::{
-    Auditor, Cause, Definition, Event, Fate, InstanceId, LaneRef, Mode, Status, SubscriptionAudit, SubscriptionStatus,
-    why,
-};
+use pillarbox::admin::{Auditor, Cause, Fate, Status, SubscriptionAudit, SubscriptionStatus, why};
+use pillarbox::store::{Definition, InstanceId, LaneRef};
+use pillarbox::{Event, Mode};
 
 use super::{Node, SUBSCRIPTIONS, World};
 

@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, HashSet};
 
-use pillarbox::{Event, Headers, Outcome, Payload, Sink};
+use pillarbox::sink::{Outcome, Sink};
+use pillarbox::{Event, Headers, Payload};
 use uuid::Uuid;
 
 use super::outage::PATIENCE;
@@ -21,7 +22,7 @@ pub(super) const ALL: &[SinkCase] = &[
     case("the check passes while the receiver is well", |fixture| Box::pin(check_passes(fixture))),
 ];
 
-const fn case(name: &'static str, run: fn(&dyn SinkFixture) -> pillarbox::BoxFuture<'_, ()>) -> SinkCase {
+const fn case(name: &'static str, run: fn(&dyn SinkFixture) -> pillarbox::sink::BoxFuture<'_, ()>) -> SinkCase {
     SinkCase { name, needs_server: false, run }
 }
 

@@ -2,7 +2,8 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pillarbox::{Event, Fault, Outcome, Payload, Sink};
+use pillarbox::sink::{Fault, Outcome, Sink};
+use pillarbox::{Event, Payload};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -32,7 +33,7 @@ const AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// What no failure may tell.
 const CANARY: &str = "canary in the payload";
 
-const fn case(name: &'static str, run: fn(&dyn SinkFixture) -> pillarbox::BoxFuture<'_, ()>) -> SinkCase {
+const fn case(name: &'static str, run: fn(&dyn SinkFixture) -> pillarbox::sink::BoxFuture<'_, ()>) -> SinkCase {
     SinkCase { name, needs_server: true, run }
 }
 

@@ -37,7 +37,7 @@ const ATTRIBUTES: [&str; 11] = [
 ];
 
 impl Received {
-    /// Reads a CloudEvents JSON object as [`CloudEvents::write`](pillarbox::CloudEvents::write) makes it.
+    /// Reads a CloudEvents JSON object as [`CloudEvents::write`](pillarbox::sink::CloudEvents::write) makes it.
     pub fn from_cloud_event(line: &str) -> serde_json::Result<Received> {
         let mut members: BTreeMap<String, Box<RawValue>> = serde_json::from_str(line)?;
         let payload = match (members.remove("data"), members.remove("data_base64")) {
@@ -50,7 +50,7 @@ impl Received {
         Received::of(attributes, [], payload)
     }
 
-    /// Puts an event together that came in binary mode, as [`CloudEvents::binary`](pillarbox::CloudEvents::binary) takes it apart.
+    /// Puts an event together that came in binary mode, as [`CloudEvents::binary`](pillarbox::sink::CloudEvents::binary) takes it apart.
     ///
     /// `attributes` are named without their prefix (`ce_`, `ce-`), with the media type as `datacontenttype` wherever the protocol has
     /// it. `headers` are what travels beside them; leave out what the sink and the transport add themselves. A payload is JSON if its
@@ -107,7 +107,8 @@ fn from_base64(text: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use pillarbox::{CloudEvents, Event, Headers};
+    use pillarbox::sink::CloudEvents;
+    use pillarbox::{Event, Headers};
 
     use super::*;
     use crate::sink_suite::sink_event;

@@ -1,13 +1,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::admin::{Change, Operator, PausedBy, PrunePolicy, Selection, State};
 use pillarbox::engine::{EngineConfig, Input};
-use pillarbox::{
-    AttemptError, Change, Cursor, DEAD_HEADS_MAX, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, ErrorKind, Event,
-    Filter, Fleet, Hello, InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, NewEvent, OnDead,
-    Operator, Page, PausedBy, PollRequest, Position, PrunePolicy, RangeSet, Report, Scan, ScanRequest, Selection,
-    Settlement, SinkFeatures, Start, State, Store, Subscription, Take, TakeCause, Timestamp, Wake, Writer, lane_of,
+use pillarbox::sink::SinkFeatures;
+use pillarbox::store::{
+    AttemptError, Cursor, DEAD_HEADS_MAX, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, Fleet, Hello, InstanceId,
+    Joined, KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, Page, PollRequest, RangeSet, Report, Scan,
+    ScanRequest, Settlement, Store, Take, TakeCause, Wake, Writer, lane_of,
 };
+use pillarbox::{ErrorKind, Event, Filter, NewEvent, OnDead, Position, Start, Subscription, Timestamp};
 use uuid::Uuid;
 
 use crate::Driver;
@@ -987,7 +989,7 @@ async fn a_lane_that_is_not_there_settles_nothing<F: Fixture>(fixture: &F) -> Ou
     let (member, lane, epoch) = owner(fixture).await?;
     let at = fixture.publish(events("a", 1)).await?;
     let gone = LaneRef { lane: 77, ..lane };
-    let queue = vec![pillarbox::Queued { delivery: delivery(at[0], 0), claim: None, error: None }];
+    let queue = vec![pillarbox::store::Queued { delivery: delivery(at[0], 0), claim: None, error: None }];
     let writes = vec![write(lane, epoch, at[0]), LaneWrite { queue, ..write(gone, epoch, at[0]) }];
     let answers = member.store.settle(&Settlement { lanes: writes, dead: RangeSet::new() }).await?;
     ensure!(answers == [true, false], "answered {answers:?}");
@@ -1020,7 +1022,7 @@ async fn joining_again_is_a_new_instance_and_the_end_of_the_old_one<F: Fixture>(
     let new = fleet.instances.iter().find(|view| view.id == first.joined.instance);
     ensure!(new.is_some_and(|view| view.lock != Lock::Free), "the new instance does not live: {new:?}");
     let owner = fleet.lanes.iter().find(|view| view.lane == lane).and_then(|view| view.owner);
-    let living = |view: &&pillarbox::InstanceView| Some(view.id) == owner && view.lock != Lock::Free;
+    let living = |view: &&pillarbox::store::InstanceView| Some(view.id) == owner && view.lock != Lock::Free;
     let alive = fleet.instances.iter().find(living);
     ensure!(alive.is_none(), "the lane belongs to an instance that seems to live: {alive:?}");
     let epoch = first.take(lane, TakeCause::Lock).await?;
@@ -1107,7 +1109,7 @@ async fn what_lies_before_the_start_is_in_the_books_until_a_rewind<F: Fixture>(f
         let books = operator.books().await?;
         for (position, id) in at.iter().zip(&ids) {
             let expected = before.contains(position);
-            let book = |lane: &pillarbox::LaneBook| lane.before_start.contains(*position) == expected;
+            let book = |lane: &pillarbox::admin::LaneBook| lane.before_start.contains(*position) == expected;
             ensure!(books.lanes.iter().all(book), "rewound to {to:?}, {position} of {at:?}: {:?}", books.lanes);
             let fate = operator.show(*id).await?.and_then(|mut record| record.subscriptions.pop());
             let fate = fate.ok_or("the event is not shown")?;

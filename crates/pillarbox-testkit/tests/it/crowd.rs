@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use pillarbox::engine::{EngineConfig, Input, Recovery, RecoveryProfile};
-use pillarbox::{Failure, Mode, NewEvent, SinkFeatures, Subscription, Timestamp};
+use pillarbox::sink::SinkFeatures;
+use pillarbox::{Failure, Mode, NewEvent, Subscription, Timestamp};
 use pillarbox_testkit::{Driver, MemoryLog, MemoryOptions, MemoryStore};
 
 /// A good event of another key arrives within so much time on the clock of the test, which no load of the machine slows down: while one key

@@ -1,13 +1,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::admin::State;
 use pillarbox::engine::{Action, Engine, EngineConfig, Input};
-use pillarbox::{
-    ATTEMPTS_LOGGED_INTERVAL, BREAKER_BASE, BREAKER_KEYS_MAX, BatchId, Cursor, Definition, Delivery, Event,
-    FLOOD_DEAD_MAX, FailedAttempt, Failure, Fleet, Headers, InstanceId, InstanceView, Joined, LaneRef, LaneState,
-    LaneView, Lock, NextTry, OnDead, Outcome, Page, PollRequest, Position, RetryPolicy, Scan, SinkFeatures, State,
-    StoreFeatures, Subscription, SubscriptionId, SubscriptionView, Timestamp, Writer,
+use pillarbox::engine::{FailedAttempt, NextTry};
+use pillarbox::limit::{ATTEMPTS_LOGGED_INTERVAL, BREAKER_BASE, BREAKER_KEYS_MAX, FLOOD_DEAD_MAX};
+use pillarbox::sink::{BatchId, Outcome, SinkFeatures};
+use pillarbox::store::{
+    Cursor, Definition, Delivery, Fleet, InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Page,
+    PollRequest, Scan, StoreFeatures, SubscriptionId, SubscriptionView, Writer,
 };
+use pillarbox::{Event, Failure, Headers, OnDead, Position, RetryPolicy, Subscription, Timestamp};
 use uuid::Uuid;
 
 const ME: InstanceId = InstanceId(7);

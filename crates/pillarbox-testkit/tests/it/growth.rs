@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
+use pillarbox::admin::{Change, PausedBy};
 use pillarbox::engine::{EngineConfig, Input};
-use pillarbox::{
-    Change, Failure, Mode, NewEvent, OnDead, PausedBy, RetryPolicy, SinkFeatures, Subscription, Timestamp,
-};
+use pillarbox::sink::SinkFeatures;
+use pillarbox::{Failure, Mode, NewEvent, OnDead, RetryPolicy, Subscription, Timestamp};
 use pillarbox_testkit::{Driver, MemoryLog, MemoryOptions, MemoryStore, Tx};
 
 /// A step may look at each lane that the instance owns so often.

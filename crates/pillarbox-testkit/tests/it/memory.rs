@@ -1,7 +1,8 @@
-use pillarbox::{
-    Auditor, Change, Cursor, Epoch, Hello, LaneRef, LaneWrite, NewEvent, PollRequest, Position, ScanRequest,
-    Settlement, Start, Store, Subscription, Take, TakeCause,
+use pillarbox::admin::{Auditor, Change};
+use pillarbox::store::{
+    Cursor, Epoch, Hello, LaneRef, LaneWrite, PollRequest, ScanRequest, Settlement, Store, Take, TakeCause,
 };
+use pillarbox::{NewEvent, Position, Start, Subscription};
 use pillarbox_testkit::{MemoryLog, MemoryStore};
 
 fn request() -> PollRequest {

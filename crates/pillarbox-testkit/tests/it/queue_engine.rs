@@ -2,13 +2,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::admin::State;
 use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input, work};
-use pillarbox::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Definition, Delivery, Event, Failure, Fleet, Headers,
-    InstanceId, InstanceView, Joined, KEYS_TOLD_MAX, LaneRef, LaneState, LaneView, Lock, Mode, Outcome, Page, Payload,
-    Position, Queued, Recovered, RecoveryCause, Scan, SinkFeatures, State, StoreFeatures, Subscription, SubscriptionId,
-    SubscriptionView, Timestamp,
+use pillarbox::sink::{Outcome, SinkFeatures};
+use pillarbox::store::{
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Definition, Delivery, Fleet, InstanceId, InstanceView,
+    Joined, KEYS_TOLD_MAX, LaneRef, LaneState, LaneView, Lock, Page, Queued, Recovered, RecoveryCause, Scan,
+    StoreFeatures, SubscriptionId, SubscriptionView,
 };
+use pillarbox::{Event, Failure, Headers, Mode, Payload, Position, Subscription, Timestamp};
 use uuid::Uuid;
 
 const ME: InstanceId = InstanceId(7);
@@ -177,7 +179,7 @@ impl Bench {
             .take(|action| if let Action::Poll(request) = action { Some(request.clone()) } else { None })
             .unwrap_or_else(|| panic!("no poll in {:?}", self.actions));
         let top = events.last().map_or(0, |event| event.position);
-        let scan = |request: &pillarbox::ScanRequest| Scan {
+        let scan = |request: &pillarbox::store::ScanRequest| Scan {
             after: request.after,
             covered_to: top,
             visible: events.iter().map(|event| event.position..=event.position).collect(),
@@ -555,7 +557,7 @@ fn a_key_that_fills_the_window_moves_aside_before_it_has_had_a_thousand_turns() 
         if let Some(request) =
             bench.take(|action| if let Action::Poll(request) = action { Some(request.clone()) } else { None })
         {
-            let scan = |request: &pillarbox::ScanRequest| Scan {
+            let scan = |request: &pillarbox::store::ScanRequest| Scan {
                 after: request.after,
                 covered_to: top,
                 visible: [request.after + 1..=top].into_iter().collect(),

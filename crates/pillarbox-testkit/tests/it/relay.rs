@@ -1,12 +1,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::admin::{Change, PausedBy};
 use pillarbox::engine::EngineConfig;
+use pillarbox::sink::{Batch, BoxFuture, Outcome, Sink, SinkFeatures};
 use pillarbox::testing::Capture;
-use pillarbox::{
-    Batch, BoxFuture, Change, ErrorKind, Failure, NewEvent, Outcome, PausedBy, Relay, RelayConfig, Sink, SinkFeatures,
-    Subscription,
-};
+use pillarbox::{ErrorKind, Failure, NewEvent, Relay, RelayConfig, Subscription};
 use pillarbox_testkit::{MemoryLog, MemoryOptions, MemoryStore, check_widened_filter};
 use tokio::sync::watch;
 use tokio::time::Instant;

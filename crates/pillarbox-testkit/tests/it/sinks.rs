@@ -1,7 +1,8 @@
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-use pillarbox::{NewEvent, Operator, Position};
+use pillarbox::admin::Operator;
+use pillarbox::{NewEvent, Position};
 use pillarbox_testkit::order::OrderedLog;
 use pillarbox_testkit::sink_chaos::{ChaosRun, EVENTS, run_chaos};
 use pillarbox_testkit::sink_suite::{examine_sink, sink_cases};

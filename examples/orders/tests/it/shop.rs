@@ -2,8 +2,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::sink::Outcome;
 use pillarbox::testing::{Capture, run_handler, run_until_idle};
-use pillarbox::{Event, Failure, Outcome, Relay, Subscription};
+use pillarbox::{Event, Failure, Relay, Subscription};
 use pillarbox_example_orders::{
     Mailbox, NewOrder, OrderPlaced, PLACED, Revenue, TOPIC, confirmations, connect, place_order, prepare, relay,
     revenue,

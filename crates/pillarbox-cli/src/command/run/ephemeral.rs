@@ -2,7 +2,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use pillarbox::{Change, Operator, RetryPolicy, Sink, Status, Subscription};
+use pillarbox::admin::{Change, Operator, Status};
+use pillarbox::sink::Sink;
+use pillarbox::{RetryPolicy, Subscription};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 use uuid::Uuid;

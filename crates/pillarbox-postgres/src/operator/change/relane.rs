@@ -1,4 +1,4 @@
-use pillarbox::LANES_MAX;
+use pillarbox::limit::LANES_MAX;
 
 use super::*;
 use crate::operator::books::{self, ByLane};

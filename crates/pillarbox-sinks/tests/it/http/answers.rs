@@ -1,7 +1,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::*;
-use pillarbox::Fault;
+use pillarbox::sink::Fault;
 
 /// What a status means, and whether the rest of the batch was sent.
 async fn check(status: u16, fault: Fault, permanent: bool, kind: &str) {

@@ -1,5 +1,5 @@
 use super::*;
-use pillarbox::Fault;
+use pillarbox::sink::Fault;
 
 fn batched(receiver: &HttpReceiver) -> HttpSink {
     sink(HttpConfig { mode: HttpMode::Batched, ..config(receiver) })

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
-use pillarbox::Fault;
+use pillarbox::sink::Fault;
 
 const SHORT: Duration = Duration::from_millis(300);
 const MODES: [HttpMode; 3] = [HttpMode::Structured, HttpMode::Binary, HttpMode::Batched];

@@ -3,7 +3,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::*;
-use pillarbox::Fault;
+use pillarbox::sink::Fault;
 use tempfile::TempDir;
 
 const SECRET: &str = "whsec_AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA=";

@@ -2,7 +2,7 @@ use std::fmt::{Debug, Write};
 use std::sync::Mutex;
 
 use super::*;
-use pillarbox::Fault;
+use pillarbox::sink::Fault;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event as LogEvent, Metadata, Subscriber};

@@ -1,7 +1,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pillarbox::{Event, Outcome, Payload};
+use pillarbox::sink::Outcome;
+use pillarbox::{Event, Payload};
 use pillarbox_testkit::redis::Server;
 use pillarbox_testkit::sink_suite::sink_event;
 

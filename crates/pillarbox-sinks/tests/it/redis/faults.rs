@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use pillarbox::{Event, Fault, Headers, Outcome, Payload, Sink};
+use pillarbox::sink::{Fault, Outcome, Sink};
+use pillarbox::{Event, Headers, Payload};
 use pillarbox_sinks::RedisConfig;
 use pillarbox_testkit::proxy::Proxy;
 use pillarbox_testkit::redis::Server;

@@ -1,4 +1,5 @@
-use pillarbox::{Failure, Fault, Outcome, Sink};
+use pillarbox::Failure;
+use pillarbox::sink::{Fault, Outcome, Sink};
 use pillarbox_sinks::{RedisConfig, RedisPubSub, Secret};
 use pillarbox_testkit::redis::Server;
 

@@ -1,7 +1,7 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
-use pillarbox::{Fault, Outcome, Sink};
+use pillarbox::sink::{Fault, Outcome, Sink};
 use pillarbox_sinks::{RedisConfig, Secret};
 use pillarbox_testkit::redis::Server;
 

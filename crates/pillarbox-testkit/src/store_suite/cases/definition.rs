@@ -1,10 +1,8 @@
 use std::time::Duration;
 
-use pillarbox::{
-    Auditor, Cause, Change, Cursor, Definition, Event, Fate, Filter, FormerFilters, LaneRef, LaneWrite, OnDead,
-    Operator, Position, PrunePolicy, RangeSet, RetryPolicy, Start, Store, Subscription, SubscriptionAudit, TakeCause,
-    why,
-};
+use pillarbox::admin::{Auditor, Cause, Change, Fate, Operator, PrunePolicy, SubscriptionAudit, why};
+use pillarbox::store::{Cursor, Definition, FormerFilters, LaneRef, LaneWrite, RangeSet, Store, TakeCause};
+use pillarbox::{Event, Filter, OnDead, Position, RetryPolicy, Start, Subscription};
 
 use super::{Member, NOTHING, event, first_lane_key, join_with, owner, set, subscription, topics, write};
 use crate::store_suite::{Case, Fixture, Outcome, Tried};

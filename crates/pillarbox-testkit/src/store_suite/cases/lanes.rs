@@ -1,9 +1,8 @@
 use std::sync::Arc;
 
-use pillarbox::{
-    Cause, Change, Delivery, Event, KeyHash, LaneRef, LaneWrite, NewEvent, Operator, Start, State, Store, Subscription,
-    TakeCause, Timestamp, lane_of, why,
-};
+use pillarbox::admin::{Cause, Change, Operator, State, why};
+use pillarbox::store::{Delivery, KeyHash, LaneRef, LaneWrite, Store, TakeCause, lane_of};
+use pillarbox::{Event, NewEvent, Start, Subscription, Timestamp};
 
 use super::{Member, NOTHING, delivery, events, first_lane_key, join, join_with, owner, write};
 use crate::store_suite::{Case, Fixture, Outcome, Tried};
@@ -23,7 +22,7 @@ cases! {
 /// How many lanes there are afterwards.
 const LANES: u32 = 5;
 
-async fn relane<F: Fixture>(fixture: &F) -> Tried<pillarbox::Result<pillarbox::Changed>> {
+async fn relane<F: Fixture>(fixture: &F) -> Tried<pillarbox::Result<pillarbox::admin::Changed>> {
     let change = Change::Relane { subscription: "s".into(), lanes: LANES };
     Ok(fixture.operator().await?.change(&change, false).await)
 }

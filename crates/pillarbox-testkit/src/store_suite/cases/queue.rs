@@ -1,12 +1,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use pillarbox::{
-    AttemptError, CRASH, Change, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, DeliveryRecord,
-    Epoch, ErrorKind, Failed, Hello, InstanceId, KEYS_TOLD_MAX, LaneRef, LaneWrite, ListQuery, Mode, NewEvent, OnDead,
-    Operator, Position, PrunePolicy, QUEUED_KEYS_MAX, Queued, RecoverRequest, RecoveryCause, RetryPolicy,
-    SUSPECT_AFTER, Selection, Start, State, Store, Subscription, SubscriptionStatus, TakeCause, Timestamp,
+use pillarbox::admin::{
+    Change, DeliveryRecord, ListQuery, Operator, PrunePolicy, Selection, State, SubscriptionStatus,
 };
+use pillarbox::store::{
+    AttemptError, CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Epoch, Failed, Hello,
+    InstanceId, KEYS_TOLD_MAX, LaneRef, LaneWrite, QUEUED_KEYS_MAX, Queued, RecoverRequest, RecoveryCause,
+    SUSPECT_AFTER, Store, TakeCause,
+};
+use pillarbox::{ErrorKind, Mode, NewEvent, OnDead, Position, RetryPolicy, Start, Subscription, Timestamp};
 
 use super::{BURY, FAIL_SETTLE, LIMIT, Member, NOTHING, hello, join_with, write};
 use crate::store_suite::{Case, Fixture, Outcome, Tried};

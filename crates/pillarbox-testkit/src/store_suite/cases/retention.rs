@@ -1,9 +1,9 @@
 use std::time::Duration;
 
-use pillarbox::{
-    CONTENT_TYPE_BYTES_MAX, Cause, Change, Cursor, Epoch, ErrorKind, HEADERS_BYTES_MAX, LaneRef, LaneWrite,
-    NAME_BYTES_MAX, NewEvent, Operator, PrunePolicy, RangeSet, Report, Store, Subscription, Take, TakeCause, why,
-};
+use pillarbox::admin::{Cause, Change, Operator, PrunePolicy, why};
+use pillarbox::limit::{CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, NAME_BYTES_MAX};
+use pillarbox::store::{Cursor, Epoch, LaneRef, LaneWrite, RangeSet, Report, Store, Take, TakeCause};
+use pillarbox::{ErrorKind, NewEvent, Subscription};
 
 use super::{HOLD, Member, NOTHING, delivery, events, join, join_with, owner, set, write};
 use crate::store_suite::{Case, Fixture, Outcome, Tried};
