@@ -2,7 +2,8 @@ use std::collections::HashMap;
 
 use pillarbox::Position;
 use pillarbox::store::{
-    AttemptError, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, RangeSet, Settlement, SubscriptionId,
+    AttemptError, DeliveryRow, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, RangeSet, Settlement,
+    SubscriptionId,
 };
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -208,7 +209,7 @@ pub(crate) async fn write_deliveries(client: &Client, statements: &Statements, w
 /// A delivery as a settlement leaves it, with the errors that are new.
 struct Merged<'a> {
     write: &'a LaneWrite,
-    delivery: &'a Delivery,
+    delivery: &'a DeliveryRow,
     errors: Vec<&'a AttemptError>,
 }
 

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use pillarbox::admin::State;
 use pillarbox::store::{
-    Cursor, DEAD_HEADS_MAX, Definition, Delivery, Epoch, Fleet, FormerFilters, Hello, InstanceId, InstanceView, Joined,
-    LaneRef, LaneState, LaneView, Lock, QUEUED_KEYS_MAX, Report, SubscriptionId, SubscriptionView, Take, tell_keys,
+    Cursor, DEAD_HEADS_MAX, Definition, DeliveryRow, Epoch, Fleet, FormerFilters, Hello, InstanceId, InstanceView,
+    Joined, LaneRef, LaneState, LaneView, Lock, QUEUED_KEYS_MAX, Report, SubscriptionId, SubscriptionView, Take,
+    tell_keys,
 };
 use pillarbox::{ErrorKind, Filter, Mode, OnDead, Position, RetryPolicy, Start, Subscription, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
@@ -555,8 +556,8 @@ fn anchor_of(row: &Row<'_>) -> Db<Option<(Position, Uuid)>> {
 }
 
 /// The first seven columns: position, key, arrival, state, attempts, due_at, since.
-pub(crate) fn delivery_of(row: &Row<'_>) -> rusqlite::Result<Delivery> {
-    Ok(Delivery {
+pub(crate) fn delivery_of(row: &Row<'_>) -> rusqlite::Result<DeliveryRow> {
+    Ok(DeliveryRow {
         position: row.get(0)?,
         key: row.get::<_, Option<String>>(1)?.map(Into::into),
         arrival: row.get(2)?,

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use pillarbox::admin::State;
 use pillarbox::store::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Failed, InstanceId, KEYS_TOLD_MAX, LaneRef,
-    Queued, SUSPECT_AFTER, SubscriptionId, WAITING_COUNTED, recount_after,
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, DeliveryRow, Failed, InstanceId, KEYS_TOLD_MAX,
+    LaneRef, Queued, SUSPECT_AFTER, SubscriptionId, WAITING_COUNTED, recount_after,
 };
 use pillarbox::{Event, Position, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
@@ -160,7 +160,7 @@ fn claimed_before(tx: &Transaction<'_>, me: InstanceId, request: &ClaimRequest) 
 
 /// A claim of a row with the columns of a delivery, then `crashes`.
 fn claimed_of(row: &Row<'_>, claim: ClaimId) -> rusqlite::Result<Claimed> {
-    let delivery = Delivery { state: State::Processing, ..delivery_of(row)? };
+    let delivery = DeliveryRow { state: State::Processing, ..delivery_of(row)? };
     Ok(Claimed { claim, delivery, event: None, suspect: row.get::<_, u32>(7)? >= SUSPECT_AFTER })
 }
 

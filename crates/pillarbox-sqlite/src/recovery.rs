@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pillarbox::store::{
-    ClaimEnd, ClaimFate, ClaimId, Delivery, InstanceId, RecoverRequest, Recovered, RecoveryCause, SubscriptionId,
+    ClaimEnd, ClaimFate, ClaimId, DeliveryRow, InstanceId, RecoverRequest, Recovered, RecoveryCause, SubscriptionId,
     recovered,
 };
 use pillarbox::{Position, RetryPolicy, Timestamp};
@@ -18,7 +18,7 @@ pub(crate) struct Held {
     pub(crate) subscription: SubscriptionId,
     pub(crate) owner: InstanceId,
     claim: ClaimId,
-    delivery: Delivery,
+    delivery: DeliveryRow,
     policy: String,
     timeout: Duration,
     /// How often the owner has beaten, and when last; None: it has no row any more.

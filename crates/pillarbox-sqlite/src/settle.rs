@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 
 use pillarbox::store::{
-    AttemptError, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, Queued, RangeSet, Settlement,
+    AttemptError, DeliveryRow, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, Queued, RangeSet, Settlement,
     SubscriptionId,
 };
 use pillarbox::{Position, Timestamp};
@@ -107,7 +107,7 @@ fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite, horizon: Position) -> Db
 fn settle_deliveries(tx: &Transaction<'_>, write: &LaneWrite, changed_meanwhile: Option<&RangeSet>) -> Db<()> {
     let mut own = HashSet::new();
     let settled = changed_meanwhile;
-    let is_new = |delivery: &&Delivery| settled.is_none_or(|settled| !settled.contains(delivery.position));
+    let is_new = |delivery: &&DeliveryRow| settled.is_none_or(|settled| !settled.contains(delivery.position));
     let changed_meanwhile = changed_meanwhile.is_some();
     for delivery in write.put.iter().filter(is_new) {
         if put(tx, write.lane, delivery, !changed_meanwhile)? && changed_meanwhile {
@@ -140,7 +140,7 @@ fn advance(tx: &Transaction<'_>, write: &LaneWrite, floor: Position) -> Db<()> {
 }
 
 /// Inserts a delivery, or replaces one if it may; whether it was written.
-fn put(tx: &Transaction<'_>, lane: LaneRef, delivery: &Delivery, replace: bool) -> Db<bool> {
+fn put(tx: &Transaction<'_>, lane: LaneRef, delivery: &DeliveryRow, replace: bool) -> Db<bool> {
     let written = tx.prepare_cached(include_str!("sql/delivery_put.sql"))?.execute(params![
         lane.subscription.0,
         delivery.position,
@@ -158,7 +158,7 @@ fn put(tx: &Transaction<'_>, lane: LaneRef, delivery: &Delivery, replace: bool) 
 }
 
 /// Changes a delivery that is still there: an operator may have skipped it in the meantime.
-fn change(tx: &Transaction<'_>, lane: LaneRef, delivery: &Delivery, error: Option<&AttemptError>) -> Db<()> {
+fn change(tx: &Transaction<'_>, lane: LaneRef, delivery: &DeliveryRow, error: Option<&AttemptError>) -> Db<()> {
     let changed = tx.prepare_cached(include_str!("sql/delivery_change.sql"))?.execute(params![
         lane.subscription.0,
         delivery.position,

@@ -3,7 +3,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pillarbox::admin::{REASON_HOLD, State};
 use pillarbox::store::{
-    AttemptError, Cursor, DEAD_HEADS_MAX, Delivery, ERRORS_KEPT_MAX, Epoch, InstanceId, LaneState, LaneWrite, RangeSet,
+    AttemptError, Cursor, DEAD_HEADS_MAX, DeliveryRow, ERRORS_KEPT_MAX, Epoch, InstanceId, LaneState, LaneWrite,
+    RangeSet,
 };
 use pillarbox::{Mode, OnDead, Position, Timestamp};
 
@@ -31,7 +32,7 @@ pub(crate) struct Lane {
 /// A delivery with its last errors.
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
-    pub(crate) delivery: Delivery,
+    pub(crate) delivery: DeliveryRow,
     pub(crate) errors: Vec<AttemptError>,
     /// When it became dead, if it is.
     pub(crate) died_at: Option<Timestamp>,
@@ -44,13 +45,13 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub(crate) fn new(delivery: Delivery, now: Timestamp) -> Self {
+    pub(crate) fn new(delivery: DeliveryRow, now: Timestamp) -> Self {
         let died_at = (delivery.state == State::Dead).then_some(now);
         Row { delivery, errors: Vec::new(), died_at, claim: None, turn: None, crashes: 0 }
     }
 
     /// One that stays dead has died when it first did.
-    pub(crate) fn set(&mut self, delivery: Delivery, now: Timestamp) {
+    pub(crate) fn set(&mut self, delivery: DeliveryRow, now: Timestamp) {
         self.died_at = (delivery.state == State::Dead).then(|| self.died_at.unwrap_or(now));
         self.delivery = delivery;
     }
@@ -93,7 +94,7 @@ impl Lane {
             let queued_keys = if queued_keys_left_out { Vec::new() } else { queued_keys };
             return LaneState { queued_keys, queued_keys_left_out, ..state };
         }
-        let mut deliveries: Vec<Delivery> = self.deliveries.values().map(|row| row.delivery.clone()).collect();
+        let mut deliveries: Vec<DeliveryRow> = self.deliveries.values().map(|row| row.delivery.clone()).collect();
         deliveries.sort_by_key(|delivery| (delivery.arrival, delivery.position));
         let last_arrival = deliveries.last().map_or(0, |last| last.arrival);
         let mut heads: BTreeSet<Option<Box<str>>> = BTreeSet::new();
@@ -199,7 +200,7 @@ impl Lane {
     }
 
     /// A settled event is to be delivered once more, or after all.
-    pub(crate) fn replay(&mut self, delivery: Delivery, now: Timestamp) {
+    pub(crate) fn replay(&mut self, delivery: DeliveryRow, now: Timestamp) {
         let position = delivery.position;
         self.skipped.remove(&position);
         if self.before_start.contains(position) {

@@ -10,7 +10,7 @@ use pillarbox::admin::{
 };
 use pillarbox::limit::LANES_MAX;
 use pillarbox::store::{
-    Cursor, Delivery, Epoch, InstanceId, KeyHash, RangeSet, RecoveryCause, SubscriptionReport, lane_of,
+    Cursor, DeliveryRow, Epoch, InstanceId, KeyHash, RangeSet, RecoveryCause, SubscriptionReport, lane_of,
 };
 use pillarbox::{Error, ErrorKind, Event, Filter, NewEvent, OnDead, Position, Result, Start, Timestamp};
 use uuid::Uuid;
@@ -254,7 +254,7 @@ impl Inner {
             let lane = &mut row.lanes[*lane];
             lane.revision += 1;
             let row = lane.deliveries.get_mut(position).expect("it was just found");
-            row.set(Delivery { state: State::Pending, attempts: 0, due_at: now, ..row.delivery.clone() }, now);
+            row.set(DeliveryRow { state: State::Pending, attempts: 0, due_at: now, ..row.delivery.clone() }, now);
             row.free();
         }
         let ids: Vec<Uuid> = positions.iter().filter_map(|(position, _)| Some(events.get(position)?.id)).collect();
@@ -339,7 +339,7 @@ impl Inner {
             lane.revision += 1;
             for (arrival, event) in (lane.next_arrival()..).zip(&replayed) {
                 row.formers.replay(event.key_hash(), event.position, &event.topic, &event.r#type);
-                lane.replay(Delivery { arrival, ..waiting(event, now) }, now);
+                lane.replay(DeliveryRow { arrival, ..waiting(event, now) }, now);
             }
         }
         let ids: Vec<Uuid> = replayed.iter().map(|event| event.id).collect();
@@ -747,7 +747,7 @@ impl SubscriptionRow {
         }
         for (arrival, mut row) in (1..).zip(rows) {
             row.delivery.arrival = arrival;
-            let Delivery { position, key, .. } = &row.delivery;
+            let DeliveryRow { position, key, .. } = &row.delivery;
             let hash = key.as_deref().map(KeyHash::of);
             let before = lane_of(hash, *position, before.len() as u32).min(lanes - 1);
             let lane = if broken == Some(Broken::RelaneLeavesRows) { before } else { lane_of(hash, *position, lanes) };
@@ -781,10 +781,10 @@ impl SubscriptionRow {
 
 /// The unfinished delivery that arrived first among those of the same key, if it is another one. A delayed one is
 /// outside its key's order; a dead one is too where dead events are skipped. Whatever is claimed in a queue comes before all.
-fn head_of<'a>(subscription: &SubscriptionRow, lane: &'a Lane, row: &Row) -> Option<&'a Delivery> {
+fn head_of<'a>(subscription: &SubscriptionRow, lane: &'a Lane, row: &Row) -> Option<&'a DeliveryRow> {
     let delivery = &row.delivery;
     delivery.key.as_ref()?;
-    let in_order = |other: &&Delivery| {
+    let in_order = |other: &&DeliveryRow| {
         other.state != State::Delayed
             && (other.state != State::Dead || subscription.definition.on_dead == OnDead::Block)
     };
@@ -804,8 +804,8 @@ fn recovered_count((cause, (count, last_at)): (&RecoveryCause, &(u64, Timestamp)
     RecoveredCount { cause: *cause, count: *count, last_at: *last_at }
 }
 
-fn pending(event: &Event, now: Timestamp) -> Delivery {
-    Delivery {
+fn pending(event: &Event, now: Timestamp) -> DeliveryRow {
+    DeliveryRow {
         position: event.position,
         key: event.key.clone(),
         arrival: 0,
@@ -817,10 +817,10 @@ fn pending(event: &Event, now: Timestamp) -> Delivery {
 }
 
 /// Pending, or delayed if its time has not come.
-fn waiting(event: &Event, now: Timestamp) -> Delivery {
+fn waiting(event: &Event, now: Timestamp) -> DeliveryRow {
     let delivery = pending(event, now);
     match event.deliver_at {
-        Some(due_at) if due_at > now => Delivery { state: State::Delayed, due_at, ..delivery },
+        Some(due_at) if due_at > now => DeliveryRow { state: State::Delayed, due_at, ..delivery },
         _ => delivery,
     }
 }

@@ -386,7 +386,7 @@ impl Lane {
 impl Row {
     fn fail(&mut self, failed: Failed, now: Timestamp) {
         let Failed { state, attempts, due_at, error } = failed;
-        self.set(pillarbox::store::Delivery { state, attempts, due_at, ..self.delivery.clone() }, now);
+        self.set(pillarbox::store::DeliveryRow { state, attempts, due_at, ..self.delivery.clone() }, now);
         self.note(error);
         self.free();
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pillarbox::admin::Operator;
 use pillarbox::store::{Store, lane_of};
-use pillarbox::{Event, Failure, NewEvent, Relay, RetryPolicy, Subscription};
+use pillarbox::{Delivery, Event, Failure, NewEvent, Relay, RetryPolicy, Subscription};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -42,7 +42,7 @@ struct Arrivals {
 }
 
 impl Arrivals {
-    async fn handle(self: Arc<Self>, relay: usize, event: Arc<Event>) -> Result<(), Failure> {
+    async fn handle(self: Arc<Self>, relay: usize, event: Delivery) -> Result<(), Failure> {
         let running = self.running[relay].fetch_add(1, Ordering::SeqCst) + 1;
         self.running_max[relay].send_if_modified(|most| std::mem::replace(most, running.max(*most)) < running);
         let key = event.key.as_deref().expect("every event has a key").to_owned();

@@ -1,44 +1,173 @@
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::future::Future;
+use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::{BoxFuture, Event, Failure, Outcome};
+use crate::{Attempt, BoxFuture, Event, Failure, Outcome, Position, RetryPolicy};
 
 /// A function that is called for each event of a subscription, in the same process.
 ///
 /// `Ok` settles the event. An error is the event's own fault and is retried by the policy, holding back its key and
-/// nothing else; say [`Failure::sink`] if something that all events need is down. A panic is a failure. In a stream a call that takes
+/// nothing else; return [`Failure::sink`] if something that all events need is down. A panic is a failure. In a stream a call that takes
 /// longer than `processing_timeout` is cancelled at its next await; in a queue it may take as long as it likes, unless the subscription
 /// has a `heartbeat_timeout`: then it must call [`heartbeat`] at least that often. It may be called again with the same event (same id).
+///
+/// ```
+/// use pillarbox::{Delivery, Failure};
+///
+/// async fn mail(delivery: Delivery) -> Result<(), Failure> {
+///     let total: u64 = delivery.payload.json()?;
+///     if delivery.is_last() {
+///         println!("order {:?} over {total} cannot be mailed: {:?}", delivery.key, delivery.previous_error());
+///     }
+///     Ok(())
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler of events",
+    label = "expected an async function or closure of one `Delivery`",
+    note = "a handler takes a `pillarbox::Delivery` and returns `Result<(), pillarbox::Failure>`; `?` turns any error into a `Failure`",
+    note = "its future must be `Send`: hold no `Rc`, `RefCell` borrow or `MutexGuard` across an `.await`"
+)]
 pub trait Handler: Send + Sync + 'static {
     /// Handles one event.
-    fn handle(&self, event: Arc<Event>) -> impl Future<Output = Result<(), Failure>> + Send;
+    fn handle(&self, delivery: Delivery) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
 impl<F, Fut> Handler for F
 where
-    F: Fn(Arc<Event>) -> Fut + Send + Sync + 'static,
+    F: Fn(Delivery) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<(), Failure>> + Send,
 {
-    fn handle(&self, event: Arc<Event>) -> impl Future<Output = Result<(), Failure>> + Send {
-        self(event)
+    fn handle(&self, delivery: Delivery) -> impl Future<Output = Result<(), Failure>> + Send {
+        self(delivery)
+    }
+}
+
+/// An event at a handler, and which attempt it is. It dereferences to the [`Event`].
+#[derive(Debug, Clone)]
+pub struct Delivery {
+    event: Arc<Event>,
+    subscription: Arc<str>,
+    attempt: u32,
+    max_attempts: u32,
+    previous_error: Option<Arc<str>>,
+}
+
+impl Delivery {
+    /// The first attempt of an event for a subscription with this name and the policy of handlers; for tests of handlers.
+    pub fn first(event: impl Into<Arc<Event>>, subscription: &str) -> Self {
+        Delivery {
+            event: event.into(),
+            subscription: subscription.into(),
+            attempt: 1,
+            max_attempts: RetryPolicy::handler().max_attempts,
+            previous_error: None,
+        }
+    }
+
+    /// The event, to keep it for longer than the call.
+    pub fn event(&self) -> &Arc<Event> {
+        &self.event
+    }
+
+    /// The name of the subscription.
+    pub fn subscription(&self) -> &str {
+        &self.subscription
+    }
+
+    /// 1 for the first attempt. Only failures that were the event's fault count.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// After how many failed attempts the event is dead, by the subscription's policy.
+    pub fn max_attempts(&self) -> u32 {
+        self.max_attempts
+    }
+
+    /// Whether the event is dead if this attempt fails; a `min_dead_age` that is not over gives it further ones.
+    pub fn is_last(&self) -> bool {
+        self.attempt >= self.max_attempts
+    }
+
+    /// What the attempt before failed with. None: this is the first, or another relay made it, or too many others have failed since.
+    pub fn previous_error(&self) -> Option<&str> {
+        self.previous_error.as_deref()
+    }
+}
+
+impl Deref for Delivery {
+    type Target = Event;
+
+    fn deref(&self) -> &Event {
+        &self.event
+    }
+}
+
+/// What the handler of a subscription knows of its attempts besides their events.
+#[derive(Debug, Clone)]
+pub(crate) struct Handling {
+    pub(crate) subscription: Arc<str>,
+    pub(crate) max_attempts: u32,
+    pub(crate) last_errors: Arc<LastErrors>,
+}
+
+impl Handling {
+    pub(crate) fn delivery(&self, attempt: &Attempt) -> Delivery {
+        Delivery {
+            event: attempt.event.clone(),
+            subscription: self.subscription.clone(),
+            attempt: attempt.number,
+            max_attempts: self.max_attempts,
+            previous_error: self.last_errors.of(attempt.event.position),
+        }
+    }
+}
+
+/// Of how many events a relay remembers what their last attempt failed with, for each subscription.
+pub(crate) const LAST_ERRORS_MAX: usize = 1_000;
+
+/// What the last attempts of events failed with, those of the newest positions.
+#[derive(Debug, Default)]
+pub(crate) struct LastErrors(Mutex<BTreeMap<Position, Arc<str>>>);
+
+impl LastErrors {
+    pub(crate) fn of(&self, position: Position) -> Option<Arc<str>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&position).cloned()
+    }
+
+    /// Notes how an attempt ended.
+    pub(crate) fn note(&self, position: Position, outcome: &Outcome) {
+        let mut errors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match outcome {
+            Outcome::Failed(failure) => {
+                errors.insert(position, failure.message.as_str().into());
+                if errors.len() > LAST_ERRORS_MAX {
+                    errors.pop_first();
+                }
+            }
+            Outcome::Delivered => _ = errors.remove(&position),
+            Outcome::NotTried => {}
+        }
     }
 }
 
 /// A [`Handler`] of any type.
 pub(crate) trait AnyHandler: Send + Sync + 'static {
-    fn call(&self, event: Arc<Event>) -> BoxFuture<'_, Result<(), Failure>>;
+    fn call(&self, delivery: Delivery) -> BoxFuture<'_, Result<(), Failure>>;
 }
 
 impl<H: Handler> AnyHandler for H {
-    fn call(&self, event: Arc<Event>) -> BoxFuture<'_, Result<(), Failure>> {
-        Box::pin(self.handle(event))
+    fn call(&self, delivery: Delivery) -> BoxFuture<'_, Result<(), Failure>> {
+        Box::pin(self.handle(delivery))
     }
 }
 
@@ -65,9 +194,9 @@ pub(crate) enum Patience {
 }
 
 /// Calls a handler as the engine does: a panic and a time-out are failures.
-pub(crate) async fn call(handler: &dyn AnyHandler, event: Arc<Event>, patience: Patience) -> Outcome {
+pub(crate) async fn call(handler: &dyn AnyHandler, delivery: Delivery, patience: Patience) -> Outcome {
     // The future is made inside, so that a handler that panics before its first await is caught too.
-    let guarded = CatchUnwind(Box::pin(async move { handler.call(event).await }));
+    let guarded = CatchUnwind(Box::pin(async move { handler.call(delivery).await }));
     match patient(patience, guarded).await {
         Ok(Ok(Ok(()))) => Outcome::Delivered,
         Ok(Ok(Err(failure))) => Outcome::Failed(failure),
@@ -124,4 +253,23 @@ impl<T> Future for CatchUnwind<'_, T> {
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_errors_of_the_newest_positions_are_remembered_until_they_are_delivered() {
+        let errors = LastErrors::default();
+        for position in 1..=LAST_ERRORS_MAX as Position + 1 {
+            errors.note(position, &Outcome::Failed(Failure::event(format!("error {position}"))));
+        }
+        assert_eq!(errors.of(1), None, "there are too many");
+        assert_eq!(errors.of(2).as_deref(), Some("error 2"));
+        errors.note(2, &Outcome::NotTried);
+        assert!(errors.of(2).is_some());
+        errors.note(2, &Outcome::Delivered);
+        assert_eq!(errors.of(2), None);
+    }
 }

@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::holes::Holes;
 use crate::work::looked_at;
 use crate::{
-    AttemptError, ClaimId, Cursor, Delivery, Epoch, Event, Failed, KeyHash, LaneRef, LaneState, LaneWrite, Mode,
+    AttemptError, ClaimId, Cursor, DeliveryRow, Epoch, Event, Failed, KeyHash, LaneRef, LaneState, LaneWrite, Mode,
     OnDead, Position, Queued, RangeSet, State, Timestamp,
 };
 
@@ -45,7 +45,7 @@ pub(crate) struct Lane {
     /// Heads by due time; an entry may be stale and is checked when it comes up.
     due: BTreeSet<(Timestamp, ChainKey)>,
     delayed: BTreeSet<(Timestamp, Position)>,
-    delayed_rows: HashMap<Position, Delivery>,
+    delayed_rows: HashMap<Position, DeliveryRow>,
     /// Until everything up to here has been read again that the owner before had read and not settled, no delayed row takes its place
     /// behind what its key has waiting: not all of that is known.
     pub(crate) reads_again_to: Option<Position>,
@@ -63,14 +63,14 @@ pub(crate) struct Lane {
     /// them again.
     parked: HashSet<Position>,
     next_arrival: i64,
-    put: Vec<Delivery>,
+    put: Vec<DeliveryRow>,
     queue: Vec<Queued>,
     /// Of a queue: the keys that have rows, or may have.
     queued_keys: Option<HashSet<KeyHash>>,
     /// Every key may have rows: which do is not known yet.
     pub(crate) keys_unknown: bool,
     keys_given: KeysGiven,
-    change: Vec<(Delivery, Option<AttemptError>)>,
+    change: Vec<(DeliveryRow, Option<AttemptError>)>,
     finish: Vec<Position>,
     /// Seized twice without progress: one event at a time, its attempt written first, until some have gone well.
     pub(crate) careful: bool,
@@ -170,7 +170,7 @@ impl ChainKey {
 
 #[derive(Debug, Default)]
 struct Chain {
-    rows: VecDeque<Delivery>,
+    rows: VecDeque<DeliveryRow>,
     /// How many rows from the head are on their way to the sink.
     busy: usize,
 }
@@ -433,7 +433,7 @@ impl Lane {
     /// Gives an event a row in the queue.
     pub(crate) fn give_row(&mut self, event: &Event, row: Row, now: Timestamp) {
         let Row { state, due_at, attempts, claim, error } = row;
-        let delivery = Delivery {
+        let delivery = DeliveryRow {
             position: event.position,
             key: event.key.clone(),
             arrival: 0,
@@ -473,7 +473,7 @@ impl Lane {
     }
 
     /// The head of a key that is failing, if one is.
-    pub(crate) fn failing_head(&mut self) -> Option<&Delivery> {
+    pub(crate) fn failing_head(&mut self) -> Option<&DeliveryRow> {
         if self.failing == 0 {
             return None;
         }
@@ -486,7 +486,7 @@ impl Lane {
     }
 
     /// How many deliveries wait behind the head of a long chain, and that head. It was the longest when a row was last added to it.
-    pub(crate) fn longest_chain(&self) -> Option<(usize, &Delivery)> {
+    pub(crate) fn longest_chain(&self) -> Option<(usize, &DeliveryRow)> {
         let chain = self.chains.get(&self.longest_chain?)?;
         Some((chain.rows.len() - 1, chain.rows.front()?))
     }
@@ -511,8 +511,8 @@ impl Lane {
         &mut self,
         key: Option<KeyHash>,
         position: Position,
-        change: impl FnOnce(&mut Delivery),
-    ) -> Option<Delivery> {
+        change: impl FnOnce(&mut DeliveryRow),
+    ) -> Option<DeliveryRow> {
         let changed = self.change_chain(ChainKey::of(key, position), |chain| {
             let row = chain.rows.iter_mut().find(|row| row.position == position)?;
             change(row);
@@ -526,7 +526,7 @@ impl Lane {
         self.rows
     }
 
-    fn append(&mut self, delivery: Delivery) {
+    fn append(&mut self, delivery: DeliveryRow) {
         let chain = ChainKey::of(delivery.key_hash(), delivery.position);
         self.rows += 1;
         self.chains.entry(chain).or_default();
@@ -551,10 +551,18 @@ impl Lane {
         }
     }
 
-    fn delivery(&mut self, event: &Event, state: State, due_at: Timestamp, now: Timestamp) -> Delivery {
+    fn delivery(&mut self, event: &Event, state: State, due_at: Timestamp, now: Timestamp) -> DeliveryRow {
         let arrival = self.next_arrival;
         self.next_arrival += 1;
-        Delivery { position: event.position, key: event.key.clone(), arrival, state, attempts: 0, due_at, since: now }
+        DeliveryRow {
+            position: event.position,
+            key: event.key.clone(),
+            arrival,
+            state,
+            attempts: 0,
+            due_at,
+            since: now,
+        }
     }
 
     /// Moves an event behind its key's failing head.
@@ -597,7 +605,7 @@ impl Lane {
 
     /// Takes out delayed rows that are due, so many that no more than `most` heads are due with them; each goes back in by
     /// [`Lane::promote`].
-    pub(crate) fn take_delayed(&mut self, now: Timestamp, most: usize) -> Vec<Delivery> {
+    pub(crate) fn take_delayed(&mut self, now: Timestamp, most: usize) -> Vec<DeliveryRow> {
         let mut rows = Vec::new();
         let crowded = self.crowded.is_some_and(|at| at <= now);
         if crowded || self.reads_again_to.is_some() || self.delayed.first().is_none_or(|entry| entry.0 > now) {
@@ -613,13 +621,13 @@ impl Lane {
     }
 
     /// A delayed row that was taken out stays where it was.
-    pub(crate) fn keep_delayed(&mut self, row: Delivery) {
+    pub(crate) fn keep_delayed(&mut self, row: DeliveryRow) {
         self.delayed.insert((row.due_at, row.position));
         self.delayed_rows.insert(row.position, row);
     }
 
     /// A delayed row that is due goes behind what its key has waiting now.
-    pub(crate) fn promote(&mut self, mut row: Delivery) {
+    pub(crate) fn promote(&mut self, mut row: DeliveryRow) {
         row.state = State::Pending;
         row.arrival = self.next_arrival;
         self.next_arrival += 1;
@@ -671,7 +679,7 @@ impl Lane {
                 continue;
             }
             self.crowded = None;
-            let ready = |row: &&Delivery| row.due_at <= now && row.state != State::Dead;
+            let ready = |row: &&DeliveryRow| row.due_at <= now && row.state != State::Dead;
             let length = if careful { 1 } else { limit - positions.len() };
             positions
                 .extend(chain.rows.iter().take(length).take_while(ready).map(|row| (row.position, row.key_hash())));
@@ -682,7 +690,7 @@ impl Lane {
     }
 
     /// The row of a delivery in its chain.
-    pub(crate) fn row(&self, key: Option<KeyHash>, position: Position) -> Option<&Delivery> {
+    pub(crate) fn row(&self, key: Option<KeyHash>, position: Position) -> Option<&DeliveryRow> {
         self.chains.get(&ChainKey::of(key, position))?.rows.iter().find(|row| row.position == position)
     }
 
@@ -784,10 +792,10 @@ impl Lane {
     }
 
     /// Attempts that were under way when the last owner died: each counts as failed.
-    pub(crate) fn interrupted(&self) -> Vec<Delivery> {
+    pub(crate) fn interrupted(&self) -> Vec<DeliveryRow> {
         looked_at(self.rows);
         let rows = self.chains.values().flat_map(|chain| &chain.rows).filter(|row| row.state == State::Processing);
-        let mut rows: Vec<Delivery> = rows.cloned().collect();
+        let mut rows: Vec<DeliveryRow> = rows.cloned().collect();
         rows.sort_by_key(|row| row.position);
         rows
     }

@@ -5,25 +5,35 @@
 //! - First arrivals of a key come in log order. After a crash an event may come again, with the same id.
 //! - A failure holds back only its own key.
 //!
-//! This crate is the engine and its seams; it talks to no database itself. Publishing and the [`Store`] come from a database's
-//! own crate (`pillarbox-sqlite`), sinks to other systems from `pillarbox-sinks`. A relay is built from both:
+//! This crate is the engine; it talks to no database itself. Publishing and the store come from a database's own crate
+//! (`pillarbox-sqlite`, `pillarbox-postgres`), sinks to other systems from `pillarbox-sinks`. A relay is built from a store and
+//! subscriptions, each with a handler or a sink:
 //!
 //! ```
-//! use std::sync::Arc;
-//! use pillarbox::{Event, Failure, Operator, Relay, Store, Subscription};
+//! use pillarbox::{Delivery, Relay, Subscription};
+//! # use pillarbox::{admin::Operator, store::Store};
 //!
-//! async fn run(store: impl Store + Operator) -> pillarbox::Result<Relay> {
-//!     Relay::builder(store)
-//!         .handle(Subscription::new("mailer").topics(["orders"]), |event: Arc<Event>| async move {
-//!             println!("{} {}", event.r#type, event.id);
-//!             Ok::<(), Failure>(())
-//!         })
-//!         .start()
-//!         .await
-//! }
+//! # async fn run(store: impl Store + Operator) -> pillarbox::Result<Relay> {
+//! let mailer = |delivery: Delivery| async move {
+//!     println!("attempt {} of event {} ({})", delivery.attempt(), delivery.id, delivery.r#type);
+//!     Ok(())
+//! };
+//! let subscription = Subscription::stream("mailer").topics(["orders"]).max_attempts(5);
+//! Relay::builder(store).handle(subscription, mailer).start().await
+//! # }
 //! ```
 //!
-//! The decisions of a relay are in [`engine`]: state, time and what happened, to what is to be done, without any IO.
+//! | you want to | see |
+//! |---|---|
+//! | describe an event to publish | [`NewEvent`] |
+//! | say which events go where, how often they are tried, in which order they wait | [`Subscription`], [`RetryPolicy`] |
+//! | handle events in your process | [`Handler`], [`Delivery`], [`Failure`] |
+//! | run, drain and stop | [`Relay`], [`RelayConfig`] |
+//! | ask and change what operators ask and change | [`admin`] |
+//! | deliver to another system | [`sink`] |
+//! | test your publishing and your handlers | [`testing`] |
+//! | bring another database | [`store`] |
+//! | look up a limit | [`limit`] |
 /// What operators do and ask: status, the deliveries, why an event waits, audits, retention.
 pub mod admin;
 mod attempt_log;
@@ -72,7 +82,7 @@ mod work;
 pub use counted::counted;
 pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, Headers, NewEvent, Payload, Position, Timestamp};
-pub use handler::{Handler, heartbeat};
+pub use handler::{Delivery, Handler, heartbeat};
 pub use relay::{Relay, RelayBuilder, RelayConfig};
 pub use retry::RetryPolicy;
 pub use sink::Failure;

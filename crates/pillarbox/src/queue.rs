@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AttemptError, Delivery, Epoch, Event, Failure, InstanceId, KeyHash, LaneRef, LaneState, Position, RetryPolicy,
+    AttemptError, DeliveryRow, Epoch, Event, Failure, InstanceId, KeyHash, LaneRef, LaneState, Position, RetryPolicy,
     State, SubscriptionId, TakeCause, Timestamp, lane_of,
 };
 
@@ -49,7 +49,7 @@ pub struct ClaimId(pub i64);
 pub struct Queued {
     /// The row; its place among those of its key (`arrival`) is given by the store, in the order in which they are handed over.
     /// With a claim it is processing; otherwise pending, delayed, retrying or dead.
-    pub delivery: Delivery,
+    pub delivery: DeliveryRow,
     /// This instance works on it already.
     pub claim: Option<ClaimId>,
     /// The error to be kept with it.
@@ -96,7 +96,7 @@ pub struct Claimed {
     /// Names the claim when it ends.
     pub claim: ClaimId,
     /// The row, processing.
-    pub delivery: Delivery,
+    pub delivery: DeliveryRow,
     /// Its event; None: it is neither in the log nor kept aside.
     pub event: Option<Arc<Event>>,
     /// It was recovered from [`SUSPECT_AFTER`] crashes or more.
@@ -195,7 +195,7 @@ pub struct Recovered {
 
 /// What a recovery makes of a delivery that somebody was working on: an attempt is counted, so that an event which kills its process
 /// ends as dead. The first time it is due at once, later after the policy's wait.
-pub fn recovered(policy: &RetryPolicy, delivery: &Delivery, cause: RecoveryCause, now: Timestamp) -> Failed {
+pub fn recovered(policy: &RetryPolicy, delivery: &DeliveryRow, cause: RecoveryCause, now: Timestamp) -> Failed {
     let attempts = delivery.attempts + 1;
     let message = match cause {
         RecoveryCause::Crash => "the process ended while it worked on this event",

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use self::shell::{LEAVE_TIMEOUT, Shell, rejoin_wait};
 use crate::engine::EngineConfig;
-use crate::handler::AnyHandler;
+use crate::handler::{AnyHandler, LastErrors};
 use crate::{
     Error, ErrorKind, Failpoint, Handler, Hello, InstanceId, Joined, Mode, Operator, PrunePolicy, Report, Result, Sink,
     SinkFeatures, Store, Subscription, SubscriptionView, Timestamp, Transact,
@@ -107,7 +107,7 @@ pub struct RelayBuilder<S> {
 #[derive(Clone)]
 enum Target {
     Sink(Arc<dyn Sink>),
-    Handler(Arc<dyn AnyHandler>),
+    Handler(Arc<dyn AnyHandler>, Arc<LastErrors>),
     Transact(Arc<dyn Transact>),
 }
 
@@ -115,7 +115,7 @@ impl Target {
     fn features(&self) -> SinkFeatures {
         match self {
             Target::Sink(sink) => sink.features(),
-            Target::Handler(_) => SinkFeatures { ordered_batch: true, one_by_one: true, ..SinkFeatures::default() },
+            Target::Handler(..) => SinkFeatures { ordered_batch: true, one_by_one: true, ..SinkFeatures::default() },
             Target::Transact(_) => SinkFeatures { one_by_one: true, settles: true, ..SinkFeatures::default() },
         }
     }
@@ -136,7 +136,7 @@ impl<S: Store + Operator> RelayBuilder<S> {
 
     /// Calls a function for each event of a subscription.
     pub fn handle(mut self, subscription: Subscription, handler: impl Handler) -> Self {
-        self.targets.push((subscription, Target::Handler(Arc::new(handler))));
+        self.targets.push((subscription, Target::Handler(Arc::new(handler), Arc::default())));
         self
     }
 

@@ -184,9 +184,10 @@ impl Failure {
     }
 }
 
-/// Any error of a handler is the event's fault; tell others with [`Failure::sink`].
-impl<E: std::error::Error> From<E> for Failure {
+/// Any error of a handler is the event's fault, also one of `anyhow`; tell others with [`Failure::sink`].
+impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Failure {
     fn from(error: E) -> Self {
+        let error = error.into();
         let mut message = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {

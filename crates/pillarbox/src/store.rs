@@ -299,7 +299,7 @@ pub struct LaneState {
     /// The deliveries of the lane that its owner needs, in order of arrival; none of a queue. Those that are not dead; those that are dead
     /// and not settled, since their range was left out of the cursor; and where dead events hold their key back, the first dead one of each key, up to
     /// [`DEAD_HEADS_MAX`] keys. How many are dead besides costs nothing.
-    pub deliveries: Vec<Delivery>,
+    pub deliveries: Vec<DeliveryRow>,
     /// More keys than [`DEAD_HEADS_MAX`] are held back by a dead event, and `deliveries` does not name them all.
     pub dead_heads_left_out: bool,
     /// The highest arrival of all deliveries of the lane, dead ones included; none of a queue.
@@ -322,7 +322,7 @@ pub const DEAD_HEADS_MAX: usize = 10_000;
 
 /// A row of the slow path.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Delivery {
+pub struct DeliveryRow {
     /// Which event.
     pub position: Position,
     /// The event's key.
@@ -339,7 +339,7 @@ pub struct Delivery {
     pub since: Timestamp,
 }
 
-impl Delivery {
+impl DeliveryRow {
     /// The hash of the key.
     pub fn key_hash(&self) -> Option<KeyHash> {
         self.key.as_deref().map(KeyHash::of)
@@ -448,13 +448,13 @@ pub struct LaneWrite {
     /// The new cursor.
     pub cursor: Cursor,
     /// Deliveries to insert or replace.
-    pub put: Vec<Delivery>,
+    pub put: Vec<DeliveryRow>,
     /// Events of a queue that get a row which instances compete for, if they have none and the stored cursor does not count them as
     /// settled: the owner repeats a write that was not answered, and by then their rows may be done. Each is behind those of its
     /// key that have one, and they are in order among themselves.
     pub queue: Vec<Queued>,
     /// Deliveries to change if they are still there, with the error to be added to their list.
-    pub change: Vec<(Delivery, Option<AttemptError>)>,
+    pub change: Vec<(DeliveryRow, Option<AttemptError>)>,
     /// Deliveries that are done.
     pub finish: Vec<Position>,
     /// The owner has come through what those before it may have died of: `takeovers` begins anew.

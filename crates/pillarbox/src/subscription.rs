@@ -45,6 +45,34 @@ pub struct Subscription {
 }
 
 impl Subscription {
+    /// A stream: events in the order of their keys, and only failures cost a row. What [`Subscription::new`] makes too.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pillarbox::{OnDead, Subscription};
+    ///
+    /// let mailer = Subscription::stream("mailer")
+    ///     .topics(["orders", "billing.*"])
+    ///     .max_attempts(5)
+    ///     .on_dead(OnDead::Skip)
+    ///     .processing_timeout(Duration::from_secs(30));
+    /// ```
+    pub fn stream(name: impl Into<String>) -> Self {
+        Subscription::new(name)
+    }
+
+    /// A queue: for handlers of minutes and hours, and for transactional ones. All relays compete for its events.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pillarbox::Subscription;
+    ///
+    /// let renderer = Subscription::queue("renderer").topics(["videos"]).workers(2).heartbeat_timeout(Duration::from_secs(60));
+    /// ```
+    pub fn queue(name: impl Into<String>) -> Self {
+        Subscription { mode: Mode::Queue, ..Subscription::new(name) }
+    }
+
     /// All topics, stream mode, from the beginning, with the retry policy of handlers.
     pub fn new(name: impl Into<String>) -> Self {
         Subscription {
@@ -73,6 +101,66 @@ impl Subscription {
     pub fn types<T: Into<String>>(mut self, types: impl IntoIterator<Item = T>) -> Self {
         self.filter.types = types.into_iter().map(Into::into).collect();
         self
+    }
+
+    /// Where it begins, when it is created. Default: the beginning of the log.
+    #[must_use]
+    pub fn start(self, start: Start) -> Self {
+        Subscription { start, ..self }
+    }
+
+    /// How many slices its keys are cut into, when it is created. Default: 8.
+    #[must_use]
+    pub fn lanes(self, lanes: u32) -> Self {
+        Subscription { lanes, ..self }
+    }
+
+    /// How many events are handled at once. Default: 4.
+    #[must_use]
+    pub fn workers(self, workers: usize) -> Self {
+        Subscription { workers, ..self }
+    }
+
+    /// How many events are handed to a sink at once. Default: 100.
+    #[must_use]
+    pub fn batch_size(self, batch_size: usize) -> Self {
+        Subscription { batch_size, ..self }
+    }
+
+    /// What a dead event does to its key. Default: block.
+    #[must_use]
+    pub fn on_dead(self, on_dead: OnDead) -> Self {
+        Subscription { on_dead, ..self }
+    }
+
+    /// When a failed event is tried again, and when it is dead.
+    #[must_use]
+    pub fn retry(self, retry: RetryPolicy) -> Self {
+        Subscription { retry, ..self }
+    }
+
+    /// After how many failed attempts an event is dead, whatever time they take. Default: 8.
+    #[must_use]
+    pub fn max_attempts(self, max_attempts: u32) -> Self {
+        Subscription { retry: self.retry.attempts(max_attempts), ..self }
+    }
+
+    /// See the field of this name. Default: 5 min.
+    #[must_use]
+    pub fn processing_timeout(self, processing_timeout: Duration) -> Self {
+        Subscription { processing_timeout, ..self }
+    }
+
+    /// In a queue: a handler that has not called [`heartbeat`](crate::heartbeat) for this long is cancelled. Default: none.
+    #[must_use]
+    pub fn heartbeat_timeout(self, heartbeat_timeout: Duration) -> Self {
+        Subscription { heartbeat_timeout: Some(heartbeat_timeout), ..self }
+    }
+
+    /// For how long it may hold retention back; after that, events that it has not received are dropped. Default: for ever.
+    #[must_use]
+    pub fn hold(self, hold: Duration) -> Self {
+        Subscription { hold: Some(hold), ..self }
     }
 
     /// Refuses what cannot run; the message says what to change.
@@ -152,7 +240,8 @@ impl Filter {
 pub enum Mode {
     /// The lane's owner reads the log; only failures cost a row.
     Stream,
-    /// Instances compete for rows of the delivery table.
+    /// What is quick is handled from memory like a stream; what takes longer becomes a row of the delivery table, and instances compete
+    /// for rows.
     Queue,
 }
 

@@ -9,8 +9,8 @@ use tokio::sync::watch;
 
 use crate::handler::{Patience, call};
 use crate::{
-    Batch, BoxFuture, Event, Failure, Handler, Operator, Outcome, Relay, RelayBuilder, Result, Sink, SinkFeatures,
-    Store,
+    Batch, BoxFuture, Delivery, Event, Failure, Handler, Operator, Outcome, Relay, RelayBuilder, Result, Sink,
+    SinkFeatures, Store,
 };
 
 /// A sink that keeps what it gets. Clones share it.
@@ -90,5 +90,5 @@ pub async fn run_until_idle<S: Store + Operator>(relay: RelayBuilder<S>) -> Resu
 
 /// Calls a handler with one event as the engine would: a panic and a time-out are failures, not the test's end.
 pub async fn run_handler(handler: &impl Handler, event: Event, timeout: Duration) -> Outcome {
-    call(handler, Arc::new(event), Patience::Total(timeout)).await
+    call(handler, Delivery::first(event, "test"), Patience::Total(timeout)).await
 }

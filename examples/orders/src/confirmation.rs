@@ -1,6 +1,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pillarbox::{Event, Failure, Handler};
+use pillarbox::{Delivery, Failure, Handler};
 
 use crate::OrderPlaced;
 
@@ -21,7 +21,7 @@ impl Mailbox {
 
 /// The handler that confirms orders. A customer without an address can never be written to, so that event is dead at once.
 pub fn confirmations(mailbox: Mailbox) -> impl Handler {
-    move |event: Arc<Event>| {
+    move |event: Delivery| {
         let mailbox = mailbox.clone();
         async move {
             let placed: OrderPlaced = event.payload.json()?;

@@ -1,8 +1,7 @@
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::Result;
-use pillarbox::{Event, Failure, Handler};
+use pillarbox::{Delivery, Event, Failure, Handler};
 use rusqlite::params;
 
 use crate::OrderPlaced;
@@ -36,7 +35,7 @@ impl Revenue {
 
 /// The handler that keeps the revenue.
 pub fn revenue(revenue: Revenue) -> impl Handler {
-    move |event: Arc<Event>| {
+    move |event: Delivery| {
         let revenue = revenue.clone();
         // SQLite blocks; a handler must not hold up the threads that others run on.
         async move { tokio::task::spawn_blocking(move || revenue.add(&event)).await? }

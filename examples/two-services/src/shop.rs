@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use pillarbox::{Event, Failure, NewEvent, Relay, RelayConfig, Subscription};
+use pillarbox::{Delivery, Failure, NewEvent, Relay, RelayConfig, Subscription};
 use pillarbox_postgres::{PgConfig, PostgresStore};
 use pillarbox_sqlite::SqliteStore;
 use rusqlite::{Connection, TransactionBehavior, params};
@@ -65,7 +65,7 @@ impl Shop {
     pub async fn relay(database: &str, sender: Sender) -> Result<Relay> {
         let subscription = Subscription::new("billing").topics(["orders"]);
         let sender = Arc::new(sender);
-        let handler = move |event: Arc<Event>| {
+        let handler = move |event: Delivery| {
             let sender = sender.clone();
             async move { sender.send(&Message::of(&event)?).await }
         };

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use pillarbox::{Event, Failure, Mode, Subscription};
+use pillarbox::{Delivery, Failure, Mode, Subscription};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
@@ -216,7 +216,7 @@ async fn a_live_handler_of_three_times_the_time_out_runs_once(on: On) {
     let gate = Arc::new(Semaphore::new(0));
     let handler = {
         let (calls, gate) = (calls.clone(), gate.clone());
-        move |_: Arc<Event>| {
+        move |_: Delivery| {
             let (calls, gate) = (calls.clone(), gate.clone());
             async move {
                 calls.fetch_add(1, Ordering::SeqCst);

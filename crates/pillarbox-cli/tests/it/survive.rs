@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pillarbox::limit::PAYLOAD_BYTES_MAX;
-use pillarbox::{Event, Failure, Handler, Relay, RetryPolicy, Subscription};
+use pillarbox::{Delivery, Event, Failure, Handler, Relay, RetryPolicy, Subscription};
 use pillarbox_postgres::PostgresStore;
 use pillarbox_sqlite::{SqliteStore, WAL_BYTES_MAX};
 use rusqlite::ErrorCode;
@@ -79,7 +79,7 @@ async fn a_handler_that_panics_is_a_failure_and_the_relay_lives(on: On) {
     let calls = Arc::new(Calls::default());
     let handler = {
         let calls = calls.clone();
-        move |event: Arc<Event>| {
+        move |event: Delivery| {
             let calls = calls.clone();
             async move {
                 calls.note(&event);
@@ -118,7 +118,7 @@ async fn a_handler_that_never_returns_is_cancelled_and_others_flow(on: On) {
     let cancelled = watch::Sender::new(0);
     let handler = {
         let (calls, cancelled) = (calls.clone(), cancelled.clone());
-        move |event: Arc<Event>| {
+        move |event: Delivery| {
             let (calls, cancelled) = (calls.clone(), cancelled.clone());
             async move {
                 calls.note(&event);
@@ -156,7 +156,7 @@ async fn a_drain_in_the_middle_of_a_batch_repeats_nothing(on: On) {
     let gate = Arc::new(Semaphore::new(0));
     let handler = {
         let (calls, gate) = (calls.clone(), gate.clone());
-        move |event: Arc<Event>| {
+        move |event: Delivery| {
             let (calls, gate) = (calls.clone(), gate.clone());
             async move {
                 calls.note(&event);

@@ -5,7 +5,7 @@ use futures_util::future::{try_join, try_join4};
 use pillarbox::Position;
 use pillarbox::admin::State;
 use pillarbox::store::{
-    Cursor, DEAD_HEADS_MAX, Definition, Delivery, Epoch, InstanceId, LaneRef, LaneState, QUEUED_KEYS_MAX,
+    Cursor, DEAD_HEADS_MAX, Definition, DeliveryRow, Epoch, InstanceId, LaneRef, LaneState, QUEUED_KEYS_MAX,
     SubscriptionId, Take, tell_keys,
 };
 use tokio_postgres::Row;
@@ -99,8 +99,8 @@ fn lane_state(row: &Row) -> Db<(usize, LaneState)> {
     Ok((row.try_get::<_, i64>(0)? as usize - 1, state))
 }
 
-fn delivery_of(row: &Row) -> Db<Delivery> {
-    Ok(Delivery {
+fn delivery_of(row: &Row) -> Db<DeliveryRow> {
+    Ok(DeliveryRow {
         position: row.try_get(1)?,
         key: row.try_get::<_, Option<String>>(2)?.map(Into::into),
         arrival: row.try_get(3)?,

@@ -6,7 +6,7 @@ use futures_util::future::{join_all, join3};
 use pillarbox::Timestamp;
 use pillarbox::admin::State;
 use pillarbox::store::{
-    ClaimId, ClaimRequest, Claimed, Claims, Delivery, KEYS_TOLD_MAX, SUSPECT_AFTER, SubscriptionId, WAITING_COUNTED,
+    ClaimId, ClaimRequest, Claimed, Claims, DeliveryRow, KEYS_TOLD_MAX, SUSPECT_AFTER, SubscriptionId, WAITING_COUNTED,
 };
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -331,7 +331,7 @@ impl Claiming {
             Some(_) => Some(Arc::new(self.decoder.event(row)?)),
             None => None,
         };
-        let delivery = Delivery {
+        let delivery = DeliveryRow {
             position: row.try_get(0)?,
             // What is no text is nobody's key.
             key: match &event {

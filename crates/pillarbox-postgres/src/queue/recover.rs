@@ -4,7 +4,7 @@ use std::time::Duration;
 use pillarbox::RetryPolicy;
 use pillarbox::admin::State;
 use pillarbox::store::{
-    Delivery, Failed, InstanceId, RecoverRequest, Recovered, RecoveryCause, SubscriptionId, recovered,
+    DeliveryRow, Failed, InstanceId, RecoverRequest, Recovered, RecoveryCause, SubscriptionId, recovered,
 };
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -116,8 +116,8 @@ async fn count(tx: &Transaction<'_>, counts: &BTreeMap<(SubscriptionId, Recovery
     Ok(())
 }
 
-fn delivery_of(row: &Row) -> Db<Delivery> {
-    Ok(Delivery {
+fn delivery_of(row: &Row) -> Db<DeliveryRow> {
+    Ok(DeliveryRow {
         position: row.try_get(1)?,
         key: row.try_get::<_, Option<&str>>(2)?.map(Into::into),
         arrival: 0,

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use pillarbox::admin::{Operator, State};
 use pillarbox::store::{
-    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Delivery, Failed, LaneRef, LaneWrite, Queued,
+    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, DeliveryRow, Failed, LaneRef, LaneWrite, Queued,
     RecoverRequest, RecoveryCause, Store, SubscriptionId, Take, TakeCause,
 };
 use pillarbox::{Event, Failure, Mode, NewEvent, Subscription, Timestamp};
@@ -492,7 +492,7 @@ async fn rows_of_calls(count: usize, analyzed: Analyzed) -> Vec<(&'static str, u
     let error = AttemptError { at: Timestamp::now(), attempt: 1, kind: "k".into(), message: "m".into() };
     let delivery = |position: i64, state: State| {
         let (now, key) = (Timestamp::now(), Some(key(position - 1).into()));
-        Delivery { position, key, arrival: position, state, attempts: 0, due_at: now, since: now }
+        DeliveryRow { position, key, arrival: position, state, attempts: 0, due_at: now, since: now }
     };
     let positions = || 1..=2 * count as i64;
     let analyze = async |when: Analyzed| {
@@ -513,7 +513,7 @@ async fn rows_of_calls(count: usize, analyzed: Analyzed) -> Vec<(&'static str, u
     let queued = |position| Queued { delivery: delivery(position, State::Pending), claim: None, error: None };
     assert!(settle(&store, LaneWrite { queue: positions().map(queued).collect(), ..write(0) }).await);
     calls.note("settle queued").await;
-    let put: Vec<Delivery> = positions().map(|position| delivery(position, State::Retrying)).collect();
+    let put: Vec<DeliveryRow> = positions().map(|position| delivery(position, State::Retrying)).collect();
     assert!(settle(&store, LaneWrite { put: put.clone(), ..write(1) }).await);
     calls.note("settle put").await;
     analyze(Analyzed::Filled).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pillarbox::admin::{Change, Operator, PrunePolicy, State};
 use pillarbox::store::Store;
-use pillarbox::{Event, Failure, NewEvent, Relay, Start, Subscription};
+use pillarbox::{Delivery, Event, Failure, NewEvent, Relay, Start, Subscription};
 use pillarbox_postgres::Limits;
 
 use crate::fixture::{Database, delivery, own, poll_tail, settle, write};
@@ -343,8 +343,8 @@ async fn nothing_is_lost_while_leaves_come_and_go_under_a_relay() {
     let subscription = Subscription { lanes: 2, ..Subscription::new("s") };
     let handler = {
         let received = received.clone();
-        move |event: Arc<Event>| {
-            received.lock().unwrap().push(event);
+        move |event: Delivery| {
+            received.lock().unwrap().push(event.event().clone());
             async { Ok::<(), Failure>(()) }
         }
     };

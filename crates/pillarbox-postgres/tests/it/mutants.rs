@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use pillarbox::admin::State;
 use pillarbox::sink::BoxFuture;
-use pillarbox::store::{Delivery, LaneRef, LaneWrite, Scan, Store, TakeCause};
+use pillarbox::store::{DeliveryRow, LaneRef, LaneWrite, Scan, Store, TakeCause};
 use pillarbox::testing::Capture;
 use pillarbox::{Position, Relay, Subscription};
 use pillarbox_postgres::{
@@ -163,7 +163,7 @@ impl Duel {
     }
 
     /// Takes the lane and loads its deliveries at once.
-    fn take_over(&self) -> watch::Receiver<Option<Vec<Delivery>>> {
+    fn take_over(&self) -> watch::Receiver<Option<Vec<DeliveryRow>>> {
         let (sender, loaded) = watch::channel(None);
         let (taker, lane) = (self.taker.clone(), self.lane);
         tokio::spawn(async move {
@@ -187,7 +187,7 @@ fn waits_of(name: &str) -> String {
     )
 }
 
-async fn outcome(mut loaded: watch::Receiver<Option<Vec<Delivery>>>) -> Vec<Delivery> {
+async fn outcome(mut loaded: watch::Receiver<Option<Vec<DeliveryRow>>>) -> Vec<DeliveryRow> {
     loaded.wait_for(Option::is_some).await.unwrap().clone().unwrap()
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pillarbox::admin::{Change, Operator, PrunePolicy, Selection, State};
 use pillarbox::limit::PAYLOAD_BYTES_MAX;
 use pillarbox::store::{
-    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Epoch, Failed, InstanceId,
+    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, DeliveryRow, Epoch, Failed, InstanceId,
     KeyHash, LaneRef, LaneWrite, Queued, RecoverRequest, RecoveryCause, Report, SUSPECT_AFTER, Store, SubscriptionId,
     TakeCause, Wake, lane_of,
 };
@@ -132,7 +132,7 @@ impl Feeder {
 fn pending(position: Position, key: &str) -> Queued {
     let key = Some(key).filter(|key| *key != "-").map(Into::into);
     let (due_at, since) = (Timestamp(0), Timestamp::now());
-    let delivery = Delivery { position, key, arrival: 0, state: State::Pending, attempts: 0, due_at, since };
+    let delivery = DeliveryRow { position, key, arrival: 0, state: State::Pending, attempts: 0, due_at, since };
     Queued { delivery, claim: None, error: None }
 }
 

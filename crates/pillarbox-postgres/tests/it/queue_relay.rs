@@ -6,7 +6,7 @@ use std::time::Duration;
 use pillarbox::admin::Operator;
 use pillarbox::engine::{EngineConfig, Recovery, RecoveryProfile};
 use pillarbox::store::RecoveryCause;
-use pillarbox::{Event, Failure, Mode, NewEvent, Relay, RelayConfig, RetryPolicy, Subscription, heartbeat};
+use pillarbox::{Delivery, Failure, Mode, NewEvent, Relay, RelayConfig, RetryPolicy, Subscription, heartbeat};
 use pillarbox_postgres::PostgresStore;
 use pillarbox_testkit::postgres::Server;
 use pillarbox_testkit::proxy::Proxy;
@@ -40,7 +40,7 @@ async fn kept_of(first: First) -> (u32, String) {
     let (begun, mut begins) = mpsc::unbounded_channel();
     let (calls, may_end) = (Arc::new(AtomicU32::new(0)), Arc::new(Semaphore::new(0)));
     let end = may_end.clone();
-    let handler = move |_event: Arc<Event>| {
+    let handler = move |_event: Delivery| {
         let (begun, calls, may_end) = (begun.clone(), calls.clone(), may_end.clone());
         async move {
             if calls.fetch_add(1, Ordering::SeqCst) == 0 {
@@ -90,7 +90,7 @@ async fn a_handler_that_shows_signs_of_life_is_not_cancelled() {
     let database = Database::new().await;
     let calls = Arc::new(AtomicU32::new(0));
     let counted = calls.clone();
-    let handler = move |_event: Arc<Event>| {
+    let handler = move |_event: Delivery| {
         counted.fetch_add(1, Ordering::SeqCst);
         async {
             // What takes twice as long as it may be silent.
@@ -127,7 +127,7 @@ async fn a_relay_without_network_cancels_its_handler_and_another_takes_its_event
     let proxy = Proxy::start(Server::shared().port()).unwrap();
     let (told, mut news) = mpsc::unbounded_channel();
     let far = told.clone();
-    let handler = move |_event: Arc<Event>| {
+    let handler = move |_event: Delivery| {
         let guard = Guard(far.clone());
         async move {
             guard.0.send("begun").unwrap();
@@ -142,7 +142,7 @@ async fn a_relay_without_network_cancels_its_handler_and_another_takes_its_event
     assert_eq!(news.recv().await, Some("begun"));
     while database.number("select count(*) from pillarbox.delivery where claim is not null").await == 0 {}
     let near = told.clone();
-    let handler = move |_event: Arc<Event>| {
+    let handler = move |_event: Delivery| {
         near.send("taken").unwrap();
         std::future::ready(Ok::<(), Failure>(()))
     };
@@ -169,7 +169,7 @@ async fn until_idle_waits_for_every_row_of_a_key() {
     let database = Database::new().await;
     let handled = Arc::new(AtomicU32::new(0));
     let count = handled.clone();
-    let handler = move |_event: Arc<Event>| {
+    let handler = move |_event: Delivery| {
         count.fetch_add(1, Ordering::SeqCst);
         std::future::ready(Ok::<(), Failure>(()))
     };

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use pillarbox::admin::State;
 use pillarbox::limit::PAYLOAD_BYTES_MAX;
-use pillarbox::store::{Delivery, LaneWrite, PollRequest, ScanRequest, Store};
+use pillarbox::store::{DeliveryRow, LaneWrite, PollRequest, ScanRequest, Store};
 use pillarbox::testing::Capture;
 use pillarbox::{ErrorKind, Filter, NewEvent, Payload, Position, Relay, Subscription};
 use pillarbox_postgres::PAGE_BYTES_MAX;
@@ -226,7 +226,7 @@ async fn large_events_that_are_tried_again_all_arrive_in_the_order_of_their_keys
     let store = database.store().await;
     let (lane, epoch) = own(&store, "s").await;
     // In each key the last one comes first.
-    let row = |at: Position| Delivery { arrival: 100 - at, ..delivery(at, key(at), State::Retrying) };
+    let row = |at: Position| DeliveryRow { arrival: 100 - at, ..delivery(at, key(at), State::Retrying) };
     assert!(settle(&store, LaneWrite { put: (1..=24).map(row).collect(), ..write(lane, epoch, 24) }).await);
     store.leave().await.unwrap();
 

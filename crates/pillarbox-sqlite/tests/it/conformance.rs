@@ -1,7 +1,7 @@
 use std::process::Command;
 
 use pillarbox::admin::State;
-use pillarbox::store::{Delivery, InstanceId, LaneWrite, Settlement, Store};
+use pillarbox::store::{DeliveryRow, InstanceId, LaneWrite, Settlement, Store};
 use pillarbox::{ErrorKind, NewEvent, Position, Result};
 use pillarbox_sqlite::SqliteStore;
 use pillarbox_testkit::store_suite::{Fixture, FixtureFeatures, check_all};
@@ -88,7 +88,7 @@ const ROWS: i64 = 100;
 
 /// The settlement with this number: its deliveries take some hundred kilobytes.
 fn settlement(write: LaneWrite, number: i64) -> LaneWrite {
-    let row = |position| Delivery { key: Some("k".repeat(1000).into()), ..delivery(position, "", State::Pending) };
+    let row = |position| DeliveryRow { key: Some("k".repeat(1000).into()), ..delivery(position, "", State::Pending) };
     let put = (1..=ROWS).map(|index| row((number - 1) * ROWS + index)).collect();
     LaneWrite { put, ..write }
 }

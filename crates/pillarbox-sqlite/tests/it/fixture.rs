@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use pillarbox::admin::State;
 use pillarbox::store::{
-    Cursor, Delivery, Epoch, Hello, Joined, LaneRef, LaneWrite, Page, PollRequest, Scan, ScanRequest, Settlement,
+    Cursor, DeliveryRow, Epoch, Hello, Joined, LaneRef, LaneWrite, Page, PollRequest, Scan, ScanRequest, Settlement,
     Store, SubscriptionId, Take, TakeCause,
 };
 use pillarbox::{Event, NewEvent, Position, Subscription, Timestamp};
@@ -117,9 +117,9 @@ pub(crate) async fn settle(store: &SqliteStore, write: LaneWrite) -> bool {
     store.settle(&Settlement { lanes: vec![write], ..Settlement::default() }).await.unwrap()[0]
 }
 
-pub(crate) fn delivery(position: Position, key: &str, state: State) -> Delivery {
+pub(crate) fn delivery(position: Position, key: &str, state: State) -> DeliveryRow {
     let now = Timestamp::now();
-    Delivery { position, key: Some(key.into()), arrival: position, state, attempts: 1, due_at: now, since: now }
+    DeliveryRow { position, key: Some(key.into()), arrival: position, state, attempts: 1, due_at: now, since: now }
 }
 
 /// The tail above `after`, for everybody.

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pillarbox::admin::{Change, Changed, Level, ListQuery, Operator, Selection, State};
-use pillarbox::store::{Delivery, Report, Store, SubscriptionReport};
+use pillarbox::store::{DeliveryRow, Report, Store, SubscriptionReport};
 use pillarbox::{ErrorKind, NewEvent, OnDead, Start, Subscription, Timestamp};
 use pillarbox_sqlite::SqliteStore;
 use uuid::Uuid;
@@ -48,8 +48,8 @@ async fn mixed(database: &Database, on_dead: OnDead) -> (SqliteStore, Vec<Uuid>)
     parked.put = vec![
         delivery(1, "a", State::Dead),
         delivery(2, "a", State::Pending),
-        Delivery { due_at: Timestamp(7), ..delivery(3, "b", State::Retrying) },
-        Delivery { due_at: Timestamp::now().plus(HOUR), ..delivery(4, "c", State::Delayed) },
+        DeliveryRow { due_at: Timestamp(7), ..delivery(3, "b", State::Retrying) },
+        DeliveryRow { due_at: Timestamp::now().plus(HOUR), ..delivery(4, "c", State::Delayed) },
         delivery(5, "a", State::Pending),
     ];
     assert!(settle(&store, parked).await);
@@ -358,8 +358,8 @@ async fn a_delayed_delivery_that_is_due_counts_as_pending_though_nobody_noticed(
     let due_at = Timestamp(Timestamp::now().0 - 600_000);
     let mut parked = write(lane, epoch, 2);
     parked.put = vec![
-        Delivery { due_at, ..delivery(1, "a", State::Delayed) },
-        Delivery { due_at: Timestamp::now().plus(HOUR), ..delivery(2, "b", State::Delayed) },
+        DeliveryRow { due_at, ..delivery(1, "a", State::Delayed) },
+        DeliveryRow { due_at: Timestamp::now().plus(HOUR), ..delivery(2, "b", State::Delayed) },
     ];
     assert!(settle(&store, parked).await);
     let s = store.status().await.unwrap().subscriptions.remove(0);

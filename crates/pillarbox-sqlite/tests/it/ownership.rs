@@ -128,7 +128,7 @@ async fn a_settlement_writes_cursor_and_deliveries_together() {
         let error = AttemptError { at: Timestamp(0), attempt, kind: "k".into(), message: format!("no {attempt}") };
         let mut next = write(lane, epoch, 2);
         next.cursor = first.cursor.clone();
-        let changed = pillarbox::store::Delivery { attempts: attempt, ..delivery(1, "a", State::Retrying) };
+        let changed = pillarbox::store::DeliveryRow { attempts: attempt, ..delivery(1, "a", State::Retrying) };
         next.change = vec![(changed, Some(error.clone())), (delivery(3, "a", State::Dead), Some(error))];
         assert!(settle(&store, next).await);
     }

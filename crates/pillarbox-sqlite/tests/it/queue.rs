@@ -5,12 +5,13 @@ use std::time::Duration;
 use pillarbox::admin::{Change, ListQuery, Operator, PrunePolicy, Selection, State};
 use pillarbox::engine::EngineConfig;
 use pillarbox::store::{
-    AttemptError, CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Epoch, Failed,
+    AttemptError, CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, DeliveryRow, Epoch, Failed,
     InstanceId, LaneRef, Lock, Queued, RecoverRequest, RecoveryCause, SUSPECT_AFTER, Store, SubscriptionId, TakeCause,
     Wake, lane_of,
 };
 use pillarbox::{
-    ErrorKind, Event, Mode, NewEvent, OnDead, Position, Relay, RelayConfig, RetryPolicy, Start, Subscription, Timestamp,
+    Delivery, ErrorKind, Mode, NewEvent, OnDead, Position, Relay, RelayConfig, RetryPolicy, Start, Subscription,
+    Timestamp,
 };
 use pillarbox_sqlite::{PAGE_BYTES_MAX, SqliteStore};
 use tokio::sync::{Semaphore, mpsc};
@@ -137,13 +138,14 @@ fn positions(claimed: &[Claimed]) -> Vec<Position> {
 fn pending(position: Position, key: &str) -> Queued {
     let now = Timestamp::now();
     let key = (!key.is_empty()).then(|| key.into());
-    let delivery = Delivery { position, key, arrival: 0, state: State::Pending, attempts: 0, due_at: now, since: now };
+    let delivery =
+        DeliveryRow { position, key, arrival: 0, state: State::Pending, attempts: 0, due_at: now, since: now };
     Queued { delivery, claim: None, error: None }
 }
 
 fn delayed(position: Position, key: &str, due_at: Timestamp) -> Queued {
     let queued = pending(position, key);
-    Queued { delivery: Delivery { state: State::Delayed, due_at, ..queued.delivery }, ..queued }
+    Queued { delivery: DeliveryRow { state: State::Delayed, due_at, ..queued.delivery }, ..queued }
 }
 
 fn failed(state: State, attempts: u32, due_at: Timestamp) -> ClaimFate {
@@ -341,7 +343,7 @@ async fn rows_are_written_with_the_cursor_and_a_row_that_is_there_stays() {
     worked_on.delivery.state = State::Processing;
     worked_on.claim = Some(ClaimId(7));
     let mut failing = pending(2, "b");
-    failing.delivery = Delivery { state: State::Retrying, attempts: 1, ..failing.delivery };
+    failing.delivery = DeliveryRow { state: State::Retrying, attempts: 1, ..failing.delivery };
     failing.error = Some(error);
     ground.put(vec![worked_on, failing]).await;
     ground.put(vec![pending(1, "a"), pending(2, "b")]).await;
@@ -695,7 +697,7 @@ async fn the_mode_stays_and_lanes_change_only_when_nobody_works() {
 async fn relay(database: &Database, gate: &Arc<Semaphore>) -> (Relay, mpsc::UnboundedReceiver<Position>) {
     let (begun, begins) = mpsc::unbounded_channel();
     let gate = gate.clone();
-    let handler = move |event: Arc<Event>| {
+    let handler = move |event: Delivery| {
         let (begun, gate) = (begun.clone(), gate.clone());
         async move {
             begun.send(event.position).unwrap();

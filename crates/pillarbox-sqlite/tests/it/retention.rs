@@ -189,7 +189,7 @@ async fn old_dead_deliveries_and_dedup_keys_go() {
     let (lane, epoch) = own(&store, "s").await;
     let mut parked = write(lane, epoch, 2);
     let old = Timestamp(Timestamp::now().0 - 3 * DAY_MS);
-    let failing = |position| pillarbox::store::Delivery { since: old, ..delivery(position, "a", State::Retrying) };
+    let failing = |position| pillarbox::store::DeliveryRow { since: old, ..delivery(position, "a", State::Retrying) };
     parked.put = vec![failing(1), failing(2)];
     assert!(settle(&store, parked).await);
     let dead = PrunePolicy { dead: Some(Duration::from_secs(2 * 86_400)), ..policy() };
@@ -198,7 +198,7 @@ async fn old_dead_deliveries_and_dedup_keys_go() {
     // It stays dead: the second settlement does not make it younger.
     for _ in 0..2 {
         let mut died = write(lane, epoch, 2);
-        died.change = vec![(pillarbox::store::Delivery { state: State::Dead, ..failing(1) }, None)];
+        died.change = vec![(pillarbox::store::DeliveryRow { state: State::Dead, ..failing(1) }, None)];
         assert!(settle(&store, died).await);
         assert_eq!(prune_all(&store, &dead).await.dead, 0, "it has failed for long, but died just now");
         assert_eq!(database.number(died_at), *first_death.get_or_insert_with(|| database.number(died_at)));

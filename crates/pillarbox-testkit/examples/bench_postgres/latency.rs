@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use pillarbox::{Event, Relay, Subscription};
+use pillarbox::{Delivery, Relay, Subscription};
 use pillarbox_postgres::PostgresStore;
 use tokio::sync::mpsc;
 use tokio_postgres::{AsyncMessage, Client};
@@ -26,7 +26,7 @@ const INSERT: &str = "(id, topic, key, type, payload) values ($1, 'orders', $2, 
 pub(crate) async fn pillarbox(url: &str, samples: usize) -> Result<Figures> {
     migrated(url).await?;
     let (arrived, arrivals) = mpsc::unbounded_channel();
-    let handler = move |event: Arc<Event>| {
+    let handler = move |event: Delivery| {
         // The receiver goes only after the last sample.
         let _ = arrived.send((event.id, Instant::now()));
         std::future::ready(Ok(()))

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillarbox::{Event, NewEvent, Relay, Subscription};
+use pillarbox::{Delivery, NewEvent, Relay, Subscription};
 use pillarbox_postgres::{PostgresStore, publish_all};
 use tokio::sync::watch;
 
@@ -33,7 +33,7 @@ async fn once(url: &str, client: &mut tokio_postgres::Client, subscriptions: usi
     let mut builder = Relay::builder(PostgresStore::open(url).await?);
     for number in 0..subscriptions {
         let sender = sender.clone();
-        let handler = move |_event: Arc<Event>| {
+        let handler = move |_event: Delivery| {
             sender.send_modify(|handled| *handled += 1);
             std::future::ready(Ok(()))
         };

@@ -1,9 +1,8 @@
 use std::collections::HashMap;
 use std::process::Stdio;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillarbox::{Event, Relay, RelayConfig, Subscription};
+use pillarbox::{Delivery, Relay, RelayConfig, Subscription};
 use pillarbox_postgres::PostgresStore;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -34,7 +33,7 @@ pub(crate) async fn relay(url: &str) -> Result<()> {
 /// Prints the key of each event, as this configuration says.
 pub(crate) async fn deliver(url: &str, config: RelayConfig) -> Result<()> {
     let store = PostgresStore::open(url).await?;
-    let handler = |event: Arc<Event>| {
+    let handler = |event: Delivery| {
         println!("{}", event.key.as_deref().unwrap_or(""));
         std::future::ready(Ok(()))
     };

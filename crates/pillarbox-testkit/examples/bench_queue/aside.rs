@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use pillarbox::{Event, Mode, Relay, Start, Subscription};
+use pillarbox::{Delivery, Mode, Relay, Start, Subscription};
 use pillarbox_postgres::PostgresStore;
 use tokio::sync::watch;
 use tokio_postgres::Client;
@@ -110,7 +110,7 @@ pub(crate) async fn due(url: &str, count: usize, keys: usize) -> Result<Figures>
     }
     let last = Arc::new(Mutex::new(std::collections::HashMap::new()));
     let (sender, mut handled) = watch::channel(0);
-    let handler = move |event: Arc<Event>| {
+    let handler = move |event: Delivery| {
         let key = event.key.clone();
         let before = last.lock().unwrap_or_else(PoisonError::into_inner).insert(key, event.position);
         if before.is_some_and(|before| before > event.position) {
@@ -125,7 +125,7 @@ pub(crate) async fn due(url: &str, count: usize, keys: usize) -> Result<Figures>
     let sent_at: Arc<Mutex<std::collections::HashMap<String, Instant>>> = Arc::default();
     let other = {
         let (latencies, sent_at) = (latencies.clone(), sent_at.clone());
-        move |event: Arc<Event>| {
+        move |event: Delivery| {
             let sent =
                 sent_at.lock().unwrap_or_else(PoisonError::into_inner).remove(event.key.as_deref().unwrap_or(""));
             let taken = sent.map(|sent| sent.elapsed().as_secs_f64() * 1e3);

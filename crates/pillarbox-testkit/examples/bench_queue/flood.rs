@@ -2,7 +2,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use pillarbox::{Event, Failure, Mode, Relay, RetryPolicy, Subscription};
+use pillarbox::{Delivery, Failure, Mode, Relay, RetryPolicy, Subscription};
 use pillarbox_postgres::PostgresStore;
 use tokio::sync::watch;
 use tokio_postgres::Client;
@@ -49,7 +49,7 @@ async fn flood(url: &str, count: usize) -> Result<Duration> {
     let queue = Subscription { mode: Mode::Queue, retry, ..Subscription::new("flood") };
     let failed = Arc::new(Mutex::new(HashSet::new()));
     let (succeeded, mut all_succeeded) = watch::channel(0);
-    let handler = move |event: Arc<Event>| {
+    let handler = move |event: Delivery| {
         let first = failed.lock().unwrap_or_else(PoisonError::into_inner).insert(event.position);
         if !first {
             succeeded.send_modify(|succeeded| *succeeded += 1);

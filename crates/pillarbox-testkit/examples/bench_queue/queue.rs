@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use pillarbox::{Event, Mode, NewEvent, Relay, RelayBuilder, Subscription};
+use pillarbox::{Delivery, Mode, NewEvent, Relay, RelayBuilder, Subscription};
 use pillarbox_postgres::{PostgresStore, publish_all};
 
 use crate::Result;
@@ -78,7 +78,7 @@ fn subscribe(builder: RelayBuilder<PostgresStore>, pace: Pace, seen: Arc<Progres
         }),
         Pace::Slow | Pace::Stalled => {
             let queue = Subscription { workers: SLOW_WORKERS, ..queue };
-            builder.handle(queue, move |_event: Arc<Event>| {
+            builder.handle(queue, move |_event: Delivery| {
                 let wait = if seen.note() == 1 && pace == Pace::Stalled { STALL } else { SLOW };
                 async move {
                     tokio::time::sleep(wait).await;

@@ -1,10 +1,9 @@
 use std::process::Stdio;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pillarbox::admin::Operator;
 use pillarbox::store::Store;
-use pillarbox::{Event, Mode, Relay, Subscription};
+use pillarbox::{Delivery, Mode, Relay, Subscription};
 use pillarbox_postgres::PostgresStore;
 use pillarbox_sqlite::SqliteStore;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -37,7 +36,7 @@ pub(crate) async fn relay(place: &str) -> Result<()> {
 
 async fn hold<S: Store + Operator>(store: S) -> Result<()> {
     let (release, released) = watch::channel(());
-    let handler = move |event: Arc<Event>| {
+    let handler = move |event: Delivery| {
         let mut released = released.clone();
         released.mark_unchanged();
         println!("{}", event.id);

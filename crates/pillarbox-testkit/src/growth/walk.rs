@@ -3,9 +3,9 @@ use std::time::Duration;
 use pillarbox::admin::{Change, ListQuery, Operator, PausedBy, PrunePolicy, Selection, State};
 use pillarbox::sink::{Attempt, Outcome};
 use pillarbox::store::{
-    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimPlace, ClaimRequest, Claimed, Delivery, Epoch, Failed, InstanceId,
-    LaneRef, LaneState, LaneWrite, PollRequest, Queued, RecoverRequest, RecoveryCause, Report, ScanRequest, Settlement,
-    Store, Take, TakeCause, Transact,
+    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimPlace, ClaimRequest, Claimed, DeliveryRow, Epoch, Failed,
+    InstanceId, LaneRef, LaneState, LaneWrite, PollRequest, Queued, RecoverRequest, RecoveryCause, Report, ScanRequest,
+    Settlement, Store, Take, TakeCause, Transact,
 };
 use pillarbox::{NewEvent, Position, Result, Start, Timestamp};
 use uuid::Uuid;
@@ -181,15 +181,15 @@ impl<'a, G: Ground> Walk<'a, G> {
     }
 
     /// The first of what nobody has read.
-    fn unread(&self, number: Position) -> Delivery {
+    fn unread(&self, number: Position) -> DeliveryRow {
         let (position, now) = (self.horizon - TAIL as Position + 1 + number, Timestamp::now());
         let key = Some(format!("unread {position}").into());
-        Delivery { position, key, arrival: position, state: State::Retrying, attempts: 1, due_at: now, since: now }
+        DeliveryRow { position, key, arrival: position, state: State::Retrying, attempts: 1, due_at: now, since: now }
     }
 
     /// Deliveries of the stream that fail, and are done after all.
     fn write_rows(&self) -> LaneWrite {
-        let rows: Vec<Delivery> = (0..AT_ONCE as Position).map(|number| self.unread(number)).collect();
+        let rows: Vec<DeliveryRow> = (0..AT_ONCE as Position).map(|number| self.unread(number)).collect();
         let change = rows.iter().map(|row| (row.clone(), Some(error()))).collect();
         let finish = rows.iter().map(|row| row.position).collect();
         LaneWrite { put: rows, change, finish, ..self.write(1) }
@@ -199,7 +199,7 @@ impl<'a, G: Ground> Walk<'a, G> {
     fn write_queued(&mut self) -> LaneWrite {
         let mut queue = Vec::new();
         for number in self.queued..self.queued + AT_ONCE as Position {
-            let delivery = Delivery { state: State::Pending, attempts: 0, ..self.unread(number) };
+            let delivery = DeliveryRow { state: State::Pending, attempts: 0, ..self.unread(number) };
             queue.push(Queued { delivery, claim: None, error: None });
         }
         self.queued += AT_ONCE as Position;

@@ -5,9 +5,9 @@ use pillarbox::admin::{Change, Operator, PausedBy, PrunePolicy, Selection, State
 use pillarbox::engine::{EngineConfig, Input};
 use pillarbox::sink::SinkFeatures;
 use pillarbox::store::{
-    AttemptError, Cursor, DEAD_HEADS_MAX, Delivery, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, Fleet, Hello, InstanceId,
-    Joined, KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, Page, PollRequest, RangeSet, Report, Scan,
-    ScanRequest, Settlement, Store, Take, TakeCause, Wake, Writer, lane_of,
+    AttemptError, Cursor, DEAD_HEADS_MAX, DeliveryRow, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, Fleet, Hello,
+    InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, Page, PollRequest, RangeSet, Report,
+    Scan, ScanRequest, Settlement, Store, Take, TakeCause, Wake, Writer, lane_of,
 };
 use pillarbox::{ErrorKind, Event, Filter, NewEvent, OnDead, Position, Start, Subscription, Timestamp};
 use uuid::Uuid;
@@ -247,8 +247,8 @@ fn set(positions: &[Position]) -> RangeSet {
     positions.iter().map(|position| *position..=*position).collect()
 }
 
-fn delivery(position: Position, arrival: i64) -> Delivery {
-    Delivery {
+fn delivery(position: Position, arrival: i64) -> DeliveryRow {
+    DeliveryRow {
         position,
         key: Some(first_lane_key().into()),
         arrival,
@@ -444,7 +444,7 @@ async fn loaded_with_dead<F: Fixture>(fixture: &F, on_dead: OnDead) -> Tried<(Ve
     let lane = member.first_lane();
     let epoch = member.take(lane, TakeCause::Free).await?;
     let at = fixture.publish(events("a", 8)).await?;
-    let row = |index: usize, key: Option<&str>, state| Delivery {
+    let row = |index: usize, key: Option<&str>, state| DeliveryRow {
         key: key.map(Into::into),
         state,
         ..delivery(at[index], index as i64 + 1)
@@ -490,12 +490,12 @@ async fn a_load_says_when_the_dead_hold_back_too_many_keys<F: Fixture>(fixture: 
     let lane = member.first_lane();
     let epoch = member.take(lane, TakeCause::Free).await?;
     let at = fixture.publish(events("a", DEAD_HEADS_MAX + 1)).await?;
-    let dead = |(index, position): (usize, &Position)| Delivery {
+    let dead = |(index, position): (usize, &Position)| DeliveryRow {
         key: Some(format!("k{index}").into()),
         state: State::Dead,
         ..delivery(*position, index as i64 + 1)
     };
-    let mut dead: Vec<Delivery> = at.iter().enumerate().map(dead).collect();
+    let mut dead: Vec<DeliveryRow> = at.iter().enumerate().map(dead).collect();
     for (put, left_out) in [(dead.drain(..DEAD_HEADS_MAX).collect(), false), (dead, true)] {
         let settled = LaneWrite { put, ..write(lane, epoch, at[DEAD_HEADS_MAX]) };
         ensure!(member.settle(settled).await?, "the owner could not settle");
@@ -526,7 +526,7 @@ async fn an_old_epoch_settles_nothing<F: Fixture>(fixture: &F) -> Outcome {
     let second = join(fixture).await?;
     let epoch = second.take(lane, TakeCause::Lease).await?;
     let before = second.load(lane, epoch).await?;
-    let changed = Delivery { attempts: 9, ..delivery(at[1], 1) };
+    let changed = DeliveryRow { attempts: 9, ..delivery(at[1], 1) };
     let stale = LaneWrite {
         put: vec![delivery(at[2], 2)],
         change: vec![(changed, None)],
@@ -567,7 +567,7 @@ async fn a_put_replaces_what_is_there<F: Fixture>(fixture: &F) -> Outcome {
     let at = fixture.publish(events("a", 1)).await?;
     let first = LaneWrite { put: vec![delivery(at[0], 0)], ..write(lane, epoch, 0) };
     ensure!(member.settle(first).await?, "the first put failed");
-    let changed = Delivery { state: State::Dead, attempts: 7, due_at: Timestamp(9_000), ..delivery(at[0], 3) };
+    let changed = DeliveryRow { state: State::Dead, attempts: 7, due_at: Timestamp(9_000), ..delivery(at[0], 3) };
     let second = LaneWrite { put: vec![changed.clone()], ..write(lane, epoch, 0) };
     ensure!(member.settle(second).await?, "the second put failed");
     let state = member.load(lane, epoch).await?;
@@ -581,7 +581,7 @@ async fn a_change_does_not_bring_a_finished_delivery_back<F: Fixture>(fixture: &
     let put = LaneWrite { put: vec![delivery(at[0], 0), delivery(at[1], 1)], ..write(lane, epoch, 0) };
     ensure!(member.settle(put).await?, "the put failed");
     ensure!(member.settle(LaneWrite { finish: vec![at[0]], ..write(lane, epoch, 0) }).await?, "the finish failed");
-    let change = |position, arrival| (Delivery { attempts: 5, ..delivery(position, arrival) }, None);
+    let change = |position, arrival| (DeliveryRow { attempts: 5, ..delivery(position, arrival) }, None);
     let changes = LaneWrite { change: vec![change(at[0], 0), change(at[1], 1)], ..write(lane, epoch, 0) };
     ensure!(member.settle(changes).await?, "the change failed");
     let state = member.load(lane, epoch).await?;
@@ -596,7 +596,7 @@ async fn a_change_keeps_the_last_errors<F: Fixture>(fixture: &F) -> Outcome {
     for attempt in 1..=count {
         let put = if attempt == 1 { vec![delivery(at[0], 0)] } else { Vec::new() };
         let error = AttemptError { at: Timestamp(1), attempt, kind: "k".into(), message: format!("no {attempt}") };
-        let change = vec![(Delivery { attempts: attempt, ..delivery(at[0], 0) }, Some(error))];
+        let change = vec![(DeliveryRow { attempts: attempt, ..delivery(at[0], 0) }, Some(error))];
         ensure!(member.settle(LaneWrite { put, change, ..write(lane, epoch, 0) }).await?, "attempt {attempt} failed");
     }
     let id = member.store.fetch(&at).await?[0].id;
@@ -615,7 +615,7 @@ async fn several_changes_of_a_delivery_in_one_settlement_all_count<F: Fixture>(f
     let at = fixture.publish(events("a", 1)).await?;
     let change = |attempt: u32, state| {
         let error = AttemptError { at: Timestamp(1), attempt, kind: "k".into(), message: format!("no {attempt}") };
-        (Delivery { attempts: attempt, state, ..delivery(at[0], 0) }, Some(error))
+        (DeliveryRow { attempts: attempt, state, ..delivery(at[0], 0) }, Some(error))
     };
     let change = vec![change(1, State::Retrying), change(2, State::Retrying), change(3, State::Dead)];
     let put = vec![delivery(at[0], 0)];
@@ -804,11 +804,11 @@ async fn takeovers_are_counted_until_the_owner_is_calm<F: Fixture>(fixture: &F) 
 async fn deliveries_outlive_their_owner_in_order_of_arrival<F: Fixture>(fixture: &F) -> Outcome {
     let (first, lane, epoch) = owner(fixture).await?;
     let at = fixture.publish(events("a", 4)).await?;
-    let state = |state, arrival, position| Delivery { state, ..delivery(position, arrival) };
+    let state = |state, arrival, position| DeliveryRow { state, ..delivery(position, arrival) };
     let rows = vec![
         state(State::Dead, 0, at[3]),
         state(State::Delayed, 1, at[0]),
-        Delivery { key: None, ..state(State::Pending, 2, at[2]) },
+        DeliveryRow { key: None, ..state(State::Pending, 2, at[2]) },
         state(State::Processing, 3, at[1]),
     ];
     let shuffled = vec![rows[2].clone(), rows[0].clone(), rows[3].clone(), rows[1].clone()];
@@ -824,7 +824,7 @@ async fn deliveries_outlive_their_owner_in_order_of_arrival<F: Fixture>(fixture:
 async fn requeue_and_skip_raise_the_revision<F: Fixture>(fixture: &F) -> Outcome {
     let (member, lane, epoch) = owner(fixture).await?;
     let at = fixture.publish(events("a", 2)).await?;
-    let dead = |position, arrival| Delivery { state: State::Dead, attempts: 8, ..delivery(position, arrival) };
+    let dead = |position, arrival| DeliveryRow { state: State::Dead, attempts: 8, ..delivery(position, arrival) };
     let put = vec![dead(at[0], 0), dead(at[1], 1)];
     ensure!(member.settle(LaneWrite { put, ..write(lane, epoch, at[1]) }).await?, "could not settle");
     let operator = fixture.operator().await?;
@@ -863,7 +863,7 @@ async fn an_attempt_in_flight_does_not_overwrite_a_requeue<F: Fixture>(fixture: 
     operator.change(&requeue, false).await?;
 
     // The attempt that was under way ends meanwhile; its lane was loaded before.
-    let died = |row: Delivery| (Delivery { state: State::Dead, attempts: 9, ..row }, None);
+    let died = |row: DeliveryRow| (DeliveryRow { state: State::Dead, attempts: 9, ..row }, None);
     let late = LaneWrite {
         revision: loaded,
         put: vec![delivery(at[0], 0), delivery(at[2], 2)],
@@ -972,7 +972,7 @@ async fn an_attempt_that_an_operator_came_before_is_not_announced<F: Fixture>(fi
     ensure!(member.settle(LaneWrite { put, ..write(lane, epoch, at[0]) }).await?, "could not settle");
     let requeue = Change::Requeue { subscription: "s".into(), which: Selection::Event(id), limit: 1 };
     fixture.operator().await?.change(&requeue, false).await?;
-    let announced = Delivery { state: State::Processing, attempts: 1, ..delivery(at[0], 0) };
+    let announced = DeliveryRow { state: State::Processing, attempts: 1, ..delivery(at[0], 0) };
     let announcement = LaneWrite { change: vec![(announced, None)], ..write(lane, epoch, at[0]) };
     ensure!(!member.settle(announcement.clone()).await?, "an attempt may begin that was not counted");
     let state = member.load(lane, epoch).await?;
@@ -1131,7 +1131,7 @@ async fn dead_for_how_long_counts_from_the_death<F: Fixture>(fixture: &F) -> Out
         "could not settle"
     );
     for _ in 0..2 {
-        let change = vec![(Delivery { state: State::Dead, ..row.clone() }, None)];
+        let change = vec![(DeliveryRow { state: State::Dead, ..row.clone() }, None)];
         ensure!(member.settle(LaneWrite { change, ..write(lane, epoch, at[0]) }).await?, "could not settle");
         let pruned = operator.prune(&policy).await?;
         ensure!(pruned.dead == 0, "it died just now and was removed");

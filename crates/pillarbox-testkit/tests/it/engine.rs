@@ -7,7 +7,7 @@ use pillarbox::engine::{FailedAttempt, NextTry};
 use pillarbox::limit::{ATTEMPTS_LOGGED_INTERVAL, BREAKER_BASE, BREAKER_KEYS_MAX, FLOOD_DEAD_MAX};
 use pillarbox::sink::{BatchId, Outcome, SinkFeatures};
 use pillarbox::store::{
-    Cursor, Definition, Delivery, Fleet, InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Page,
+    Cursor, Definition, DeliveryRow, Fleet, InstanceId, InstanceView, Joined, LaneRef, LaneState, LaneView, Lock, Page,
     PollRequest, Scan, StoreFeatures, SubscriptionId, SubscriptionView, Writer,
 };
 use pillarbox::{Event, Failure, Headers, OnDead, Position, RetryPolicy, Subscription, Timestamp};
@@ -290,7 +290,7 @@ fn who_is_writing_is_looked_at_every_20_ms_at_the_most_however_often_it_rings() 
 }
 
 /// A lane that was seized once, and what the poll after that shows.
-fn seized(visible: &[Position], deliveries: Vec<Delivery>) -> (Bench, Option<(usize, BatchId)>) {
+fn seized(visible: &[Position], deliveries: Vec<DeliveryRow>) -> (Bench, Option<(usize, BatchId)>) {
     let subscription = Subscription { lanes: 1, workers: 4, batch_size: 1, ..Subscription::new("s") };
     let mut bench = Bench::new(subscription, view());
     bench.own_as(LaneState { takeovers: 1, deliveries, ..LaneState::default() });
@@ -334,7 +334,7 @@ fn an_owner_that_finds_nothing_is_calm_and_says_so() {
 
 #[test]
 fn seizures_count_until_what_was_due_has_come_back() {
-    let due = Delivery {
+    let due = DeliveryRow {
         position: 1,
         key: None,
         arrival: 1,
@@ -452,7 +452,7 @@ fn a_change_of_what_is_no_filter_reaches_a_running_relay_without_a_fence() {
 
 #[test]
 fn an_attempt_of_this_process_that_a_new_filter_overtakes_is_no_crash() {
-    let row = |state, attempts| Delivery {
+    let row = |state, attempts| DeliveryRow {
         position: 1,
         key: None,
         arrival: 1,
@@ -461,7 +461,7 @@ fn an_attempt_of_this_process_that_a_new_filter_overtakes_is_no_crash() {
         due_at: Timestamp(0),
         since: Timestamp(0),
     };
-    let state = |row: Delivery| LaneState { takeovers: CAREFUL, deliveries: vec![row], ..LaneState::default() };
+    let state = |row: DeliveryRow| LaneState { takeovers: CAREFUL, deliveries: vec![row], ..LaneState::default() };
     let mut bench = Bench::new(Subscription { lanes: 1, ..Subscription::new("s") }, view());
     bench.step(Input::Tick);
     bench.step(Input::Observed(fleet(view(), None, 0)));
@@ -565,7 +565,7 @@ fn failed_attempts_are_logged_up_to_a_limit_and_the_rest_is_counted() {
 fn stopped(limits: EngineConfig, rows: &[(&str, u32)]) -> Option<String> {
     let spec = Subscription { lanes: 1, ..Subscription::new("s") };
     let mut bench = Bench::with_limits(spec, view(), SinkFeatures::default(), limits);
-    let row = |(index, (key, attempts)): (usize, &(&str, u32))| Delivery {
+    let row = |(index, (key, attempts)): (usize, &(&str, u32))| DeliveryRow {
         position: index as Position + 1,
         key: (!key.is_empty()).then(|| (*key).into()),
         arrival: index as i64 + 1,
@@ -645,7 +645,7 @@ fn a_limit_that_stops_a_subscription_names_a_key() {
 #[test]
 fn an_attempt_that_ended_with_its_process_is_logged_with_its_key() {
     let mut bench = Bench::new(Subscription { lanes: 1, ..Subscription::new("s") }, view());
-    let row = Delivery {
+    let row = DeliveryRow {
         position: 4,
         key: Some("k".into()),
         arrival: 1,
@@ -772,7 +772,7 @@ fn a_lane_whose_blocked_keys_are_not_all_known_stands_still_and_says_so() {
     bench.step(Input::Tick);
     bench.step(Input::Observed(fleet(view(), None, 0)));
     bench.step(Input::Taken(vec![Some(1)]));
-    let due = Delivery {
+    let due = DeliveryRow {
         position: 3,
         key: Some("k".into()),
         arrival: 1,
@@ -1012,7 +1012,7 @@ fn fetched(actions: &[Action]) -> Option<Vec<Position>> {
 fn what_a_fetch_leaves_out_is_asked_for_again_and_nothing_of_its_key_overtakes_it() {
     let row = |position, key: Option<&str>, arrival| {
         let key = key.map(Into::into);
-        Delivery { position, key, arrival, state: State::Pending, attempts: 0, due_at: BEGAN, since: BEGAN }
+        DeliveryRow { position, key, arrival, state: State::Pending, attempts: 0, due_at: BEGAN, since: BEGAN }
     };
     let mut bench = Bench::new(Subscription { lanes: 1, workers: 4, batch_size: 10, ..Subscription::new("s") }, view());
     let deliveries =

@@ -6,9 +6,9 @@ use pillarbox::admin::State;
 use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input, work};
 use pillarbox::sink::{Outcome, SinkFeatures};
 use pillarbox::store::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Definition, Delivery, Fleet, InstanceId, InstanceView,
-    Joined, KEYS_TOLD_MAX, LaneRef, LaneState, LaneView, Lock, Page, Queued, Recovered, RecoveryCause, Scan,
-    StoreFeatures, SubscriptionId, SubscriptionView,
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Definition, DeliveryRow, Fleet, InstanceId,
+    InstanceView, Joined, KEYS_TOLD_MAX, LaneRef, LaneState, LaneView, Lock, Page, Queued, Recovered, RecoveryCause,
+    Scan, StoreFeatures, SubscriptionId, SubscriptionView,
 };
 use pillarbox::{Event, Failure, Headers, Mode, Payload, Position, Subscription, Timestamp};
 use uuid::Uuid;
@@ -235,7 +235,7 @@ fn rows(queue: &[Queued]) -> Vec<(Position, State, bool)> {
 }
 
 fn claimed(request: &ClaimRequest, index: i64, position: Position, key: &str, attempts: u32) -> Claimed {
-    let delivery = Delivery {
+    let delivery = DeliveryRow {
         position,
         key: (!key.is_empty()).then(|| key.into()),
         arrival: position,

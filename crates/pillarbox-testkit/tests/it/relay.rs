@@ -5,7 +5,7 @@ use pillarbox::admin::{Change, PausedBy};
 use pillarbox::engine::EngineConfig;
 use pillarbox::sink::{Batch, BoxFuture, Outcome, Sink, SinkFeatures};
 use pillarbox::testing::Capture;
-use pillarbox::{ErrorKind, Failure, NewEvent, Relay, RelayConfig, Subscription};
+use pillarbox::{Delivery, ErrorKind, Failure, NewEvent, Relay, RelayConfig, RetryPolicy, Subscription};
 use pillarbox_testkit::{MemoryLog, MemoryOptions, MemoryStore, check_widened_filter};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -286,4 +286,46 @@ async fn a_receiver_that_wants_nothing_more_pauses_the_subscription_until_somebo
     assert_eq!(positions(&sink.capture), [1, 2, 3, 4]);
     let status = log.status().subscriptions.remove(0);
     assert_eq!((status.paused, status.paused_by, status.paused_reason), (false, None, None));
+}
+
+/// What a handler is told of each attempt: number, most, whether it is the last, subscription, what the one before failed with.
+type Told = (u32, u32, bool, String, Option<String>);
+
+#[tokio::test]
+async fn a_handler_is_told_which_attempt_it_is_and_what_the_one_before_failed_with() {
+    let log = log();
+    log.publish(vec![NewEvent::new("t", "y").key("k").json(&7)]);
+    let told = Arc::<std::sync::Mutex<Vec<Told>>>::default();
+    let handler = {
+        let told = told.clone();
+        move |delivery: Delivery| {
+            let told = told.clone();
+            async move {
+                let previous = delivery.previous_error().map(str::to_owned);
+                let attempt = delivery.attempt();
+                told.lock().unwrap().push((
+                    attempt,
+                    delivery.max_attempts(),
+                    delivery.is_last(),
+                    delivery.subscription().to_owned(),
+                    previous,
+                ));
+                // Errors of both kinds become failures.
+                let number: u32 = delivery.payload.json()?;
+                if attempt == 2 {
+                    Err(anyhow::anyhow!("attempt {attempt} of {number}"))?;
+                }
+                Err(std::io::Error::other("first"))?
+            }
+        }
+    };
+    let retry = RetryPolicy { base: Duration::ZERO, jitter: false, ..RetryPolicy::handler() };
+    let subscription = Subscription::stream("mailer").lanes(1).retry(retry).max_attempts(3);
+    let relay = Relay::builder(MemoryStore::new(&log)).handle(subscription, handler).start().await.unwrap();
+    relay.until_idle().await.unwrap();
+    relay.drain().await.unwrap();
+    let at =
+        |attempt, last, previous: Option<&str>| (attempt, 3, last, "mailer".to_owned(), previous.map(str::to_owned));
+    let expected = [at(1, false, None), at(2, false, Some("first")), at(3, true, Some("attempt 2 of 7"))];
+    assert_eq!(*told.lock().unwrap(), expected);
 }

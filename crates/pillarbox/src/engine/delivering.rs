@@ -11,7 +11,7 @@ use crate::dispatcher::{BatchId, Item};
 use crate::lane::{ChainKey, Phase};
 use crate::work::looked_at;
 use crate::{
-    Attempt, AttemptError, ClaimFate, DeliveredAttempt, Delivery, ERROR_BYTES_MAX, Event, Failed, FailedAttempt,
+    Attempt, AttemptError, ClaimFate, DeliveredAttempt, DeliveryRow, ERROR_BYTES_MAX, Event, Failed, FailedAttempt,
     Failure, Fault, KeyHash, NextTry, Now, Outcome, PAYLOAD_BYTES_MAX, Position, State, Timestamp,
 };
 
@@ -39,7 +39,7 @@ impl<'a> Trial<'a> {
     }
 
     /// An attempt whose event was not read.
-    pub(super) fn unread(row: &'a Delivery, attempts: u32) -> Self {
+    pub(super) fn unread(row: &'a DeliveryRow, attempts: u32) -> Self {
         let (key, since) = (row.key.as_deref(), row.since);
         Trial { position: row.position, id: None, key, attempts, since, malformed: false }
     }

@@ -12,7 +12,7 @@ use crate::flood_guard::FloodGuard;
 use crate::lane::{ChainKey, Lane, Phase};
 use crate::work::looked_at;
 use crate::{
-    DEAD_HEADS_MAX, Definition, Delivery, Epoch, Event, Filter, KeyHash, Mode, Now, Position, SinkFeatures,
+    DEAD_HEADS_MAX, Definition, DeliveryRow, Epoch, Event, Filter, KeyHash, Mode, Now, Position, SinkFeatures,
     Subscription, SubscriptionId, SubscriptionReport, SubscriptionView, Timestamp,
 };
 
@@ -58,7 +58,7 @@ pub(super) struct Subscriber {
     /// Of a queue.
     pub(super) queue: Option<Queue>,
     /// Delayed deliveries that are due while an event of their key is at the sink: they take their place when that is over.
-    pub(super) due_behind: HashMap<KeyHash, Vec<(u32, Delivery)>>,
+    pub(super) due_behind: HashMap<KeyHash, Vec<(u32, DeliveryRow)>>,
     /// The definition and the number of lanes that people know of: those of the configuration, or what they were last told.
     told: (Definition, u32),
 }
@@ -498,7 +498,7 @@ impl Subscriber {
     }
 
     /// Whether a delivery is being worked on because this process has said so.
-    pub(super) fn is_own_attempt(&self, number: u32, row: &Delivery) -> bool {
+    pub(super) fn is_own_attempt(&self, number: u32, row: &DeliveryRow) -> bool {
         self.own_attempts.get(&(number, row.position)) == Some(&row.attempts)
     }
 
@@ -527,6 +527,6 @@ impl Subscriber {
 }
 
 /// What people know a delivery by that holds others back.
-fn name(head: &Delivery) -> String {
+fn name(head: &DeliveryRow) -> String {
     head.key.as_ref().map_or_else(|| format!("position {}", head.position), |key| format!("key '{key}'"))
 }

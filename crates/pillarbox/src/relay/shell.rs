@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::task::{Doorbell, Lease, Running, deliver_to_sink, handle_one_by_one, listen, retain};
 use super::{Command, End, Face, Target};
 use crate::engine::{Action, Call, Engine, EngineConfig, Figures, Input};
-use crate::handler::Patience;
+use crate::handler::{Handling, Patience};
 use crate::{
     Advice, Attempt, Batch, BatchId, BreakerReport, Change, ClaimPlace, DeliveredAttempt, Error, FailedAttempt,
     Failpoint, Hello, Joined, Mode, NextTry, Operator, Origin, PausedBy, PrunePolicy, Result, Store, Subscription,
@@ -378,8 +378,9 @@ impl<S: Store + Operator> Shell<S> {
 
     fn deliver(&mut self, batch: (usize, BatchId), events: Vec<Attempt>) {
         let (subscription, target) = &self.targets[batch.0];
-        let timeout = self.life.engine.definition(batch.0).processing_timeout;
-        let timeout = subscription.heartbeat_timeout.unwrap_or(timeout);
+        let definition = self.life.engine.definition(batch.0);
+        let max_attempts = definition.retry.max_attempts;
+        let timeout = subscription.heartbeat_timeout.unwrap_or(definition.processing_timeout);
         let (target, name) = (target.clone(), self.names[batch.0].clone());
         let patience = match (subscription.mode, subscription.heartbeat_timeout) {
             (Mode::Stream, _) => Patience::Total(timeout),
@@ -396,7 +397,10 @@ impl<S: Store + Operator> Shell<S> {
                 Target::Sink(sink) => {
                     deliver_to_sink(&*sink, Batch { subscription: name, origin, events }, timeout).await
                 }
-                Target::Handler(handler) => handle_one_by_one(&*handler, events, patience, &lease, &running).await,
+                Target::Handler(handler, last_errors) => {
+                    let handling = Handling { subscription: name, max_attempts, last_errors };
+                    handle_one_by_one(&*handler, &handling, events, patience, &lease, &running).await
+                }
                 Target::Transact(handler) => handler.transact(place, events, timeout).await,
             };
             Failpoint::Delivered.hit();

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::RETENTION_INTERVAL;
 use super::shell::Answer;
 use crate::engine::Input;
-use crate::handler::{AnyHandler, CatchUnwind, Patience, call};
+use crate::handler::{AnyHandler, CatchUnwind, Handling, Patience, call};
 use crate::{
     Advice, Attempt, Batch, BatchId, Failpoint, Failure, Operator, Outcome, PrunePolicy, Pruned, Result, Sink, Store,
     Wake,
@@ -192,6 +192,7 @@ pub(super) async fn deliver_to_sink(sink: &dyn Sink, batch: Batch, timeout: Dura
 /// Calls a handler for one event after the other. A key stops at its first failure. Held up by one event, the rest goes back to other workers.
 pub(super) async fn handle_one_by_one(
     handler: &dyn AnyHandler,
+    handling: &Handling,
     events: Vec<Attempt>,
     patience: Patience,
     lease: &Lease,
@@ -210,7 +211,13 @@ pub(super) async fn handle_one_by_one(
             // A process that stood still for long: the engine has not noticed yet, and the rest may be another's now.
             return outcomes;
         }
-        let mut calling = std::pin::pin!(call(handler, attempt.event, patience));
+        let position = attempt.event.position;
+        let called = async {
+            let outcome = call(handler, handling.delivery(&attempt), patience).await;
+            handling.last_errors.note(position, &outcome);
+            outcome
+        };
+        let mut calling = std::pin::pin!(called);
         let outcome = match tokio::time::timeout(HAND_BACK_AFTER, &mut calling).await {
             Ok(outcome) => outcome,
             Err(_) if count > 1 => {

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use pillarbox::admin::{Cause, Change, Operator, State, why};
-use pillarbox::store::{Delivery, KeyHash, LaneRef, LaneWrite, Store, TakeCause, lane_of};
+use pillarbox::store::{DeliveryRow, KeyHash, LaneRef, LaneWrite, Store, TakeCause, lane_of};
 use pillarbox::{Event, NewEvent, Start, Subscription, Timestamp};
 
 use super::{Member, NOTHING, delivery, events, first_lane_key, join, join_with, owner, write};
@@ -47,7 +47,7 @@ async fn settle_all<S: Store>(member: &Member<S>, events: &[Arc<Event>]) -> Trie
         let lane = member.lane_ref(number);
         let epoch = member.take(lane, TakeCause::Free).await?;
         let own = events.iter().filter(|event| lane_of(event.key_hash(), event.position, 2) == number);
-        let row = |(arrival, event): (i64, &Arc<Event>)| Delivery {
+        let row = |(arrival, event): (i64, &Arc<Event>)| DeliveryRow {
             key: event.key.clone(),
             ..delivery(event.position, arrival)
         };
@@ -171,7 +171,7 @@ async fn a_key_that_is_replayed_from_before_the_start_is_accounted_for<F: Fixtur
 async fn the_status_counts_what_is_dead<F: Fixture>(fixture: &F) -> Outcome {
     let (member, lane, epoch) = owner(fixture).await?;
     let at = fixture.publish(events("a", 2)).await?;
-    let dead = |position| Delivery { state: State::Dead, ..delivery(position, position) };
+    let dead = |position| DeliveryRow { state: State::Dead, ..delivery(position, position) };
     let put = at.iter().map(|position| dead(*position)).collect();
     ensure!(member.settle(LaneWrite { put, ..write(lane, epoch, at[1]) }).await?, "could not settle");
     let status = fixture.operator().await?.status().await?;

@@ -5,8 +5,8 @@ use pillarbox::admin::{
     Change, DeliveryRecord, ListQuery, Operator, PrunePolicy, Selection, State, SubscriptionStatus,
 };
 use pillarbox::store::{
-    AttemptError, CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Delivery, Epoch, Failed, Hello,
-    InstanceId, KEYS_TOLD_MAX, LaneRef, LaneWrite, QUEUED_KEYS_MAX, Queued, RecoverRequest, RecoveryCause,
+    AttemptError, CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, DeliveryRow, Epoch, Failed,
+    Hello, InstanceId, KEYS_TOLD_MAX, LaneRef, LaneWrite, QUEUED_KEYS_MAX, Queued, RecoverRequest, RecoveryCause,
     SUSPECT_AFTER, Store, TakeCause,
 };
 use pillarbox::{ErrorKind, Mode, NewEvent, OnDead, Position, RetryPolicy, Start, Subscription, Timestamp};
@@ -162,7 +162,7 @@ async fn publish<F: Fixture>(fixture: &F, keys: &[Option<&str>]) -> pillarbox::R
 
 /// A pending row that is due.
 fn queued(position: Position, key: Option<&str>) -> Queued {
-    let delivery = Delivery {
+    let delivery = DeliveryRow {
         position,
         key: key.map(Into::into),
         arrival: 0,
@@ -297,7 +297,7 @@ async fn nothing_is_claimed_before_it_is_due<F: Fixture>(fixture: &F) -> Outcome
         at.iter().zip([Some("k"), Some("k"), Some("other"), None]).map(|(at, key)| queued(*at, key)).collect();
     for (row, state) in [(0, State::Retrying), (2, State::Delayed), (3, State::Retrying)] {
         let attempts = u32::from(state == State::Retrying);
-        rows[row].delivery = Delivery { state, attempts, due_at: NEVER, ..rows[row].delivery.clone() };
+        rows[row].delivery = DeliveryRow { state, attempts, due_at: NEVER, ..rows[row].delivery.clone() };
     }
     feeder.queue(rows).await?;
     let claims = feeder.member.claims(feeder.member.request(LIMIT, 1)).await?;
@@ -432,7 +432,7 @@ async fn a_dead_row_blocks_its_key_or_not<F: Fixture>(fixture: &F) -> Outcome {
         ensure!(member.end(&claimed, died).await?, "its own claim could not be ended");
         let from_the_start = publish(fixture, &[Some("j"); 2]).await?;
         let mut rows: Vec<Queued> = from_the_start.iter().map(|at| queued(*at, Some("j"))).collect();
-        rows[0].delivery = Delivery { state: State::Dead, attempts: 8, ..rows[0].delivery.clone() };
+        rows[0].delivery = DeliveryRow { state: State::Dead, attempts: 8, ..rows[0].delivery.clone() };
         feeder.queue(rows).await?;
         for (dead, next) in [(at[0], at[1]), (from_the_start[0], from_the_start[1])] {
             let record = shown_in(fixture, member, name, dead).await?;
@@ -455,7 +455,7 @@ async fn rows_that_are_claimed_from_the_start_are_nobody_elses<F: Fixture>(fixtu
     let mut head = queued(at[0], Some("k"));
     (head.claim, head.delivery.state) = (Some(ClaimId(5)), State::Processing);
     let mut tried = queued(at[2], Some("other"));
-    tried.delivery = Delivery { state: State::Retrying, attempts: 1, ..tried.delivery };
+    tried.delivery = DeliveryRow { state: State::Retrying, attempts: 1, ..tried.delivery };
     tried.error = Some(AttemptError { at: Timestamp(1), attempt: 1, kind: "k".into(), message: "no".into() });
     first.queue(vec![head.clone(), queued(at[1], Some("k")), tried]).await?;
     let claimed = second.claim(LIMIT, 5).await?;
