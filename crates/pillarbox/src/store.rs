@@ -43,7 +43,7 @@ pub trait Store: Send + Sync + 'static {
     /// Makes this process an instance: takes its liveness lock first, then writes its row, then creates or
     /// updates the subscriptions (the database's `lanes` and `start` win over what is given; after [`Hello::rejoin`] everything
     /// of the database does). Where the filter is another than before, the epochs of all lanes are raised in the same transaction, and
-    /// what they have settled is kept with the former filter ([`FormerFilters`](crate::FormerFilters)). Refuses with a reason when the schema or the log is not fit to be worked on, and a subscription
+    /// what they have settled is kept with the former filter ([`FormerFilters`]). Refuses with a reason when the schema or the log is not fit to be worked on, and a subscription
     /// that was made with another `mode`.
     ///
     /// May be called again. The instance that this store was before is then over: its lock is free, and its lanes have no
@@ -89,7 +89,7 @@ pub trait Store: Send + Sync + 'static {
     /// written.
     fn finish(&self, ends: &[ClaimEnd]) -> impl Future<Output = Result<Vec<bool>>> + Send;
 
-    /// Takes claims from those who will not end them any more; each counts as an attempt by [`recovered`](crate::recovered), with the
+    /// Takes claims from those who will not end them any more; each counts as an attempt by [`recovered`], with the
     /// retry policy that the database has of its subscription. What was recovered is counted in the database.
     fn recover(&self, request: &RecoverRequest) -> impl Future<Output = Result<Recovered>> + Send;
 
@@ -306,7 +306,7 @@ pub struct LaneState {
     pub last_arrival: i64,
     /// Of a queue: every key of the lane with a row, whatever its state.
     pub queued_keys: Vec<Box<str>>,
-    /// More keys of the queue than [`QUEUED_KEYS_MAX`](crate::QUEUED_KEYS_MAX) have rows, and `queued_keys` does not name them.
+    /// More keys of the queue than [`QUEUED_KEYS_MAX`] have rows, and `queued_keys` does not name them.
     pub queued_keys_left_out: bool,
     /// How often the lane was seized since an owner was last calm: see [`LaneWrite::calm`].
     pub takeovers: u32,
