@@ -504,29 +504,47 @@ async fn a_claim_survives_that_the_leaf_of_its_event_is_emptied() {
     assert_eq!(database.number("select count(*) from pillarbox.event_kept").await, 0);
 }
 
+/// How often the server is asked for a figure, and how often all is done again when it has lost some: up to version 14 a busy one does.
+const FIGURE_LOOKS_MAX: usize = 5_000;
+const FIGURE_TRIES_MAX: usize = 10;
+
 /// A figure of the delivery table, once the server tells of `at_least` operations of a kind.
-async fn figure(database: &Database, worker: &Worker, kind: &str, at_least: i64, figure: &str) -> i64 {
+async fn figure(database: &Database, worker: &Worker, kind: &str, at_least: i64, figure: &str) -> Option<i64> {
     let client = database.client().await;
     let sql = format!("select {kind}, {figure} from pg_stat_user_tables where relname = 'delivery'");
-    loop {
+    for _ in 0..FIGURE_LOOKS_MAX {
         let row = client.query_one(&sql, &[]).await.unwrap();
         if row.get::<_, i64>(0) >= at_least {
-            return row.get(1);
+            return Some(row.get(1));
         }
         // It is told what a session did when that has something to do again.
         worker.claim(0, 1).await;
     }
+    None
+}
+
+/// Does what is counted in a database of its own until the server has lost nothing of it.
+async fn counted(count: impl AsyncFn() -> Option<i64>) -> i64 {
+    for _ in 0..FIGURE_TRIES_MAX {
+        if let Some(figure) = count().await {
+            return figure;
+        }
+    }
+    panic!("the server tells no figures");
 }
 
 #[tokio::test]
 async fn a_claim_writes_one_version_of_each_row() {
-    let database = Database::new().await;
-    let feeder = Feeder::new(&database, queue()).await;
-    let keys: Vec<String> = (0..200).map(|number| format!("k{number}")).collect();
-    feeder.feed(&database, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
-    let me = &feeder.worker;
-    assert_eq!(me.claim(200, 1).await.len(), 200);
-    assert_eq!(figure(&database, me, "n_tup_upd", 200, "n_tup_upd").await, 200);
+    let versions = counted(async || {
+        let database = Database::new().await;
+        let feeder = Feeder::new(&database, queue()).await;
+        let keys: Vec<String> = (0..200).map(|number| format!("k{number}")).collect();
+        feeder.feed(&database, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        let me = &feeder.worker;
+        assert_eq!(me.claim(200, 1).await.len(), 200);
+        figure(&database, me, "n_tup_upd", 200, "n_tup_upd").await
+    });
+    assert_eq!(versions.await, 200);
 }
 
 #[tokio::test]
@@ -715,6 +733,11 @@ async fn two_who_place_delayed_rows_of_one_key_keep_their_order() {
 
 #[tokio::test]
 async fn claims_and_ends_use_indexes_however_the_table_grew() {
+    let read = counted(rows_read_without_an_index).await;
+    assert!(read < 2_000, "{read} rows were read without an index");
+}
+
+async fn rows_read_without_an_index() -> Option<i64> {
     let database = Database::new().await;
     let feeder = Feeder::new(&database, queue()).await;
     let me = &feeder.worker;
@@ -731,8 +754,7 @@ async fn claims_and_ends_use_indexes_however_the_table_grew() {
         assert_eq!(claimed.len(), 50);
         me.done(&claimed).await;
     }
-    let read = figure(&database, me, "n_tup_del", 160, "seq_tup_read").await;
-    assert!(read < 2_000, "{read} rows were read without an index");
+    figure(&database, me, "n_tup_del", 160, "seq_tup_read").await
 }
 
 #[tokio::test]
