@@ -22,6 +22,8 @@ pub(crate) struct Ownership {
     features: StoreFeatures,
     /// The last beat seen of each instance, and when it was first seen on this instance's own clock.
     beats: HashMap<InstanceId, (i64, Duration)>,
+    /// Instances that have beaten since this one first saw them.
+    beating: HashSet<InstanceId>,
     /// When each owner that is dead was first seen to be.
     dead_since: HashMap<InstanceId, Duration>,
     /// When the first of the living is dead unless it beats.
@@ -42,7 +44,15 @@ pub(crate) struct Plan {
 impl Ownership {
     /// For this instance.
     pub(crate) fn new(me: InstanceId, lease_ttl: Duration, features: StoreFeatures) -> Self {
-        Ownership { me, lease_ttl, features, beats: HashMap::new(), dead_since: HashMap::new(), lease_end: None }
+        Ownership {
+            me,
+            lease_ttl,
+            features,
+            beats: HashMap::new(),
+            beating: HashSet::new(),
+            dead_since: HashMap::new(),
+            lease_end: None,
+        }
     }
 
     /// When to look again, besides regularly: the lease of one that has not beaten since is over then.
@@ -88,6 +98,7 @@ impl Ownership {
                 .iter()
                 .filter(|instance| {
                     deaths[&instance.id].is_none()
+                        && self.gives_signs(instance)
                         && !instance.draining
                         && runs.contains(&(instance.id, subscription.id))
                 })
@@ -146,12 +157,20 @@ impl Ownership {
     fn note_beats(&mut self, fleet: &Fleet, now: Duration) {
         let seen: HashSet<InstanceId> = fleet.instances.iter().map(|instance| instance.id).collect();
         self.beats.retain(|id, _| seen.contains(id));
+        self.beating.retain(|id| seen.contains(id));
         for instance in &fleet.instances {
             let entry = self.beats.entry(instance.id).or_insert((instance.beat, now));
             if entry.0 != instance.beat {
                 *entry = (instance.beat, now);
+                self.beating.insert(instance.id);
             }
         }
+    }
+
+    /// Whether an instance gets lanes: the row of one that died long ago says nothing else than that of one which has just joined. What it
+    /// owns stays its own until its lease is over.
+    fn gives_signs(&self, instance: &InstanceView) -> bool {
+        instance.id == self.me || instance.lock == Lock::Held || self.beating.contains(&instance.id)
     }
 
     fn death(&self, instance: &InstanceView, now: Duration) -> Option<TakeCause> {
@@ -224,6 +243,20 @@ mod tests {
 
     fn taken(plan: &Plan) -> Vec<(u32, TakeCause)> {
         plan.take.iter().map(|take| (take.lane.lane, take.cause)).collect()
+    }
+
+    #[test]
+    fn a_row_that_somebody_left_behind_gets_no_lanes() {
+        let mut ownership = ownership(false);
+        let ghosts = [(1, 1, Lock::Held), (2, 7, Lock::Unknown), (3, 7, Lock::Unknown)];
+        let plan = ownership.plan(&fleet(&ghosts, &[None; 6]), &HashMap::new(), &[SUBSCRIPTION], Duration::ZERO);
+        assert_eq!(taken(&plan).len(), 6, "nobody else takes lanes that are free");
+        let beating = [(1, 2, Lock::Held), (2, 8, Lock::Unknown), (3, 7, Lock::Unknown)];
+        let plan = ownership.plan(&fleet(&beating, &[None; 6]), &HashMap::new(), &[SUBSCRIPTION], Duration::ZERO);
+        assert_eq!(taken(&plan).len(), 3, "one of the others lives");
+        let owned = [(1, 2, Lock::Held), (3, 7, Lock::Unknown)];
+        let plan = ownership.plan(&fleet(&owned, &[Some(3); 6]), &HashMap::new(), &[SUBSCRIPTION], Duration::ZERO);
+        assert_eq!(taken(&plan), [], "what it owns is its own until its lease is over");
     }
 
     #[test]

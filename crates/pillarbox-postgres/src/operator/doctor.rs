@@ -42,7 +42,7 @@ async fn examine(session: &mut Session) -> Db<Vec<Check>> {
     let world = World::load(&tx).await?;
     let mut checks =
         vec![encoding(&tx).await?, home, anchors(&tx, &world).await?, dead_ranges(&tx).await?, deliveries(&tx).await?];
-    checks.extend([leaves(&tx).await?, orphans(&world), instances(&world)]);
+    checks.extend([leaves(&tx).await?, orphans(&world), world.check_instances()]);
     checks.extend([floor(&tx).await?, vacuum_horizon(&tx).await?, own_sessions(&tx).await?]);
     let server = tx.query_typed_one(include_str!("../sql/server.sql"), &[]).await?;
     let publishing = tx.query_typed_one(include_str!("../sql/publishing.sql"), &[]).await?;
@@ -168,19 +168,6 @@ fn orphans(world: &World) -> Check {
                 names.join(", ")
             ),
             "start a relay whose config names each, or run `pillarbox subscription delete NAME`",
-        ),
-    }
-}
-
-fn instances(world: &World) -> Check {
-    let ended: Vec<_> = world.instances.iter().filter(|row| !row.alive).map(|row| row.id.0.to_string()).collect();
-    match ended.is_empty() {
-        true => ok("instances", format!("{} alive", world.instances.len())),
-        false => bad(
-            "instances",
-            Level::Warning,
-            format!("{} ended without leaving", ended.join(", ")),
-            "start a relay: it takes over what they left",
         ),
     }
 }

@@ -432,3 +432,26 @@ async fn changes_of_what_is_dead_or_delayed_are_added_up_by_a_beat() {
     assert_eq!(changes().await, 1);
     assert_eq!(store.status().await.unwrap().subscriptions[0].dead, 12_500);
 }
+
+/// Their rows stay for a while, and nobody has seen their locks come free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn instances_that_died_long_ago_keep_no_lane_from_who_starts() {
+    let database = Database::new().await;
+    let wish = || Subscription { lanes: 6, ..Subscription::new("s") };
+    for _ in 0..3 {
+        join(&database.store().await, [wish()]).await;
+    }
+    let keys: Vec<String> = (0..24).map(|number| format!("k{number}")).collect();
+    database.publish_keys(&keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let capture = Capture::new();
+    let mut config = pillarbox::RelayConfig::default();
+    config.engine.lease_ttl = Duration::from_secs(3600);
+    let builder = Relay::builder(database.store().await).config(config);
+    let relay = builder.subscribe(wish(), Arc::new(capture.clone())).start().await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), relay.until_idle()).await.expect("no lease is waited for").unwrap();
+    assert_eq!(capture.events().len(), 24);
+    relay.drain().await.unwrap();
+    let checks = database.store().await.doctor().await.unwrap();
+    let check = checks.iter().find(|check| check.name == "instances").unwrap();
+    assert_eq!(check.finding, "0 alive; 3 ended and own nothing");
+}

@@ -20,7 +20,7 @@ pub(super) fn doctor(desk: &Desk) -> Db<Vec<Check>> {
     checks.push(write_ahead_log(desk)?);
     checks.extend(read(&desk.connection, |tx| {
         let world = super::load_world(tx, &desk.folder)?;
-        Ok([anchors(tx, &world), dead_ranges(tx)?, deliveries(tx)?, orphans(&world), instances(&world)])
+        Ok([anchors(tx, &world), dead_ranges(tx)?, deliveries(tx)?, orphans(&world), world.check_instances()])
     })?);
     checks.push(ok("publishers", "publishers that read before they publish should use BEGIN IMMEDIATE".into()));
     Ok(checks)
@@ -175,19 +175,6 @@ fn orphans(world: &World) -> Check {
                 names.join(", ")
             ),
             "start a relay whose config names each, or run `pillarbox subscription delete NAME`",
-        ),
-    }
-}
-
-fn instances(world: &World) -> Check {
-    let ended: Vec<_> = world.instances.iter().filter(|row| !row.alive).map(|row| row.id.0.to_string()).collect();
-    match ended.is_empty() {
-        true => ok("instances", format!("{} alive", world.instances.len())),
-        false => bad(
-            "instances",
-            Level::Warning,
-            format!("{} ended without leaving", ended.join(", ")),
-            "start a relay: it takes over what they left",
         ),
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::{
-    Changed, Cursor, Epoch, Error, ErrorKind, Filter, InstanceId, InstanceStatus, KeyHash, Mode, OnDead, Pause,
-    Position, RecoveredCount, Report, Result, RetryPolicy, State, SubscriptionId, SubscriptionReport,
+    Changed, Check, Cursor, Epoch, Error, ErrorKind, Filter, InstanceId, InstanceStatus, KeyHash, Level, Mode, OnDead,
+    Pause, Position, RecoveredCount, Report, Result, RetryPolicy, State, SubscriptionId, SubscriptionReport,
     SubscriptionStatus, Timestamp, counted, lane_of,
 };
 
@@ -247,6 +247,28 @@ impl World {
             all.differs |= report.differs;
         }
         all
+    }
+
+    /// What `doctor` says of the instances: lanes of one that ended wait for a relay; a row that owns none says nothing, and goes by itself.
+    pub fn check_instances(&self) -> Check {
+        let owns = |id: InstanceId| {
+            self.subscriptions.iter().flat_map(|subscription| &subscription.lanes).any(|lane| lane.owner == Some(id))
+        };
+        let (alive, ended): (Vec<_>, Vec<_>) = self.instances.iter().partition(|row| row.alive);
+        let left: Vec<String> = ended.iter().filter(|row| owns(row.id)).map(|row| row.id.0.to_string()).collect();
+        let check = |level, finding: String, fix: Option<&str>| Check {
+            name: "instances".to_owned(),
+            level,
+            finding,
+            fix: fix.map(str::to_owned),
+        };
+        if left.is_empty() {
+            let gone =
+                if ended.is_empty() { String::new() } else { format!("; {} ended and own nothing", ended.len()) };
+            return check(Level::Ok, format!("{} alive{gone}", alive.len()), None);
+        }
+        let finding = format!("{} ended without leaving and own lanes", left.join(", "));
+        check(Level::Warning, finding, Some("start a relay: it takes over what they left"))
     }
 
     /// What `status` shows of all instances.
