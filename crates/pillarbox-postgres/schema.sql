@@ -1226,9 +1226,10 @@ begin
     ) > 65536 then
         raise check_violation using constraint = 'headers_has_at_most_65536_bytes',
             message = format(
-                'headers_has_at_most_65536_bytes: the headers have %s bytes as text', octet_length(headers::text)
+                'headers_has_at_most_65536_bytes: the headers have %s bytes as text and %s as jsonb',
+                octet_length(headers::text), pg_column_size(headers)
             ),
-            hint = 'Put it into the payload.';
+            hint = 'The limit holds for both. Put large values into the payload.';
     elsif payload_size > pillarbox.payload_bytes_max() then
         raise check_violation using constraint = 'payload_has_at_most_payload_bytes_max_bytes',
             message = format(

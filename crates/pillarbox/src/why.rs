@@ -356,10 +356,10 @@ impl Facts<'_> {
     fn delivered(&self) -> String {
         match &self.fate.settled_by {
             Some(by) => format!(
-                "it was delivered at about {} (later, if it was delayed, retried, or had a row in a queue)",
+                "it was delivered by {}, or later if it was delayed, retried or had a row in a queue",
                 by.before
             ),
-            None => "it was delivered, at a time that is not recorded any more".to_owned(),
+            None => "it was delivered, at a time that is not recorded".to_owned(),
         }
     }
 
@@ -523,7 +523,7 @@ mod tests {
     fn delivered() {
         let by = SettledBy { epoch: 9, after: Timestamp(0), before: NOW };
         let settled = Fate { settled: true, settled_by: Some(by), ..fate() };
-        check(&settled, &status(), Cause::Delivered, &["it was delivered at about 1970-01-01T00:16:40.000Z"]);
+        check(&settled, &status(), Cause::Delivered, &["it was delivered by 1970-01-01T00:16:40.000Z, or later"]);
         let Why { message, detail, .. } = why(&record(), &settled, &status());
         assert!(!message.contains("lane") && !message.contains("epoch"), "{message}");
         let detail = detail.unwrap();

@@ -92,7 +92,7 @@ impl Database {
                 Ok(match on {
                     true => "the doorbell is on: publishing wakes a sleeping relay".to_owned(),
                     false => {
-                        "the doorbell is off: a sleeping relay looks by itself, every relay.poll_interval".to_owned()
+                        "the doorbell is off: a sleeping relay looks by itself, every 500 ms at the longest".to_owned()
                     }
                 })
             }

@@ -26,7 +26,7 @@ fn delivered_not_matched_and_no_owner(on: On) {
     let waiting = place.publish(&[]);
     check(&place, &waiting, "no_owner");
     let text = place.ok(&["why", &delivered]);
-    assert!(text.contains("out: delivered: it was delivered at about 20") && !text.contains("lane"), "{text}");
+    assert!(text.contains("out: delivered: it was delivered by 20") && !text.contains("lane"), "{text}");
     for text in [place.ok(&["why", &delivered, "-v"]), place.ok(&["show", &delivered])] {
         assert!(text.contains("settled by lane ") && text.contains(" in epoch "), "{text}");
     }
