@@ -492,7 +492,8 @@ impl Inner {
         owners.sort_unstable();
         owners.dedup();
         let moving = |record: &Option<DeliveryRecord>| !matches!(state(record), State::Delayed | State::Dead);
-        let oldest = unfinished.iter().filter(|(_, record)| moving(record)).map(|(event, _)| event.created_at).min();
+        let since = |event: &Event| event.deliver_at.map_or(event.created_at, |at| at.max(event.created_at));
+        let oldest = unfinished.iter().filter(|(_, record)| moving(record)).map(|(event, _)| since(event)).min();
         let retrying = unfinished.iter().filter_map(|(_, record)| record.as_ref());
         let floor = row.lanes.iter().map(|lane| lane.cursor.floor).min().unwrap_or(0);
         let claimed_at = row.rows().filter_map(|row| Some(row.claim?.since)).min();

@@ -13,8 +13,8 @@ select
     s.id,
     least(
         case when l.position is not null then coalesce(
-            (select e.created_at from event as e where e.position = l.position),
-            (select k.created_at from event_kept as k where k.position = l.position),
+            (select greatest(e.created_at, e.deliver_at) from event as e where e.position = l.position),
+            (select greatest(k.created_at, k.deliver_at) from event_kept as k where k.position = l.position),
             (select d.since from delivery as d where d.subscription = s.id and d.position = l.position)
         ) end,
         due.due_at

@@ -99,8 +99,7 @@ async fn delivered() {
     let database = Database::new().await;
     let id = database.publish_keys(&["a"]).await[0];
     deliver(&database, subscription(), Capture::new()).await;
-    check(&database, id, Cause::Delivered, &["it was delivered by ", "settled by lane 0 in epoch 1 between"])
-        .await;
+    check(&database, id, Cause::Delivered, &["it was delivered by ", "settled by lane 0 in epoch 1 between"]).await;
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@ select
     s.id,
     case
         when l.position is not null then coalesce(
-            (select created_at from pillarbox_event where position = l.position),
-            (select created_at from pillarbox_event_kept where position = l.position),
+            (select max(created_at, coalesce(deliver_at, created_at)) from pillarbox_event where position = l.position),
+            (select max(created_at, coalesce(deliver_at, created_at)) from pillarbox_event_kept where position = l.position),
             (select since from pillarbox_delivery where subscription = s.id and position = l.position)
         )
     end,

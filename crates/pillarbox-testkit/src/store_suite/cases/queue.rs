@@ -22,6 +22,7 @@ cases! {
         a_key_is_claimed_one_at_a_time_and_in_order,
         nothing_is_claimed_before_it_is_due,
         a_delayed_row_takes_its_place_when_it_is_due,
+        what_was_delayed_is_as_old_as_it_is_due,
         keys_take_turns,
         a_claim_that_is_not_the_current_one_ends_nothing,
         what_is_given_back_counts_no_attempt,
@@ -327,6 +328,23 @@ async fn a_delayed_row_takes_its_place_when_it_is_due<F: Fixture>(fixture: &F) -
         ensure!(positions(&claimed) == [next], "{:?} were claimed instead of {next} of {at:?}", positions(&claimed));
         member.done(&claimed[0]).await?;
     }
+    Ok(())
+}
+
+async fn what_was_delayed_is_as_old_as_it_is_due<F: Fixture>(fixture: &F) -> Outcome {
+    let feeder = feeder(fixture, queue()).await?;
+    let due = clock(fixture).await?.plus(SOON * 3);
+    let at = fixture.publish(vec![NewEvent::new("a", "t").key("k").deliver_at(due)]).await?;
+    let mut delayed = queued(at[0], Some("k"));
+    (delayed.delivery.state, delayed.delivery.due_at) = (State::Delayed, due);
+    feeder.queue(vec![delayed]).await?;
+    fixture.pass(SOON * 4).await;
+    let claimed = feeder.member.claim(LIMIT, 1).await?;
+    ensure!(positions(&claimed) == at, "{claimed:?} were claimed instead of {at:?}");
+    let row = fixture.operator().await?.status().await?.subscriptions.remove(0);
+    let age = row.oldest_age_seconds.ok_or("nothing is said to wait")?;
+    let due_for = clock(fixture).await?.since(due).as_secs_f64();
+    ensure!(age <= due_for, "it has been due for {due_for} s, and the oldest is said to wait for {age} s");
     Ok(())
 }
 
