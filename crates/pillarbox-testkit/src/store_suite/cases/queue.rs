@@ -343,8 +343,8 @@ async fn what_was_delayed_is_as_old_as_it_is_due<F: Fixture>(fixture: &F) -> Out
     ensure!(positions(&claimed) == at, "{claimed:?} were claimed instead of {at:?}");
     let row = fixture.operator().await?.status().await?.subscriptions.remove(0);
     let age = row.oldest_age_seconds.ok_or("nothing is said to wait")?;
-    let due_for = clock(fixture).await?.since(due).as_secs_f64();
-    ensure!(age <= due_for, "it has been due for {due_for} s, and the oldest is said to wait for {age} s");
+    let (age, due_for) = (Duration::from_secs_f64(age), clock(fixture).await?.since(due));
+    ensure!(age <= due_for, "it has been due for {due_for:?}, and the oldest is said to wait for {age:?}");
     Ok(())
 }
 
