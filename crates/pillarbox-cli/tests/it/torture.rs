@@ -68,6 +68,7 @@ fn set_lease(place: &Place, lease: &str) {
 }
 
 /// Makes the subscriptions queues of which every event has a row.
+#[cfg(feature = "failpoints")]
 fn make_queues(place: &Place) {
     let queue = "[[subscription]]\nmode = \"queue\"\nprocessing_timeout = \"1s\"";
     let config = place.read("pillarbox.toml").replace("[[subscription]]", queue);
