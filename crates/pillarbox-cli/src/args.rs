@@ -16,7 +16,7 @@ const GLOBAL: &str = "Global options";
 /// key in order.
 ///
 /// Exit codes: 0 done, 1 failed, 2 usage, 3 schema not current or incompatible, 4 unhealthy, 5 audit found something
-/// missing.
+/// missing. `pillarbox explain` explains the terms.
 #[derive(Debug, Parser)]
 #[command(name = "pillarbox", version, max_term_width = 100)]
 pub(crate) struct Args {
@@ -104,6 +104,8 @@ pub(crate) enum Command {
     /// Check or print the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Explain a term that commands, configuration or messages use
+    Explain(ExplainArgs),
     /// Print a completion script
     Completions {
         /// For which shell
@@ -123,6 +125,12 @@ pub(crate) struct DemoArgs {
     /// How long events are published
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) seconds: u64,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ExplainArgs {
+    /// The term, like lane or hold; without it all terms
+    pub(crate) word: Option<String>,
 }
 
 #[derive(Debug, ClapArgs)]

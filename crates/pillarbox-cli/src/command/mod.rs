@@ -5,6 +5,7 @@ mod change;
 mod completions;
 mod config;
 mod doctor;
+mod explain;
 mod list;
 mod migrate;
 mod prune;
@@ -103,6 +104,7 @@ pub(crate) async fn run(args: Args) -> Result<Exit> {
         Command::Reset(args) => reset::run(&scope, &args).await,
         Command::Doctor => doctor::run(&scope).await,
         Command::Config(command) => config::run(&scope, command),
+        Command::Explain(args) => explain::run(&scope, &args),
         Command::Completions { shell } => completions::run(&scope, shell),
     }
 }
