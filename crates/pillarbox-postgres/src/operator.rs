@@ -1,13 +1,13 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use pillarbox::admin::world::{InstanceRow, LaneRow, SubscriptionRow};
+use pillarbox::admin::snapshot::{InstanceRow, LaneRow, Snapshot, SubscriptionRow};
 use pillarbox::admin::{
     Books, Change, Changed, Check, ClaimRecord, EventRecord, ListQuery, ListRow, Operator, Pause, PrunePolicy, Pruned,
     Status,
 };
 use pillarbox::store::{Cursor, InstanceId, SubscriptionId};
-use pillarbox::{ErrorKind, Mode, NewEvent, OnDead, Position, Result, RetryPolicy, Timestamp};
+use pillarbox::{Mode, NewEvent, OnDead, Position, Result, RetryPolicy};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
@@ -37,17 +37,17 @@ pub use status::PENDING_COUNT_MAX;
 impl Operator for PostgresStore {
     async fn status(&self) -> Result<Status> {
         let mut desk = self.desk().await?;
-        Ok(status::status(&snapshot(&mut desk, BY_INDEX).await?).await?)
+        Ok(status::status(&read_only(&mut desk, BY_INDEX).await?).await?)
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<ListRow>> {
         let mut desk = self.desk().await?;
-        Ok(list::list(&snapshot(&mut desk, BY_INDEX).await?, query).await?)
+        Ok(list::list(&read_only(&mut desk, BY_INDEX).await?, query).await?)
     }
 
     async fn show(&self, id: Uuid) -> Result<Option<EventRecord>> {
         let mut desk = self.desk().await?;
-        Ok(show::show(&snapshot(&mut desk, BY_INDEX).await?, id).await?)
+        Ok(show::show(&read_only(&mut desk, BY_INDEX).await?, id).await?)
     }
 
     async fn change(&self, change: &Change, dry_run: bool) -> Result<Changed> {
@@ -66,7 +66,7 @@ impl Operator for PostgresStore {
 
     async fn books(&self) -> Result<Books> {
         let mut desk = self.desk().await?;
-        Ok(books::books(&snapshot(&mut desk, "").await?).await?)
+        Ok(books::books(&read_only(&mut desk, "").await?).await?)
     }
 
     async fn prune(&self, policy: &PrunePolicy) -> Result<Pruned> {
@@ -96,7 +96,7 @@ pub(crate) const IN_ORDER: &str = "set local enable_sort = off";
 const READS: &str = "set local idle_in_transaction_session_timeout = '10s'";
 
 /// One snapshot for all that a command reads, with settings of its own.
-async fn snapshot<'a>(session: &'a mut Session, settings: &str) -> Db<Transaction<'a>> {
+async fn read_only<'a>(session: &'a mut Session, settings: &str) -> Db<Transaction<'a>> {
     let tx = session.begin().await?;
     let sql = format!("set transaction isolation level repeatable read, read only; {READS}; {settings}");
     tx.batch_execute(&sql).await?;
@@ -108,68 +108,41 @@ pub(crate) async fn ring(tx: &Transaction<'_>) -> Db<()> {
     crate::doorbell::announce(tx, "fleet").await
 }
 
-/// What operators' commands look at: what every store has, and what only this one does.
-pub(crate) struct World {
-    shared: pillarbox::admin::world::World,
-    pub(crate) fresh_floor: Position,
-    pub(crate) log_id: Uuid,
-    pub(crate) incarnation: i64,
-    pub(crate) schema_version: i64,
-    /// Nobody's retention removes what is younger; None: it removes nothing.
-    pub(crate) retention_keep: Option<Duration>,
-    /// When claims were last looked through.
-    pub(crate) recovery_at: Option<Timestamp>,
-}
-
-impl std::ops::Deref for World {
-    type Target = pillarbox::admin::world::World;
-
-    fn deref(&self) -> &Self::Target {
-        &self.shared
+/// What operators' commands look at, read in one message.
+pub(crate) async fn load_snapshot(tx: &Transaction<'_>) -> Db<Snapshot> {
+    let (meta, lanes, subscriptions, instances, locks) = tokio::try_join!(
+        tx.query_typed_one(include_str!("sql/snapshot.sql"), &[]),
+        tx.query_typed(include_str!("sql/lanes.sql"), &[]),
+        tx.query_typed(include_str!("sql/subscriptions.sql"), &[]),
+        tx.query_typed(include_str!("sql/instances.sql"), &[]),
+        tx.query_typed(include_str!("sql/living.sql"), &[]),
+    )?;
+    let mut lanes = group_lanes(&lanes)?;
+    let mut subscriptions = subscriptions.iter().map(subscription_row).collect::<Db<Vec<_>>>()?;
+    for subscription in &mut subscriptions {
+        subscription.lanes = lanes.remove(&subscription.id).unwrap_or_default();
     }
-}
-
-impl World {
-    /// Reads it all in one message.
-    pub(crate) async fn load(tx: &Transaction<'_>) -> Db<World> {
-        let (world, lanes, subscriptions, instances, locks) = tokio::try_join!(
-            tx.query_typed_one(include_str!("sql/world.sql"), &[]),
-            tx.query_typed(include_str!("sql/lanes.sql"), &[]),
-            tx.query_typed(include_str!("sql/subscriptions.sql"), &[]),
-            tx.query_typed(include_str!("sql/instances.sql"), &[]),
-            tx.query_typed(include_str!("sql/living.sql"), &[]),
-        )?;
-        let mut lanes = group_lanes(&lanes)?;
-        let mut subscriptions = subscriptions.iter().map(subscription_row).collect::<Db<Vec<_>>>()?;
-        for subscription in &mut subscriptions {
-            subscription.lanes = lanes.remove(&subscription.id).unwrap_or_default();
-        }
-        let class = i64::from(lock_class(world.try_get(7)?));
-        let held = locks.iter().filter(|row| row.get::<_, i64>(0) == class);
-        let held: HashSet<InstanceId> = held.map(|row| InstanceId(row.get(1))).collect();
-        let instances = instances.iter().map(|row| instance_row(row, &held)).collect::<Db<Vec<_>>>()?;
-        let shared = pillarbox::admin::world::World {
-            // By the database's clock.
-            now: world.try_get::<_, Time>(0)?.0,
-            horizon: world.try_get(1)?,
-            log_start: world.try_get(2)?,
-            pruned_to: world.try_get(8)?,
-            subscriptions,
-            instances,
-        };
-        Ok(World {
-            shared,
-            fresh_floor: world.try_get(3)?,
-            log_id: world.try_get(4)?,
-            incarnation: world.try_get(5)?,
-            schema_version: world.try_get::<_, i32>(6)?.into(),
-            retention_keep: match world.try_get(9)? {
-                FOREVER_MS => None,
-                keep => Some(Duration::from_millis(keep.max(0) as u64)),
-            },
-            recovery_at: world.try_get::<_, Option<Time>>(10)?.map(|time| time.0),
-        })
-    }
+    let class = i64::from(lock_class(meta.try_get("schema")?));
+    let held = locks.iter().filter(|row| row.get::<_, i64>(0) == class);
+    let held: HashSet<InstanceId> = held.map(|row| InstanceId(row.get(1))).collect();
+    Ok(Snapshot {
+        log_id: meta.try_get("log_id")?,
+        incarnation: meta.try_get("incarnation")?,
+        schema_version: meta.try_get::<_, i32>("schema_version")?.into(),
+        // By the database's clock.
+        now: meta.try_get::<_, Time>("now")?.0,
+        horizon: meta.try_get("horizon")?,
+        log_start: meta.try_get("log_start")?,
+        pruned_to: meta.try_get("pruned_to")?,
+        fresh_floor: meta.try_get("fresh_floor")?,
+        retention_keep: match meta.try_get("retention_keep_ms")? {
+            FOREVER_MS => None,
+            keep => Some(Duration::from_millis(keep.max(0) as u64)),
+        },
+        recovery_at: meta.try_get::<_, Option<Time>>("recovery_at")?.map(|time| time.0),
+        subscriptions,
+        instances: instances.iter().map(|row| instance_row(row, &held)).collect::<Db<_>>()?,
+    })
 }
 
 fn group_lanes(rows: &[Row]) -> Db<BTreeMap<SubscriptionId, Vec<LaneRow>>> {
@@ -230,9 +203,4 @@ pub(crate) async fn positions_of(tx: &Transaction<'_>, id: Uuid) -> Db<Vec<Posit
         .query_typed(include_str!("sql/positions_of.sql"), &[(&id, Type::UUID), (&salted_position(id), Type::INT8)])
         .await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
-}
-
-/// That no event has this id.
-pub(crate) fn unknown_event(id: Uuid) -> DbError {
-    DbError::own(ErrorKind::NotFound, format!("the log has no event {id}; it may have been pruned"))
 }

@@ -1,19 +1,21 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pillarbox::admin::world::{InstanceRow, LaneRow, SubscriptionRow, World};
+use pillarbox::admin::snapshot::{InstanceRow, LaneRow, Snapshot, SubscriptionRow};
 use pillarbox::admin::{
     Books, Change, Changed, Check, ClaimRecord, EventRecord, ListQuery, ListRow, Operator, Pause, PrunePolicy, Pruned,
     Status,
 };
 use pillarbox::store::{InstanceId, SubscriptionId};
-use pillarbox::{Error, ErrorKind, Mode, NewEvent, OnDead, Position, Result, RetryPolicy, Timestamp};
+use pillarbox::{Mode, NewEvent, OnDead, Position, Result, RetryPolicy, Timestamp};
 use rusqlite::{Connection, Row};
 use uuid::Uuid;
 
 use crate::connection::{horizon, meta_number, raise_revision, read, write};
-use crate::error::{Db, DbError};
+use crate::error::Db;
+use crate::home::{log_id, meta_optional};
 use crate::ownership::{LockFolder, cursor_of, parse_filter};
+use crate::publish::FOREVER_MS;
 use crate::reader::id_of;
 use crate::store::SqliteStore;
 
@@ -78,12 +80,12 @@ impl Operator for SqliteStore {
 
 /// Empties the log. Positions go on where they were; what a living instance runs stays, with nothing to deliver.
 fn reset(tx: &rusqlite::Transaction<'_>, folder: &LockFolder) -> Db<()> {
-    let world = load_world(tx, folder)?;
+    let snapshot = load_snapshot(tx, folder)?;
     // First: only what lies below these may be removed.
-    crate::connection::set_meta(tx, "log_start", world.horizon + 1)?;
-    crate::connection::set_meta(tx, "pruned_to", world.horizon)?;
+    crate::connection::set_meta(tx, "log_start", snapshot.horizon + 1)?;
+    crate::connection::set_meta(tx, "pruned_to", snapshot.horizon)?;
     tx.execute_batch(include_str!("sql/reset.sql"))?;
-    for subscription in world.subscriptions.iter().filter(|subscription| !world.is_run(subscription.id)) {
+    for subscription in snapshot.subscriptions.iter().filter(|subscription| !snapshot.is_run(subscription.id)) {
         change::delete_subscription(tx, subscription.id)?;
     }
     tx.execute("update pillarbox_meta set value = value + 1 where name = 'incarnation'", [])?;
@@ -92,7 +94,7 @@ fn reset(tx: &rusqlite::Transaction<'_>, folder: &LockFolder) -> Db<()> {
 }
 
 /// What operators' commands look at, in one snapshot.
-pub(crate) fn load_world(tx: &Connection, folder: &LockFolder) -> Db<World> {
+pub(crate) fn load_snapshot(tx: &Connection, folder: &LockFolder) -> Db<Snapshot> {
     let mut lanes = lanes(tx)?;
     let mut statement = tx.prepare_cached(include_str!("sql/subscriptions.sql"))?;
     let rows = statement.query_map([], subscription_row)?;
@@ -106,7 +108,14 @@ pub(crate) fn load_world(tx: &Connection, folder: &LockFolder) -> Db<World> {
     for instance in &mut instances {
         instance.alive = folder.is_alive(instance.id, instance.beat_at, now);
     }
-    Ok(World {
+    let keep = meta_number(tx, "retention_keep_ms")?;
+    Ok(Snapshot {
+        log_id: log_id(tx)?,
+        incarnation: meta_number(tx, "incarnation")?,
+        schema_version: meta_number(tx, "schema_version")?,
+        fresh_floor: meta_number(tx, "fresh_floor")?,
+        retention_keep: (keep != FOREVER_MS).then(|| Duration::from_millis(keep.max(0) as u64)),
+        recovery_at: meta_optional(tx, "recovery_at")?.map(Timestamp),
         now,
         horizon: horizon(tx)?,
         log_start: meta_number(tx, "log_start")?,
@@ -191,9 +200,4 @@ pub(crate) fn positions_of(tx: &Connection, id: Uuid) -> Db<Vec<Position>> {
     }
     positions.sort_unstable();
     Ok(positions)
-}
-
-/// That no event has this id.
-pub(crate) fn unknown_event(id: Uuid) -> DbError {
-    DbError::Own(Error::new(ErrorKind::NotFound, format!("the log has no event {id}; it may have been pruned")))
 }

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::admin::world::Lost;
+use pillarbox::admin::snapshot::Lost;
 use pillarbox::admin::{
     Books, Change, Changed, Check, ClaimRecord, DeliveryRecord, EventRecord, Fate, InstanceStatus, LaneBook, Level,
     ListQuery, ListRow, LogStatus, Operator, Pause, PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD, RecoveredCount,

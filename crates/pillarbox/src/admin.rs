@@ -1,4 +1,9 @@
-pub mod world;
+mod backlog;
+mod check;
+pub mod plan;
+pub mod snapshot;
+
+pub use backlog::BacklogRow;
 
 pub use crate::audit::{Audit, Auditor, MISSING_LISTED_MAX, Missing, MissingReason, SubscriptionAudit};
 pub use crate::health::{HealthLimits, Problem, ProblemKind, is_unhealthy, problems};

@@ -1,7 +1,7 @@
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::world::unknown_subscription;
+use crate::admin::snapshot::unknown_subscription;
 use crate::{Books, Event, FormerFilters, KeyHash, LaneBook, Position, Result, lane_of, received_id};
 
 /// How many missing events are listed by name for each subscription; all are counted.

@@ -1,5 +1,5 @@
 use anyhow::Result;
-use pillarbox::admin::world::unknown_subscription;
+use pillarbox::admin::snapshot::unknown_subscription;
 use pillarbox::admin::{Fate, Why, why};
 use serde_json::{Value, json};
 

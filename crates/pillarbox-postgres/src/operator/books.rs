@@ -1,19 +1,19 @@
 use std::collections::HashMap;
 
 use pillarbox::Position;
-use pillarbox::admin::world::LaneRow;
-use pillarbox::admin::{Books, LaneBook};
-use pillarbox::store::{FormerFilters, RangeSet, SubscriptionId};
+use pillarbox::admin::Books;
+use pillarbox::admin::snapshot::LaneLedger;
+use pillarbox::store::{Epoch, FormerFilters, RangeSet, SubscriptionId};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
-use super::World;
+use super::load_snapshot;
 use crate::error::Db;
 use crate::ownership::record_progress;
 
 pub(super) async fn books(tx: &Transaction<'_>) -> Db<Books> {
-    let world = World::load(tx).await?;
-    let (mut covered, mut before_start) = progress(tx, None).await?;
+    let snapshot = load_snapshot(tx).await?;
+    let mut ledgers = ledgers(tx, None).await?;
     let (skipped, deliveries, dead) = tokio::try_join!(
         tx.query_typed("select subscription, 0, position, position_to from skip", &[]),
         tx.query_typed("select subscription, lane, position, position from delivery order by position", &[]),
@@ -22,30 +22,18 @@ pub(super) async fn books(tx: &Transaction<'_>) -> Db<Books> {
     let former_filters = tx.query_typed("select name, former_filters from subscription", &[]).await?;
     let (skipped, mut deliveries) = (by_lane(&skipped)?, by_lane(&deliveries)?);
     let mut lanes = Vec::new();
-    for subscription in &world.subscriptions {
-        for lane in &subscription.lanes {
-            let place = (subscription.id, lane.lane);
-            let mut covered = covered.remove(&place).unwrap_or_default();
-            // Ranges above the floor are written by settlements alone; they vouch for themselves.
-            covered.union(&lane.cursor.settled);
-            lanes.push(LaneBook {
-                subscription: subscription.name.clone(),
-                filter: subscription.filter.clone(),
-                lanes: subscription.lanes.len() as u32,
-                lane: lane.lane,
-                floor: lane.cursor.floor,
-                settled: lane.cursor.settled.clone(),
-                covered,
-                before_start: before_start.remove(&place).unwrap_or_default(),
-                deliveries: deliveries.remove(&place).unwrap_or_default(),
-                skipped: skipped.get(&(subscription.id, 0)).cloned().unwrap_or_default(),
-            });
+    for row in &snapshot.subscriptions {
+        for lane in &row.lanes {
+            let place = (row.id, lane.lane);
+            let skipped = skipped.get(&(row.id, 0)).cloned().unwrap_or_default();
+            let deliveries = deliveries.remove(&place).unwrap_or_default();
+            lanes.push(row.book(lane, ledgers.remove(&place).unwrap_or_default(), deliveries, skipped));
         }
     }
     Ok(Books {
-        incarnation: world.incarnation,
-        log_start: world.log_start,
-        horizon: world.horizon,
+        incarnation: snapshot.incarnation,
+        log_start: snapshot.log_start,
+        horizon: snapshot.horizon,
         dead: by_lane(&dead)?.into_values().next().unwrap_or_default(),
         lanes,
         former_filters: former_filters
@@ -56,10 +44,13 @@ pub(super) async fn books(tx: &Transaction<'_>) -> Db<Books> {
 }
 
 /// Ranges of positions by lane.
-pub(super) type ByLane = HashMap<(SubscriptionId, u32), RangeSet>;
+type ByLane = HashMap<(SubscriptionId, u32), RangeSet>;
 
-/// What the settlements say they covered, and what was never to be delivered; of one subscription or of all.
-pub(super) async fn progress(tx: &Transaction<'_>, id: Option<SubscriptionId>) -> Db<(ByLane, ByLane)> {
+/// What settlements have recorded, by lane; of one subscription or of all.
+pub(super) async fn ledgers(
+    tx: &Transaction<'_>,
+    id: Option<SubscriptionId>,
+) -> Db<HashMap<(SubscriptionId, u32), LaneLedger>> {
     let sql = |epochs| {
         format!(
             "select subscription, lane, floor_from + 1, floor_to from progress \
@@ -70,19 +61,32 @@ pub(super) async fn progress(tx: &Transaction<'_>, id: Option<SubscriptionId>) -
     let id = id.map(|id| id.0);
     let of = [(&id as _, Type::INT8)];
     let (covered, before_start) = tokio::try_join!(tx.query_typed(&covered, &of), tx.query_typed(&before_start, &of))?;
-    Ok((by_lane(&covered)?, by_lane(&before_start)?))
+    let mut ledgers = HashMap::<_, LaneLedger>::new();
+    for (place, ranges) in by_lane(&covered)? {
+        ledgers.entry(place).or_default().covered = ranges;
+    }
+    for (place, ranges) in by_lane(&before_start)? {
+        ledgers.entry(place).or_default().before_start = ranges;
+    }
+    Ok(ledgers)
 }
 
-/// Positions that a lane was never to deliver are delivered after all: from now on its settlements account for them.
-pub(super) async fn replay(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, positions: &RangeSet) -> Db<()> {
+/// Positions that a lane was never to deliver are delivered after all: from this epoch on its settlements account for them.
+pub(super) async fn account(
+    tx: &Transaction<'_>,
+    id: SubscriptionId,
+    lane: u32,
+    epoch: Epoch,
+    positions: &RangeSet,
+) -> Db<()> {
     let (Some(first), Some(last)) = (positions.first(), positions.last()) else { return Ok(()) };
     let sql = "delete from progress where subscription = $1 and lane = $2 and epoch = 0 and floor_from < $4 and floor_to >= $3 \
                returning floor_from, floor_to";
-    for row in tx.query(sql, &[&id.0, &(lane.lane as i32), &first, &last]).await? {
+    for row in tx.query(sql, &[&id.0, &(lane as i32), &first, &last]).await? {
         let (from, to): (Position, Position) = (row.try_get(0)?, row.try_get(1)?);
         let replayed = positions.within(from + 1, to);
-        for (epoch, ranges) in [(0, replayed.missing(from + 1, to)), (lane.epoch + 1, replayed)] {
-            record_progress(tx, id, lane.lane, epoch, &ranges).await?;
+        for (epoch, ranges) in [(0, replayed.missing(from + 1, to)), (epoch, replayed)] {
+            record_progress(tx, id, lane, epoch, &ranges).await?;
         }
     }
     Ok(())

@@ -1,22 +1,21 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use pillarbox::admin::world::{InstanceRow, LaneRow, SubscriptionRow, tell_recovered};
+use pillarbox::admin::plan::{Edit, Facts, KeyEvent, Lookup, Place, Target, plan};
+use pillarbox::admin::snapshot::{LaneLedger, Snapshot, SubscriptionRow};
 use pillarbox::admin::{Change, Changed, Pause, Selection};
-use pillarbox::store::{FormerFilters, InstanceId, KeyHash, RangeSet, SubscriptionId, lane_of};
-use pillarbox::{ErrorKind, Mode, Position, Start, Subscription};
-use tokio_postgres::Transaction;
-use tokio_postgres::types::Type;
+use pillarbox::store::{Epoch, FormerFilters, InstanceId, KeyHash, RangeSet, SubscriptionId, lane_of};
+use pillarbox::{ErrorKind, Mode, Position, Start};
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
-use super::{BY_INDEX, World, books, positions_of, ring, unknown_event};
+use super::{BY_INDEX, books, load_snapshot, positions_of, ring};
 use crate::connection::Session;
 use crate::error::{Db, DbError};
-use crate::ownership::{put_former_filters, start_floor};
+use crate::ownership::{put_former_filters, record_progress, start_floor};
 use crate::queue::{self, Keys};
 use crate::types::{Text, Time, multirange};
-
-mod relane;
 
 /// How often a command is tried when a relay was in its way.
 const TRIES_MAX: usize = 3;
@@ -39,9 +38,15 @@ async fn try_change(session: &mut Session, change: &Change, dry_run: bool) -> Db
     let mut keys = Keys::default();
     let tx = session.begin().await?;
     tx.batch_execute(BY_INDEX).await?;
-    lock(&tx, subject(change)).await?;
-    let world = World::load(&tx).await?;
-    let changed = apply(&tx, &world, change, &mut keys).await?;
+    lock(&tx, change.subject()).await?;
+    let snapshot = load_snapshot(&tx).await?;
+    let subject = change.subject().map(|name| snapshot.subscription(name)).transpose()?;
+    let facts = look_up(&tx, &snapshot, subject, &change.lookup()).await?;
+    let plan = plan(change, &snapshot, facts)?;
+    let mut count = 0;
+    for edit in &plan.edits {
+        count += apply(&tx, subject, edit, &mut keys).await?;
+    }
     ring(&tx).await?;
     if dry_run {
         tx.rollback().await?
@@ -50,22 +55,7 @@ async fn try_change(session: &mut Session, change: &Change, dry_run: bool) -> Db
     }
     // Also after a dry run: somebody may have left it to us as long as we had the rows.
     keys.promote_or_leave(session).await;
-    Ok(changed)
-}
-
-/// The subscription that has to stand still for a command.
-fn subject(change: &Change) -> Option<&str> {
-    Some(match change {
-        Change::Recover { .. } => return None,
-        Change::Requeue { subscription, .. }
-        | Change::Skip { subscription, .. }
-        | Change::Rewind { subscription, .. }
-        | Change::Relane { subscription, .. }
-        | Change::Pause { subscription, .. }
-        | Change::Resume(subscription)
-        | Change::Delete(subscription)
-        | Change::Rename { from: subscription, .. } => subscription,
-    })
+    Ok(plan.answer(count))
 }
 
 /// Keeps retention, then joining relays, then the owners of the lanes from changing what a command looks at: in this order,
@@ -80,79 +70,169 @@ async fn lock(tx: &Transaction<'_>, name: Option<&str>) -> Db<()> {
     Ok(())
 }
 
-async fn apply(tx: &Transaction<'_>, world: &World, change: &Change, keys: &mut Keys) -> Db<Changed> {
-    let row = |name: &str| world.subscription(name);
-    match change {
-        Change::Requeue { subscription, which, limit } => requeue(tx, row(subscription)?, which, *limit, keys).await,
-        Change::Recover { subscription, instance, silent_for } => {
-            let subscription = subscription.as_deref().map(row).transpose()?;
-            recover(tx, subscription, *instance, *silent_for, keys).await
+/// What a plan has to know beside the snapshot.
+async fn look_up(
+    tx: &Transaction<'_>,
+    snapshot: &Snapshot,
+    subject: Option<&SubscriptionRow>,
+    lookup: &Lookup<'_>,
+) -> Db<Facts> {
+    let Some(row) = subject else { return Ok(Facts::Nothing) };
+    Ok(match lookup {
+        Lookup::Nothing => Facts::Nothing,
+        Lookup::Deliveries { which, limit } => {
+            let (positions, key) = match which {
+                Selection::Event(id) => (Some((*id, positions_of(tx, *id).await?)), None),
+                Selection::Version(stream, version) => (Some(version_at(tx, stream, *version).await?), None),
+                Selection::Key(key) => (None, Some(key.as_str())),
+                Selection::All => (None, None),
+            };
+            let event = positions.as_ref().filter(|(_, positions)| !positions.is_empty()).map(|(id, _)| *id);
+            let positions = positions.map(|(_, positions)| positions);
+            Facts::Deliveries { event, targets: targets(tx, row.id, positions, key, *limit).await? }
         }
-        Change::Skip { subscription, event, reason } => skip(tx, row(subscription)?, *event, reason, keys).await,
-        Change::Pause { subscription, by, reason } => {
-            let row = row(subscription)?;
-            let pause = Pause { by: *by, reason: reason.clone() };
-            set_paused(tx, row, Some(pause.over(row.pause.clone()))).await
+        Lookup::Rewind { to, key } => {
+            let place = place(tx, snapshot, *to).await?;
+            let kept = tx.query(include_str!("../sql/rewind_kept.sql"), &[&row.id.0, &place.kept, key]).await?;
+            let kept = kept.iter().map(target).collect::<Db<_>>()?;
+            let events = match key {
+                Some(key) => key_events(tx, row.id, key, place.position()).await?,
+                None => Vec::new(),
+            };
+            Facts::Rewind { place, kept, events, former_filters: former_filters(tx, row.id).await? }
         }
-        Change::Resume(name) => set_paused(tx, row(name)?, None).await,
-        Change::Rewind { subscription, to, key: None } => rewind(tx, world, row(subscription)?, *to, keys).await,
-        Change::Rewind { subscription, to, key: Some(key) } => {
-            rewind_key(tx, world, row(subscription)?, *to, key, keys).await
+        Lookup::Ledger => {
+            let mut ledgers = books::ledgers(tx, Some(row.id)).await?;
+            let ledger = |lane: u32| ledgers.remove(&(row.id, lane)).unwrap_or_default();
+            let lanes = row.lanes.iter().map(|lane| lane.lane).map(ledger).collect();
+            let sql = "select exists (select from delivery where owner is not null and subscription = $1)";
+            Facts::Ledger { lanes, is_claimed: tx.query_one(sql, &[&row.id.0]).await?.try_get(0)? }
         }
-        Change::Delete(name) => delete(tx, world, row(name)?).await,
-        Change::Rename { from, to } => rename(tx, world, row(from)?, to).await,
-        Change::Relane { subscription, lanes } => relane::relane(tx, world, row(subscription)?, *lanes).await,
+    })
+}
+
+/// The deliveries at these positions in any state, or the dead ones of a key or all, in log order.
+async fn targets(
+    tx: &Transaction<'_>,
+    subscription: SubscriptionId,
+    positions: Option<Vec<Position>>,
+    key: Option<&str>,
+    limit: usize,
+) -> Db<Vec<Target>> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows = tx.query(include_str!("../sql/targets.sql"), &[&subscription.0, &positions, &key, &limit]).await?;
+    rows.iter().map(target).collect()
+}
+
+fn target(row: &Row) -> Db<Target> {
+    Ok(Target {
+        position: row.try_get(0)?,
+        lane: row.try_get::<_, i32>(1)? as u32,
+        id: row.try_get::<_, Option<Uuid>>(2)?.unwrap_or_default(),
+        key: row.try_get::<_, Option<Text<'_>>>(3)?.map(|key| key.0.into_owned()),
+    })
+}
+
+/// The id and the positions of an event by its version; no positions where the stream does not have it.
+async fn version_at(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<(Uuid, Vec<Position>)> {
+    let row = tx.query_opt(include_str!("../sql/version_id.sql"), &[&stream, &version]).await?;
+    let Some(row) = row else { return Ok((Uuid::nil(), Vec::new())) };
+    let id = row.try_get(0)?;
+    Ok((id, positions_of(tx, id).await?))
+}
+
+async fn place(tx: &Transaction<'_>, snapshot: &Snapshot, to: Start) -> Db<Place> {
+    let (floor, settled) = start_floor(tx, to).await?;
+    let oldest_kept = match to {
+        Start::Time(time) => {
+            let sql = "select min(position) from event_kept where created_at >= $1";
+            tx.query_one(sql, &[&Time(time)]).await?.try_get(0)?
+        }
+        Start::Beginning | Start::Position(_) | Start::Now => None,
+    };
+    Ok(Place::new(to, floor, settled, oldest_kept, snapshot))
+}
+
+/// The events of a key above a position.
+async fn key_events(tx: &Transaction<'_>, id: SubscriptionId, key: &str, above: Position) -> Db<Vec<KeyEvent>> {
+    let event = |row: &Row| {
+        Ok(KeyEvent {
+            position: row.try_get(0)?,
+            id: row.try_get(1)?,
+            topic: row.try_get::<_, Text<'_>>(2)?.0.into_owned(),
+            r#type: row.try_get::<_, Text<'_>>(3)?.0.into_owned(),
+            has_delivery: row.try_get(4)?,
+        })
+    };
+    tx.query(include_str!("../sql/key_events.sql"), &[&above, &key, &id.0]).await?.iter().map(event).collect()
+}
+
+async fn former_filters(tx: &Transaction<'_>, id: SubscriptionId) -> Db<FormerFilters> {
+    let sql = "select former_filters from subscription where id = $1 for update";
+    Ok(FormerFilters::parse(tx.query_one(sql, &[&id.0]).await?.try_get(0)?))
+}
+
+/// Applies one edit; how many claims or deliveries it concerned, if it counts them.
+async fn apply(tx: &Transaction<'_>, subject: Option<&SubscriptionRow>, edit: &Edit, keys: &mut Keys) -> Db<u64> {
+    if let Edit::Recover { subscription, instance, silent_for } = edit {
+        return recover(tx, *subscription, *instance, *silent_for, keys).await;
+    }
+    let row = subject.ok_or_else(|| DbError::own(ErrorKind::Fatal, format!("{edit:?} has no subscription")))?;
+    let id = row.id.0;
+    match edit {
+        Edit::Recover { .. } => {}
+        Edit::MakeDue(targets) => make_due(tx, row, targets, keys).await?,
+        Edit::GiveUp { targets, reason } => give_up_targets(tx, row.id, targets, reason, keys).await?,
+        Edit::Reload(lanes) => touch_lanes(tx, row.id, lanes.iter().copied()).await?,
+        Edit::SetCursor { lane, epoch, floor, settled } => {
+            let values: [&(dyn ToSql + Sync); 5] = [&id, &(*lane as i32), floor, &multirange(settled), epoch];
+            expect_epoch(tx.execute(include_str!("../sql/rewind_lane.sql"), &values).await?)?;
+        }
+        Edit::Fence { lane, epoch } => {
+            let sql = "update cursor set epoch = epoch + 1 where subscription = $1 and lane = $2 and epoch = $3";
+            expect_epoch(tx.execute(sql, &[&id, &(*lane as i32), epoch]).await?)?;
+        }
+        Edit::ReadAgain { floor, settled } => read_again(tx, row.id, *floor, settled, keys).await?,
+        Edit::Replay { lane, key, positions } => replay(tx, row, *lane, key, positions, keys).await?,
+        // Whatever else was given up with them stays so.
+        Edit::Restore(positions) => {
+            tx.execute(include_str!("../sql/take_up.sql"), &[&id, &multirange(positions)]).await?;
+        }
+        Edit::Account { lane, epoch, positions } => books::account(tx, row.id, *lane, *epoch, positions).await?,
+        Edit::SetFormerFilters(formers) => put_former_filters(tx, row.id, formers).await?,
+        Edit::SetPause(pause) => set_pause(tx, row.id, pause.as_ref()).await?,
+        Edit::Rename(to) => _ = tx.execute("update subscription set name = $2 where id = $1", &[&id, to]).await?,
+        Edit::Delete => return delete_subscription(tx, row.id).await,
+        Edit::Relane { lanes, floor, epoch, revision, ledger } => {
+            replace_lanes(tx, row.id, *lanes, (*floor, *epoch, *revision), ledger).await?;
+            return relane_deliveries(tx, row.id, *lanes).await;
+        }
+    }
+    Ok(0)
+}
+
+/// The lanes are locked since the snapshot was read, so the epoch can be no other.
+fn expect_epoch(changed: u64) -> Db<()> {
+    match changed {
+        1 => Ok(()),
+        _ => Err(DbError::own(ErrorKind::Busy, "a lane has changed since it was read; try the command again")),
     }
 }
 
-fn invalid(message: String) -> DbError {
-    DbError::own(ErrorKind::Invalid, message)
-}
-
-/// A delivery that a command concerns.
-struct Target {
-    position: Position,
-    lane: u32,
-    id: Uuid,
-}
-
-/// Takes claims from their owners; each counts as an attempt.
+/// Takes claims from their owners; how many.
 async fn recover(
     tx: &Transaction<'_>,
-    row: Option<&SubscriptionRow>,
+    subscription: Option<SubscriptionId>,
     instance: Option<InstanceId>,
     silent_for: Duration,
     keys: &mut Keys,
-) -> Db<Changed> {
-    let recovered = queue::recover_by_operator(tx, row.map(|row| row.id), instance, silent_for, keys).await?;
-    Ok(tell_recovered(recovered.claims.iter().map(|(.., count)| count).sum()))
+) -> Db<u64> {
+    let recovered = queue::recover_by_operator(tx, subscription, instance, silent_for, keys).await?;
+    Ok(recovered.claims.iter().map(|(.., count)| count).sum())
 }
 
-async fn requeue(
-    tx: &Transaction<'_>,
-    row: &SubscriptionRow,
-    which: &Selection,
-    limit: usize,
-    keys: &mut Keys,
-) -> Db<Changed> {
-    let (id, key) = match which {
-        Selection::Event(id) => (Some(*id), None),
-        Selection::Version(stream, version) => (Some(version_id(tx, stream, *version).await?), None),
-        Selection::Key(key) => (None, Some(key)),
-        Selection::All => (None, None),
-    };
-    let targets = targets(tx, row.id, id, key.map(String::as_str), limit).await?;
-    if let (Some(id), true) = (id, targets.is_empty()) {
-        return Err(no_delivery(tx, row, id, "requeue").await);
-    }
+async fn make_due(tx: &Transaction<'_>, row: &SubscriptionRow, targets: &[Target], keys: &mut Keys) -> Db<()> {
     let positions: Vec<Position> = targets.iter().map(|target| target.position).collect();
-    make_due(tx, row, &positions, keys).await?;
-    touch_lanes(tx, row.id, targets.iter().map(|target| target.lane)).await?;
-    Ok(row.tell_requeued(targets.into_iter().map(|target| target.id).collect()))
-}
-
-/// Makes deliveries due now with attempts 0, and nobody's.
-async fn make_due(tx: &Transaction<'_>, row: &SubscriptionRow, positions: &[Position], keys: &mut Keys) -> Db<()> {
     if row.mode == Mode::Queue {
         tx.execute(include_str!("../sql/lock_keys.sql"), &[&row.id.0, &positions]).await?;
     }
@@ -162,66 +242,22 @@ async fn make_due(tx: &Transaction<'_>, row: &SubscriptionRow, positions: &[Posi
     Ok(())
 }
 
-/// The deliveries of one event in whatever state, or the dead ones of a key or all, in log order.
-async fn targets(
+async fn give_up_targets(
     tx: &Transaction<'_>,
-    subscription: SubscriptionId,
-    id: Option<Uuid>,
-    key: Option<&str>,
-    limit: usize,
-) -> Db<Vec<Target>> {
-    let positions = match id {
-        Some(id) => Some(positions_of(tx, id).await?),
-        None => None,
-    };
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let rows = tx.query(include_str!("../sql/targets.sql"), &[&subscription.0, &positions, &key, &limit]).await?;
-    let target = |row: &tokio_postgres::Row| {
-        let id = row.try_get::<_, Option<Uuid>>(2)?.unwrap_or_default();
-        Ok(Target { position: row.try_get(0)?, lane: row.try_get::<_, i32>(1)? as u32, id })
-    };
-    rows.iter().map(target).collect()
-}
-
-async fn version_id(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<Uuid> {
-    let row = tx.query_opt(include_str!("../sql/version_id.sql"), &[&stream, &version]).await?;
-    row.map(|row| row.get(0)).ok_or_else(|| {
-        DbError::own(ErrorKind::NotFound, format!("stream '{stream}' has no version {version} in this log"))
-    })
-}
-
-/// Why a command about one event has nothing to do.
-async fn no_delivery(tx: &Transaction<'_>, row: &SubscriptionRow, id: Uuid, verb: &str) -> DbError {
-    match positions_of(tx, id).await {
-        Err(error) => error,
-        Ok(positions) if positions.is_empty() => unknown_event(id),
-        Ok(_) => invalid(format!(
-            "nothing to {verb}: event {id} has no delivery of '{}'; it was delivered, is not wanted, or was not read yet \
-             (see `pillarbox why {id}`)",
-            row.name
-        )),
-    }
-}
-
-async fn skip(tx: &Transaction<'_>, row: &SubscriptionRow, event: Uuid, reason: &str, keys: &mut Keys) -> Db<Changed> {
-    if reason.trim().is_empty() {
-        return Err(invalid("a skip needs a reason; it is kept with the event".into()));
-    }
-    let targets = targets(tx, row.id, Some(event), None, usize::MAX).await?;
-    if targets.is_empty() {
-        return Err(no_delivery(tx, row, event, "skip").await);
-    }
-    for target in &targets {
-        give_up(tx, row.id, (target.position, target.position), reason).await?;
+    id: SubscriptionId,
+    targets: &[Target],
+    reason: &str,
+    keys: &mut Keys,
+) -> Db<()> {
+    for target in targets {
+        give_up(tx, id, (target.position, target.position), reason).await?;
         let sql = "delete from delivery where subscription = $1 and position = $2 \
                    returning case when queued then key end";
-        for gone in tx.query(sql, &[&row.id.0, &target.position]).await? {
-            keys.note(row.id.0, gone.try_get(0)?);
+        for gone in tx.query(sql, &[&id.0, &target.position]).await? {
+            keys.note(id.0, gone.try_get(0)?);
         }
     }
-    touch_lanes(tx, row.id, targets.iter().map(|target| target.lane)).await?;
-    let message = format!("event {event} is given up for '{}'; its key goes on", row.name);
-    Ok(Changed { count: targets.len() as u64, events: vec![event], message })
+    Ok(())
 }
 
 /// Records that positions will not be delivered, and why.
@@ -250,183 +286,49 @@ pub(super) async fn touch_lanes(
     Ok(())
 }
 
-async fn set_paused(tx: &Transaction<'_>, row: &SubscriptionRow, pause: Option<Pause>) -> Db<Changed> {
-    let by = pause.as_ref().map(|pause| pause.by.name());
-    let reason = pause.as_ref().and_then(|pause| pause.reason.as_deref());
+async fn set_pause(tx: &Transaction<'_>, id: SubscriptionId, pause: Option<&Pause>) -> Db<()> {
+    let by = pause.map(|pause| pause.by.name());
+    let reason = pause.and_then(|pause| pause.reason.as_deref());
     let sql = "update subscription set paused = $2, paused_by = $3, paused_reason = $4 where id = $1";
-    tx.execute(sql, &[&row.id.0, &pause.is_some(), &by, &reason]).await?;
-    Ok(row.tell_paused(pause.as_ref()))
-}
-
-/// Where a rewind goes to.
-struct Place {
-    /// What is not replayed: everything up to `floor`, and `settled` above it. Between them lie the events that may still be
-    /// committed below the place.
-    floor: Position,
-    settled: RangeSet,
-    /// The place itself.
-    position: Position,
-    /// What was asked for, if retention has left less of the log: only copies that deliveries need lie between the two.
-    kept: Position,
-    /// What to say if that is not as far back as was asked for.
-    note: &'static str,
-}
-
-impl Place {
-    async fn find(tx: &Transaction<'_>, world: &World, to: Start) -> Db<Place> {
-        let (floor, settled) = start_floor(tx, to).await?;
-        let position = settled.last().unwrap_or(floor);
-        let kept = match to {
-            Start::Beginning => 0,
-            Start::Position(asked) => asked,
-            Start::Now => position,
-            Start::Time(time) => {
-                let sql = "select min(position) - 1 from event_kept where created_at >= $1";
-                tx.query_one(sql, &[&Time(time)]).await?.try_get::<_, Option<Position>>(0)?.unwrap_or(position)
-            }
-        };
-        let lower = matches!(to, Start::Position(asked) if asked < position) || to == Start::Beginning;
-        let note = match position {
-            _ if !lower => "",
-            position if position > 0 && position == world.fresh_floor => {
-                " (what lies before was in this copy of the log when it was declared fresh)"
-            }
-            _ if to == Start::Beginning => "",
-            _ => " (as far back as retention has left the log)",
-        };
-        Ok(Place { floor, settled, position, kept: kept.min(position), note })
-    }
-
-    /// What a lane keeps as settled: only what both say. Never forwards, and what is open stays open.
-    fn keep(&self, lane: &LaneRow) -> (Position, RangeSet) {
-        let floor = lane.cursor.floor.min(self.floor);
-        let mut both = lane.cursor.settled.clone();
-        both.insert_range(floor + 1, lane.cursor.floor);
-        let mut place = self.settled.clone();
-        place.insert_range(floor + 1, self.floor);
-        let last = both.last().unwrap_or(floor);
-        both.subtract(&place.missing(floor + 1, last));
-        (floor, both)
-    }
-}
-
-/// Replays everything above the place. The raised epochs make every owner drop what it has in memory.
-async fn rewind(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: Start, keys: &mut Keys) -> Db<Changed> {
-    let place = Place::find(tx, world, to).await?;
-    for lane in &row.lanes {
-        let (floor, settled) = place.keep(lane);
-        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
-            [&row.id.0, &(lane.lane as i32), &floor, &multirange(&settled)];
-        tx.execute(include_str!("../sql/rewind_lane.sql"), &values).await?;
-    }
-    // Retention has left only the copies that deliveries need: what is read again does not have these.
-    let settled = multirange(&place.settled);
-    rewind_kept(tx, row, place.kept, None, keys).await?;
-    let sql = include_str!("../sql/rewind_deliveries.sql");
-    for gone in tx.query(sql, &[&row.id.0, &place.floor, &settled]).await? {
-        keys.note(row.id.0, gone.try_get(0)?);
-    }
-    take_up(tx, row.id, &RangeSet::from_iter([place.position + 1..=Position::MAX - 1])).await?;
-    let mut kept = place.settled.clone();
-    kept.insert_range(1, place.floor);
-    judge_again(tx, row.id, |formers| formers.rewind(&kept)).await?;
-    // What was covered before says nothing about the replay.
-    let sql = "delete from progress where subscription = $1 and floor_from >= $2";
-    tx.execute(sql, &[&row.id.0, &place.floor]).await?;
-    let sql = "update progress set floor_to = $2 where subscription = $1 and floor_to > $2";
-    tx.execute(sql, &[&row.id.0, &place.floor]).await?;
-    let Place { position, note, .. } = place;
-    let message = format!("'{}' replays the events above position {position}{note}", row.name);
-    Ok(Changed { count: row.lanes.len() as u64, events: Vec::new(), message })
-}
-
-/// Makes deliveries due above a position whose events are only kept aside; which events those are.
-async fn rewind_kept(
-    tx: &Transaction<'_>,
-    row: &SubscriptionRow,
-    above: Position,
-    key: Option<&str>,
-    keys: &mut Keys,
-) -> Db<Vec<Uuid>> {
-    let kept = tx.query(include_str!("../sql/rewind_kept.sql"), &[&row.id.0, &above, &key]).await?;
-    let positions = kept.iter().map(|row| Ok(row.try_get(0)?)).collect::<Db<Vec<Position>>>()?;
-    make_due(tx, row, &positions, keys).await?;
-    kept.iter().map(|row| Ok(row.try_get(1)?)).collect()
-}
-
-/// Replays the settled events of one key as a chain of deliveries, with those that have a row; what else is not settled comes by itself.
-async fn rewind_key(
-    tx: &Transaction<'_>,
-    world: &World,
-    row: &SubscriptionRow,
-    to: Start,
-    key: &str,
-    keys: &mut Keys,
-) -> Db<Changed> {
-    let Place { position: place, kept, note, .. } = Place::find(tx, world, to).await?;
-    let lane = row.lane_of(Some(key), 0).ok_or_else(|| invalid(format!("'{}' has no lanes", row.name)))?;
-    // Those stand before all others of their key, as they have arrived before.
-    let mut ids = rewind_kept(tx, row, kept, Some(key), keys).await?;
-    let events = key_events(tx, row, lane, key, place).await?;
-    let positions: Vec<Position> = events.iter().map(|event| event.position).collect();
-    let sql = "select coalesce(max(arrival), 0) from delivery where subscription = $1 and lane = $2 and not queued";
-    let arrival: i64 = tx.query_one(sql, &[&row.id.0, &(lane.lane as i32)]).await?.try_get(0)?;
-    let is_queue = row.mode == Mode::Queue;
-    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
-        [&row.id.0, &positions, &(lane.lane as i32), &arrival, &key, &is_queue];
-    tx.execute(include_str!("../sql/rewind_key.sql"), &values).await?;
-    keys.note(row.id.0, is_queue.then(|| key.to_owned()));
-    let replayed = positions.iter().map(|position| *position..=*position).collect();
-    take_up(tx, row.id, &replayed).await?;
-    books::replay(tx, row.id, lane, &replayed).await?;
-    judge_again(tx, row.id, |formers| {
-        let hash = Some(KeyHash::of(key));
-        events.iter().for_each(|event| formers.replay(hash, event.position, &event.topic, &event.r#type));
-    })
-    .await?;
-    touch_lanes(tx, row.id, [lane.lane]).await?;
-    ids.extend(events.into_iter().map(|event| event.id));
-    if !ids.is_empty() {
-        // A fence: what the owner puts behind deliveries that it knows would stand before those that it does not know.
-        let sql = "update cursor set epoch = epoch + 1 where subscription = $1 and lane = $2";
-        tx.execute(sql, &[&row.id.0, &(lane.lane as i32)]).await?;
-    }
-    Ok(row.tell_replayed(ids, key, place, note))
-}
-
-/// Takes back that positions were given up, whatever else was given up with them.
-async fn take_up(tx: &Transaction<'_>, id: SubscriptionId, positions: &RangeSet) -> Db<()> {
-    tx.execute(include_str!("../sql/take_up.sql"), &[&id.0, &multirange(positions)]).await?;
+    tx.execute(sql, &[&id.0, &pause.is_some(), &by, &reason]).await?;
     Ok(())
 }
 
-/// The wanted events of a key above a place that the lane has settled, or that have a row: a cursor at its limit does not count all of
-/// those, and a row that kept its arrival would go before what is replayed.
-async fn key_events(
+/// Forgets deliveries and records above the floor.
+async fn read_again(
     tx: &Transaction<'_>,
-    row: &SubscriptionRow,
-    lane: &LaneRow,
-    key: &str,
-    place: Position,
-) -> Db<Vec<Replayed>> {
-    let mut events = Vec::new();
-    for event in tx.query(include_str!("../sql/key_events.sql"), &[&place, &key, &row.id.0]).await? {
-        let topic = event.try_get::<_, Text<'_>>(2)?.0.into_owned();
-        let r#type = event.try_get::<_, Text<'_>>(3)?.0.into_owned();
-        let position = event.try_get(0)?;
-        if (lane.has_settled(position) || event.try_get(4)?) && row.filter.matches(&topic, &r#type) {
-            events.push(Replayed { position, id: event.try_get(1)?, topic, r#type });
-        }
+    id: SubscriptionId,
+    floor: Position,
+    settled: &RangeSet,
+    keys: &mut Keys,
+) -> Db<()> {
+    let sql = include_str!("../sql/rewind_deliveries.sql");
+    for gone in tx.query(sql, &[&id.0, &floor, &multirange(settled)]).await? {
+        keys.note(id.0, gone.try_get(0)?);
     }
-    Ok(events)
+    // What was covered before says nothing about the replay.
+    let sql = "delete from progress where subscription = $1 and floor_from >= $2";
+    tx.execute(sql, &[&id.0, &floor]).await?;
+    let sql = "update progress set floor_to = $2 where subscription = $1 and floor_to > $2";
+    tx.execute(sql, &[&id.0, &floor]).await?;
+    Ok(())
 }
 
-/// An event that was settled and is to be delivered again.
-struct Replayed {
-    position: Position,
-    id: Uuid,
-    topic: String,
-    r#type: String,
+async fn replay(
+    tx: &Transaction<'_>,
+    row: &SubscriptionRow,
+    lane: u32,
+    key: &str,
+    positions: &[Position],
+    keys: &mut Keys,
+) -> Db<()> {
+    let (lane, is_queue) = (lane as i32, row.mode == Mode::Queue);
+    let sql = "select coalesce(max(arrival), 0) from delivery where subscription = $1 and lane = $2 and not queued";
+    let last: i64 = tx.query_one(sql, &[&row.id.0, &lane]).await?.try_get(0)?;
+    let values: [&(dyn ToSql + Sync); 6] = [&row.id.0, &positions, &lane, &last, &key, &is_queue];
+    tx.execute(include_str!("../sql/rewind_key.sql"), &values).await?;
+    keys.note(row.id.0, is_queue.then(|| key.to_owned()));
+    Ok(())
 }
 
 /// Changes by which filters events of a subscription were judged, where there was more than one.
@@ -446,22 +348,6 @@ pub(super) async fn judge_again(
     Ok(())
 }
 
-/// Refuses to change what a living instance runs.
-fn refuse_run(world: &World, row: &SubscriptionRow, verb: &str) -> Db<()> {
-    match world.runners(row.id).next() {
-        None => Ok(()),
-        Some(InstanceRow { id, host, pid, .. }) => Err(invalid(format!(
-            "'{}' cannot be {verb}: instance {} (pid {pid} on {host}) runs it; stop it, or take it out of its configuration",
-            row.name, id.0
-        ))),
-    }
-}
-
-async fn delete(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow) -> Db<Changed> {
-    refuse_run(world, row, "deleted")?;
-    Ok(row.tell_deleted(delete_subscription(tx, row.id).await?))
-}
-
 /// Removes a subscription with all that belongs to it; how many deliveries went.
 pub(super) async fn delete_subscription(tx: &Transaction<'_>, id: SubscriptionId) -> Db<u64> {
     let deliveries = tx.execute("delete from delivery where subscription = $1", &[&id.0]).await?;
@@ -473,13 +359,39 @@ pub(super) async fn delete_subscription(tx: &Transaction<'_>, id: SubscriptionId
     Ok(deliveries)
 }
 
-async fn rename(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, to: &str) -> Db<Changed> {
-    refuse_run(world, row, "renamed")?;
-    Subscription::new(to).validate()?;
-    if world.subscriptions.iter().any(|other| other.name == to) {
-        return Err(invalid(format!("there is a subscription '{to}' already; choose another name")));
+async fn replace_lanes(
+    tx: &Transaction<'_>,
+    id: SubscriptionId,
+    lanes: u32,
+    (floor, epoch, revision): (Position, Epoch, i64),
+    ledger: &LaneLedger,
+) -> Db<()> {
+    tx.execute("delete from cursor where subscription = $1", &[&id.0]).await?;
+    tx.execute("delete from progress where subscription = $1", &[&id.0]).await?;
+    let sql = "insert into cursor (subscription, lane, floor, epoch, revision) \
+               select $1, lane, $3, $4, $5 from generate_series(0, $2::integer - 1) as lane";
+    tx.execute(sql, &[&id.0, &(lanes as i32), &floor, &epoch, &revision]).await?;
+    for lane in 0..lanes {
+        for (epoch, ranges) in [(0, &ledger.before_start), (epoch, &ledger.covered)] {
+            record_progress(tx, id, lane, epoch, ranges).await?;
+        }
     }
-    tx.execute("update subscription set name = $2 where id = $1", &[&row.id.0, &to]).await?;
-    let message = format!("'{}' is now '{to}'; name it so in the configuration before it is started again", row.name);
-    Ok(Changed { count: 1, events: Vec::new(), message })
+    tx.execute("update subscription set lanes = $2 where id = $1", &[&id.0, &(lanes as i32)]).await?;
+    Ok(())
+}
+
+/// Gives each delivery its new lane, keeping the order of arrival within each key. In a queue that is the same for all lanes.
+async fn relane_deliveries(tx: &Transaction<'_>, id: SubscriptionId, lanes: u32) -> Db<u64> {
+    let sql = "select position, key from delivery where subscription = $1 order by arrival, lane, position";
+    let rows = tx.query(sql, &[&id.0]).await?;
+    let (mut positions, mut new_lanes) = (Vec::<Position>::new(), Vec::<i32>::new());
+    for row in &rows {
+        let (position, key): (Position, Option<&str>) = (row.try_get(0)?, row.try_get(1)?);
+        positions.push(position);
+        new_lanes.push(lane_of(key.map(KeyHash::of), position, lanes) as i32);
+    }
+    let sql = "update delivery as d set lane = n.lane, arrival = case when d.queued then d.arrival else n.arrival end \
+               from unnest($2::bigint[], $3::integer[]) with ordinality as n (position, lane, arrival) \
+               where d.subscription = $1 and d.position = n.position";
+    Ok(tx.execute(sql, &[&id.0, &positions, &new_lanes]).await?)
 }

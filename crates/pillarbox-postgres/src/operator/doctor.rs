@@ -1,11 +1,11 @@
-use pillarbox::admin::world::{SubscriptionRow, spoken};
+use pillarbox::Error;
+use pillarbox::admin::snapshot::{Snapshot, spoken};
 use pillarbox::admin::{Check, Level};
-use pillarbox::counted;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
+use uuid::Uuid;
 
-use super::premises::{self, bad, ok};
-use super::{World, holders, snapshot};
+use super::{holders, load_snapshot, premises, read_only};
 use crate::SchemaState;
 use crate::connection::Session;
 use crate::error::{Db, DbError};
@@ -37,12 +37,17 @@ pub(super) async fn doctor(session: &mut Session) -> Db<Vec<Check>> {
 }
 
 async fn examine(session: &mut Session) -> Db<Vec<Check>> {
-    let home = home_check(session).await;
-    let tx = snapshot(session, "").await?;
-    let world = World::load(&tx).await?;
-    let mut checks =
-        vec![encoding(&tx).await?, home, anchors(&tx, &world).await?, dead_ranges(&tx).await?, deliveries(&tx).await?];
-    checks.extend([leaves(&tx).await?, orphans(&world), world.check_instances()]);
+    let home = Check::home(home::check(session).await.map_err(Error::from));
+    let tx = read_only(session, "").await?;
+    let snapshot = load_snapshot(&tx).await?;
+    let mut checks = vec![
+        encoding(&tx).await?,
+        home,
+        anchors(&tx, &snapshot).await?,
+        dead_ranges(&tx).await?,
+        deliveries(&tx).await?,
+    ];
+    checks.extend([leaves(&tx).await?, snapshot.check_subscriptions(), snapshot.check_instances()]);
     checks.extend([floor(&tx).await?, vacuum_horizon(&tx).await?, own_sessions(&tx).await?]);
     let server = tx.query_typed_one(include_str!("../sql/server.sql"), &[]).await?;
     let publishing = tx.query_typed_one(include_str!("../sql/publishing.sql"), &[]).await?;
@@ -53,32 +58,20 @@ async fn examine(session: &mut Session) -> Db<Vec<Check>> {
 }
 
 async fn schema(session: &Session) -> Db<Check> {
-    let name = "schema";
-    Ok(match state_of(session).await? {
-        SchemaState::Current => {
-            let when = applied_at(&**session).await?.map_or(String::new(), |at| format!(", since {at}"));
-            ok(name, format!("version {SCHEMA_VERSION}{when}"))
-        }
-        SchemaState::NewerCompatible { version } => {
-            let finding = format!("version {version} is newer than this build's {SCHEMA_VERSION}, but compatible");
-            bad(name, Level::Warning, finding, "upgrade pillarbox")
-        }
-        SchemaState::NewerBreaking { version } => {
-            let finding = format!("version {version} is newer than this build's {SCHEMA_VERSION}");
-            bad(name, Level::Failed, finding, "upgrade pillarbox")
-        }
-        SchemaState::Missing | SchemaState::Old { .. } => {
-            bad(name, Level::Failed, "the schema is not current", "run `pillarbox migrate`")
-        }
-    })
+    let state = state_of(session).await?;
+    let since = match state {
+        SchemaState::Current => applied_at(&**session).await?,
+        _ => None,
+    };
+    Ok(Check::schema(state, SCHEMA_VERSION, since.map(|at| at.to_string())))
 }
 
 /// The log of a database whose text nobody checks goes on, but an event that is no text is dead.
 async fn encoding(tx: &Transaction<'_>) -> Db<Check> {
     let name: String = tx.query_typed_one("select current_setting('server_encoding')", &[]).await?.try_get(0)?;
     Ok(match name == UNCHECKED_ENCODING {
-        false => ok("encoding", name),
-        true => bad(
+        false => Check::ok("encoding", name),
+        true => Check::bad(
             "encoding",
             Level::Failed,
             format!(
@@ -89,95 +82,48 @@ async fn encoding(tx: &Transaction<'_>) -> Db<Check> {
     })
 }
 
-async fn home_check(session: &mut Session) -> Check {
-    match home::check(session).await {
-        Ok(()) => ok("home", "the log is where it belongs"),
-        Err(error) => bad("home", Level::Failed, text(error), "run `pillarbox migrate --adopt` or `--fresh`"),
-    }
-}
-
 fn text(error: DbError) -> String {
     pillarbox::Error::from(error).to_string()
 }
 
 /// The event at each anchor must still be the one that was settled, unless retention has passed it.
-async fn anchors(tx: &Transaction<'_>, world: &World) -> Db<Check> {
-    let lanes = world.subscriptions.iter().flat_map(|subscription| &subscription.lanes);
-    let anchors = lanes.filter_map(|lane| lane.cursor.anchor).filter(|(position, _)| *position > world.pruned_to);
-    let (positions, ids): (Vec<i64>, Vec<uuid::Uuid>) = anchors.unzip();
+async fn anchors(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<Check> {
+    let anchors = snapshot.lanes().filter_map(|lane| lane.cursor.anchor);
+    let (positions, ids): (Vec<i64>, Vec<Uuid>) =
+        anchors.filter(|(position, _)| *position > snapshot.pruned_to).unzip();
     let sql = include_str!("../sql/broken_anchor.sql");
     let broken = tx.query_typed_opt(sql, &[(&positions, Type::INT8_ARRAY), (&ids, Type::UUID_ARRAY)]).await?;
-    Ok(match broken {
-        None => ok("anchors", "the last event that each lane has settled is still at its position"),
-        Some(row) => {
-            let (position, id): (i64, uuid::Uuid) = (row.try_get(0)?, row.try_get(1)?);
-            let what = format!("event {id} was settled at position {position}, where it is not any more");
-            bad("anchors", Level::Failed, text(home::not_itself(&what)), "run `pillarbox migrate --adopt` or `--fresh`")
-        }
-    })
+    let Some(row) = broken else { return Ok(Check::anchors(Ok(()))) };
+    let (position, id): (i64, Uuid) = (row.try_get(0)?, row.try_get(1)?);
+    let what = format!("event {id} was settled at position {position}, where it is not any more");
+    Ok(Check::anchors(Err(home::not_itself(&what).into())))
 }
 
-/// A row inside a range that was closed as dead is one that no subscription will read.
 async fn dead_ranges(tx: &Transaction<'_>) -> Db<Check> {
     let sql = "select count(*) from dead_range as d join event as e on e.position between d.low and d.high";
-    let count: i64 = tx.query_typed_one(sql, &[]).await?.try_get(0)?;
-    Ok(match count {
-        0 => ok("dead ranges", "no event has appeared at a position that was proven empty"),
-        _ => bad(
-            "dead ranges",
-            Level::Failed,
-            format!("{} appeared at positions that had been closed", counted(count, "event")),
-            "let no publisher set the position; retention (`pillarbox prune`) delivers them late",
-        ),
-    })
+    Ok(Check::dead_ranges(tx.query_typed_one(sql, &[]).await?.try_get(0)?))
 }
 
 async fn deliveries(tx: &Transaction<'_>) -> Db<Check> {
     let row = tx.query_typed_one(include_str!("../sql/deliveries_without_event.sql"), &[]).await?;
-    Ok(match row.try_get::<_, i64>(0)? {
-        0 => ok("deliveries", "each has its event"),
-        count => bad(
-            "deliveries",
-            Level::Failed,
-            format!("{} without an event: somebody deleted rows of the log by hand", counted(count, "delivery")),
-            "give them up with `pillarbox skip`, and let only `pillarbox prune` remove events",
-        ),
-    })
+    Ok(Check::deliveries(row.try_get(0)?))
 }
 
 async fn leaves(tx: &Transaction<'_>) -> Db<Check> {
     Ok(match crate::leaves::warning(tx).await? {
-        None => ok("leaves", "the next events have their leaf"),
+        None => Check::ok("leaves", "the next events have their leaf"),
         Some(finding) => {
-            bad("leaves", Level::Warning, finding, "run a relay, or `pillarbox prune`: it lays leaves ahead")
+            Check::bad("leaves", Level::Warning, finding, "run a relay, or `pillarbox prune`: it lays leaves ahead")
         }
     })
-}
-
-fn orphans(world: &World) -> Check {
-    let orphaned = |subscription: &&SubscriptionRow| !world.is_run(subscription.id);
-    let names: Vec<_> =
-        world.subscriptions.iter().filter(orphaned).map(|orphan| format!("'{}'", orphan.name)).collect();
-    match names.is_empty() {
-        true => ok("subscriptions", "each is run by a living instance"),
-        false => bad(
-            "subscriptions",
-            Level::Warning,
-            format!(
-                "no living instance runs {}; the log keeps every event that was not delivered there",
-                names.join(", ")
-            ),
-            "start a relay whose config names each, or run `pillarbox subscription delete NAME`",
-        ),
-    }
 }
 
 /// Who keeps the floors from rising.
 async fn floor(tx: &Transaction<'_>) -> Db<Check> {
     let holders = holders::of_floor(tx).await?;
     Ok(match holders.first() {
-        None => ok("writers", "nobody has published and not ended"),
-        Some(first) => bad(
+        None => Check::ok("writers", "nobody has published and not ended"),
+        Some(first) => Check::bad(
             "writers",
             Level::Warning,
             holders.iter().map(holders::Holder::of_floor).collect::<Vec<_>>().join("; "),
@@ -190,8 +136,8 @@ async fn floor(tx: &Transaction<'_>) -> Db<Check> {
 async fn vacuum_horizon(tx: &Transaction<'_>) -> Db<Check> {
     let holders = holders::of_snapshots(tx).await?;
     Ok(match holders.first() {
-        None => ok("snapshots", format!("none is older than {}", spoken(holders::SNAPSHOT_SECONDS_MAX))),
-        Some(first) => bad(
+        None => Check::ok("snapshots", format!("none is older than {}", spoken(holders::SNAPSHOT_SECONDS_MAX))),
+        Some(first) => Check::bad(
             "snapshots",
             Level::Warning,
             holders.iter().map(holders::Holder::of_snapshot).collect::<Vec<_>>().join("; "),
@@ -205,10 +151,11 @@ async fn own_sessions(tx: &Transaction<'_>) -> Db<Check> {
     let rows = tx.query_typed(include_str!("../sql/old_snapshots.sql"), &seconds).await?;
     let pids: Vec<String> = rows.iter().map(|row| row.get::<_, i32>(0).to_string()).collect();
     Ok(match pids.first() {
-        None => {
-            ok("own sessions", format!("none of Pillarbox's keeps a snapshot for over {OWN_SNAPSHOT_SECONDS_MAX} s"))
-        }
-        Some(pid) => bad(
+        None => Check::ok(
+            "own sessions",
+            format!("none of Pillarbox's keeps a snapshot for over {OWN_SNAPSHOT_SECONDS_MAX} s"),
+        ),
+        Some(pid) => Check::bad(
             "own sessions",
             Level::Warning,
             format!(
@@ -233,12 +180,12 @@ async fn grants(tx: &Transaction<'_>, server: &Row) -> Db<Check> {
         let revoke = format!("revoke {privilege} on {relation} from {grantee}");
         let finding = format!("positions or times can be chosen, or leaves written to, by hand: {}", all.join(", "));
         let fix = format!("run `{revoke}`, and grant what `pillarbox migrate --print-roles` prints");
-        return Ok(bad(name, Level::Warning, finding, fix));
+        return Ok(Check::bad(name, Level::Warning, finding, fix));
     }
     let (user, owns): (&str, bool) = (server.try_get(8)?, server.try_get(9)?);
     Ok(match owns {
-        false => ok(name, "only the owner could choose a position"),
-        true => bad(
+        false => Check::ok(name, "only the owner could choose a position"),
+        true => Check::bad(
             name,
             Level::Warning,
             format!("{user} owns the log and could choose positions; nothing in PostgreSQL keeps an owner from it"),
@@ -252,7 +199,7 @@ async fn heirs(tx: &Transaction<'_>) -> Db<Check> {
     let rows = tx.query_typed(include_str!("../sql/strangers.sql"), &[]).await?;
     let pairs: Vec<(&str, &str)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     Ok(match pairs.first() {
-        None => ok("heirs", "running relays can end the sessions of one that is frozen or cut off"),
+        None => Check::ok("heirs", "running relays can end the sessions of one that is frozen or cut off"),
         Some((heir, owner)) => {
             let all: Vec<String> = pairs
                 .iter()
@@ -263,7 +210,7 @@ async fn heirs(tx: &Transaction<'_>) -> Db<Check> {
                 all.join(", ")
             );
             let fix = format!("let relays of one log use one role, or run `grant {owner} to {heir}`");
-            bad("heirs", Level::Warning, finding, fix)
+            Check::bad("heirs", Level::Warning, finding, fix)
         }
     })
 }
@@ -272,8 +219,8 @@ async fn heirs(tx: &Transaction<'_>) -> Db<Check> {
 fn limits(publishing: &Row) -> Db<Check> {
     let schema: &str = publishing.try_get(3)?;
     Ok(match publishing.try_get(2)? {
-        true => ok("limits", "events are checked when they are published"),
-        false => bad(
+        true => Check::ok("limits", "events are checked when they are published"),
+        false => Check::bad(
             "limits",
             Level::Warning,
             format!(
@@ -294,7 +241,7 @@ fn doorbell(publishing: &Row, server: &Row) -> Db<Check> {
     let (on, rings): (bool, bool) = (publishing.try_get(0)?, publishing.try_get(1)?);
     if on && !rings {
         let schema: &str = publishing.try_get(3)?;
-        return Ok(bad(
+        return Ok(Check::bad(
             name,
             Level::Warning,
             "the default of event.created_at, which rings, was changed: a sleeping relay notices events only when it polls",
@@ -303,38 +250,38 @@ fn doorbell(publishing: &Row, server: &Row) -> Db<Check> {
     }
     let prepared: i32 = server.try_get(0)?;
     Ok(match (on, prepared) {
-        (true, 0) => ok(name, "publishers ring while a relay sleeps"),
-        (true, _) => bad(
+        (true, 0) => Check::ok(name, "publishers ring while a relay sleeps"),
+        (true, _) => Check::bad(
             name,
             Level::Warning,
             format!("a transaction that rang cannot be prepared, and max_prepared_transactions is {prepared}"),
             "if publishers prepare transactions, run `pillarbox migrate --doorbell off`",
         ),
-        (false, 0) => bad(
+        (false, 0) => Check::bad(
             name,
             Level::Warning,
             "it is off: a sleeping relay notices events only when it polls",
             "run `pillarbox migrate --doorbell on`, unless that is wanted",
         ),
-        (false, _) => ok(name, "off, as suits prepared transactions; relays notice events when they poll"),
+        (false, _) => Check::ok(name, "off, as suits prepared transactions; relays notice events when they poll"),
     })
 }
 
 fn durability(server: &Row) -> Db<Check> {
     let (standbys, safe): (&str, bool) = (server.try_get(1)?, server.try_get(2)?);
     Ok(match (safe, standbys) {
-        (false, _) => bad(
+        (false, _) => Check::bad(
             "durability",
             Level::Warning,
             "fsync or full_page_writes is off: a crash of the machine can lose or damage what was committed",
             "turn both on, unless this is a test",
         ),
-        (true, "") => ok(
+        (true, "") => Check::ok(
             "durability",
             "what is delivered is on this server's disk; a failover to an asynchronous standby can lose it",
         ),
         (true, names) => {
-            ok("durability", format!("what is delivered is on disk here and on the standbys of '{names}'"))
+            Check::ok("durability", format!("what is delivered is on disk here and on the standbys of '{names}'"))
         }
     })
 }
@@ -342,14 +289,14 @@ fn durability(server: &Row) -> Db<Check> {
 fn autovacuum(server: &Row) -> Db<Check> {
     let (on, off_for): (bool, Vec<&str>) = (server.try_get(3)?, server.try_get(4)?);
     Ok(match (on, off_for.as_slice()) {
-        (true, []) => ok("autovacuum", "on"),
-        (true, names) => bad(
+        (true, []) => Check::ok("autovacuum", "on"),
+        (true, names) => Check::bad(
             "autovacuum",
             Level::Warning,
             format!("off for {}: they grow without end", names.join(", ")),
             format!("run `alter table {} reset (autovacuum_enabled)`", names[0]),
         ),
-        (false, _) => bad(
+        (false, _) => Check::bad(
             "autovacuum",
             Level::Warning,
             "off: the small tables that are rewritten all the time grow without end",
@@ -364,7 +311,7 @@ fn connections(server: &Row) -> Db<Check> {
         "{used} of {max} are in use, {own} of them by Pillarbox (a relay takes 4, one with a queue 5, and one more while a command or retention runs)"
     );
     Ok(match used as f64 > max as f64 * CONNECTIONS_SHARE_MAX {
-        false => ok("connections", finding),
-        true => bad("connections", Level::Warning, finding, "raise max_connections, or run fewer relays"),
+        false => Check::ok("connections", finding),
+        true => Check::bad("connections", Level::Warning, finding, "raise max_connections, or run fewer relays"),
     })
 }

@@ -1,9 +1,8 @@
-use pillarbox::admin::world::{SubscriptionRow, spoken};
+use pillarbox::admin::snapshot::{Snapshot, SubscriptionRow, spoken};
 use pillarbox::store::RangeSet;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
-use super::World;
 use crate::error::Db;
 
 /// How many are named at most.
@@ -126,9 +125,9 @@ pub(super) async fn alarms(tx: &Transaction<'_>) -> Db<Vec<String>> {
 }
 
 /// The positions that are drawn and neither visible nor dead: events that may still be committed.
-pub(super) async fn holes(tx: &Transaction<'_>, world: &World) -> Db<Option<String>> {
-    let floors = world.subscriptions.iter().map(SubscriptionRow::floor);
-    let lowest = floors.min().unwrap_or(0).max(world.log_start - 1);
+pub(super) async fn holes(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<Option<String>> {
+    let floors = snapshot.subscriptions.iter().map(SubscriptionRow::floor);
+    let lowest = floors.min().unwrap_or(0).max(snapshot.log_start - 1);
     let from = [(&lowest as _, Type::INT8), (&HOLES_LOOKED_THROUGH_MAX as _, Type::INT8)];
     let last = "select max(position), count(*) from \
                 (select position from event where position > $1 order by position limit $2) as visible";
@@ -140,7 +139,7 @@ pub(super) async fn holes(tx: &Transaction<'_>, world: &World) -> Db<Option<Stri
     )?;
     let mut holes = ranges(&gaps)?;
     if last.try_get::<_, i64>(1)? < HOLES_LOOKED_THROUGH_MAX {
-        holes.insert_range(last.try_get::<_, Option<i64>>(0)?.unwrap_or(lowest) + 1, world.horizon);
+        holes.insert_range(last.try_get::<_, Option<i64>>(0)?.unwrap_or(lowest) + 1, snapshot.horizon);
     }
     holes.subtract(&ranges(&dead)?);
     if holes.is_empty() {

@@ -1,12 +1,12 @@
 use pillarbox::Position;
-use pillarbox::admin::world::SubscriptionRow;
+use pillarbox::admin::snapshot::{Snapshot, SubscriptionRow};
 use pillarbox::admin::{ListQuery, ListRow, State};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
-use super::status::{Line, Pages};
-use super::{IN_ORDER, World, claim_record};
+use super::status::{Pages, backlog_row};
+use super::{IN_ORDER, claim_record, load_snapshot};
 use crate::error::Db;
 use crate::settle::parse_errors;
 use crate::types::Time;
@@ -17,16 +17,16 @@ pub(super) async fn list(tx: &Transaction<'_>, query: &ListQuery) -> Db<Vec<List
     if query.subscription.is_none() && query.state.is_none() {
         return events(tx, &matcher, query.limit).await;
     }
-    let world = World::load(tx).await?;
+    let snapshot = load_snapshot(tx).await?;
     let subscriptions: Vec<&SubscriptionRow> = match &query.subscription {
-        Some(name) => vec![world.subscription(name)?],
-        None => world.subscriptions.iter().collect(),
+        Some(name) => vec![snapshot.subscription(name)?],
+        None => snapshot.subscriptions.iter().collect(),
     };
     let mut rows = Vec::new();
     for subscription in subscriptions {
         rows.extend(deliveries(tx, subscription, query, &matcher).await?);
         if matches!(query.state, None | Some(State::Pending | State::Delayed)) {
-            rows.extend(unsettled(tx, &world, subscription, query, &matcher).await?);
+            rows.extend(unsettled(tx, &snapshot, subscription, query, &matcher).await?);
         }
     }
     rows.sort_by(|a, b| (a.position, &a.subscription).cmp(&(b.position, &b.subscription)));
@@ -56,21 +56,8 @@ impl<'a> Matcher<'a> {
     }
 }
 
-fn list_row(line: &Line<'_>, row: &Row) -> Db<ListRow> {
-    Ok(ListRow {
-        id: row.try_get::<_, Option<Uuid>>(6)?.unwrap_or_default(),
-        position: line.position,
-        topic: line.topic.clone().into_owned(),
-        r#type: line.r#type.clone().into_owned(),
-        key: line.key.map(str::to_owned),
-        created_at: line.created_at,
-        subscription: None,
-        state: None,
-        attempts: None,
-        due_at: None,
-        claim: None,
-        error: None,
-    })
+fn id_of(row: &Row) -> Db<Uuid> {
+    Ok(row.try_get::<_, Option<Uuid>>(6)?.unwrap_or_default())
 }
 
 async fn events(tx: &Transaction<'_>, matcher: &Matcher<'_>, limit: usize) -> Db<Vec<ListRow>> {
@@ -78,7 +65,7 @@ async fn events(tx: &Transaction<'_>, matcher: &Matcher<'_>, limit: usize) -> Db
     let mut list = Vec::new();
     while let Some(rows) = pages.next().await? {
         for row in &rows {
-            list.push(list_row(&Line::of(row)?, row)?);
+            list.push(backlog_row(row)?.list_row(id_of(row)?));
         }
     }
     Ok(list)
@@ -87,7 +74,7 @@ async fn events(tx: &Transaction<'_>, matcher: &Matcher<'_>, limit: usize) -> Db
 /// What the subscription's cursors have not settled.
 async fn unsettled(
     tx: &Transaction<'_>,
-    world: &World,
+    snapshot: &Snapshot,
     subscription: &SubscriptionRow,
     query: &ListQuery,
     matcher: &Matcher<'_>,
@@ -98,18 +85,8 @@ async fn unsettled(
         && let Some(rows) = pages.next().await?
     {
         for row in &rows {
-            let line = Line::of(row)?;
-            let delayed = line.deliver_at.filter(|at| *at > world.now);
-            let state = if delayed.is_some() { State::Delayed } else { State::Pending };
-            if query.state.is_none_or(|wanted| wanted == state) && line.awaits(subscription) {
-                list.push(ListRow {
-                    subscription: Some(subscription.name.clone()),
-                    state: Some(state),
-                    attempts: Some(0),
-                    due_at: delayed,
-                    ..list_row(&line, row)?
-                });
-            }
+            let line = backlog_row(row)?;
+            list.extend(line.unsettled_row(id_of(row)?, subscription, query.state, snapshot.now));
         }
     }
     Ok(list)
@@ -181,7 +158,7 @@ async fn deliveries(
             due_at: Some(row.try_get::<_, Time>(9)?.0),
             claim: claim_record(row, 11)?,
             error: parse_errors(row.try_get(10)?).pop().map(|error| error.message),
-            ..list_row(&Line::of(row)?, row)?
+            ..backlog_row(row)?.list_row(id_of(row)?)
         })
     };
     rows.iter().map(entry).collect()

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use pillarbox::admin::world::{LaneRow, SubscriptionRow};
+use pillarbox::admin::snapshot::{LaneRow, SubscriptionRow};
 use pillarbox::admin::{PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD};
 use pillarbox::store::{Cursor, FormerFilters, RangeSet, SubscriptionId};
 use pillarbox::{Position, Timestamp};
@@ -12,8 +12,8 @@ use tokio_postgres::{GenericClient, Row, Transaction};
 
 use super::change::{give_up, touch_lanes};
 use super::risen::{self, Looked};
-use super::status::Line;
-use super::{World, ring};
+use super::status::backlog_row;
+use super::{load_snapshot, ring};
 use crate::connection::Session;
 use crate::error::Db;
 use crate::leaves::{self, Leaf, Removes, Upkeep};
@@ -207,17 +207,17 @@ async fn would_prune(session: &mut Session, policy: &PrunePolicy) -> Db<Pruned> 
 /// for long.
 async fn count_undelivered(session: &mut Session, keep: Duration, pruned: &mut Pruned) -> Db<()> {
     let tx = session.begin().await?;
-    let world = World::load(&tx).await?;
+    let snapshot = load_snapshot(&tx).await?;
     tx.rollback().await?;
     let none: Option<&str> = None;
-    for subscription in &world.subscriptions {
+    for subscription in &snapshot.subscriptions {
         let Some(hold) = subscription.hold else { continue };
         let formers = former_filters(&**session, subscription.id).await?;
-        let (oldest, mut floor) = (before(world.now, hold.max(keep)), Some(subscription.floor()));
+        let (oldest, mut floor) = (before(snapshot.now, hold.max(keep)), Some(subscription.floor()));
         while let Some(above) = floor {
             let values: [&(dyn ToSql + Sync); 6] = [&above, &none, &none, &none, &none, &LOOKED_AT_ONCE];
             let rows = session.query(include_str!("../sql/backlog.sql"), &values).await?;
-            let lines = rows.iter().map(Line::of).collect::<Db<Vec<_>>>()?;
+            let lines = rows.iter().map(backlog_row).collect::<Db<Vec<_>>>()?;
             let over = lines.iter().take_while(|line| line.created_at < oldest);
             let (looked, lost) = over.fold((0, 0), |(looked, lost), line| {
                 (looked + 1, lost + u64::from(line.is_lost_to(subscription, &formers)))
@@ -316,12 +316,12 @@ async fn candidate(
 
 /// Moves subscriptions on whose hold is over for some of what they have not settled, recorded and with an alarm.
 async fn expire_holds(tx: &Transaction<'_>, keep: Duration, slice: i64, pruned: &mut Pruned) -> Db<()> {
-    let world = World::load(tx).await?;
-    let mut by_number: Vec<_> = world.subscriptions.iter().collect();
+    let snapshot = load_snapshot(tx).await?;
+    let mut by_number: Vec<_> = snapshot.subscriptions.iter().collect();
     by_number.sort_by_key(|subscription| subscription.id);
     for subscription in by_number {
         let Some(hold) = subscription.hold else { continue };
-        let oldest = before(world.now, hold.max(keep));
+        let oldest = before(snapshot.now, hold.max(keep));
         let sql = "select created_at from event where position > $1 order by position limit 1";
         let first = tx.query_opt(sql, &[&subscription.floor()]).await?;
         let first = first.map(|row| row.try_get::<_, Time>(0)).transpose()?;
@@ -342,8 +342,8 @@ async fn expire_hold(
 ) -> Db<()> {
     // No lane moves from here on; so what the cursors say is read again.
     tx.execute("select from cursor where subscription = $1 order by lane for update", &[&id.0]).await?;
-    let world = World::load(tx).await?;
-    let Some(subscription) = world.subscriptions.iter().find(|subscription| subscription.id == id) else {
+    let snapshot = load_snapshot(tx).await?;
+    let Some(subscription) = snapshot.subscriptions.iter().find(|subscription| subscription.id == id) else {
         return Ok(());
     };
     let floor = subscription.floor();
@@ -353,7 +353,7 @@ async fn expire_hold(
     let writers = !tx.query(include_str!("../sql/writers.sql"), &[]).await?.is_empty();
     let none: Option<&str> = None;
     let rows = tx.query(include_str!("../sql/backlog.sql"), &[&floor, &none, &none, &none, &none, &slice]).await?;
-    let lines = rows.iter().map(Line::of).collect::<Db<Vec<_>>>()?;
+    let lines = rows.iter().map(backlog_row).collect::<Db<Vec<_>>>()?;
     let over: Vec<_> = lines.iter().take_while(|line| line.created_at < oldest && line.position <= horizon).collect();
     let Some(end) = over.last().map(|line| line.position) else { return Ok(()) };
     let (mut dropped, mut gone) = (RangeSet::new(), 0);

@@ -1,14 +1,15 @@
 use std::sync::atomic::Ordering;
 
-use pillarbox::admin::world::{LaneRow, SubscriptionRow};
-use pillarbox::store::{FormerFilters, KeyHash, RangeSet};
+use pillarbox::admin::BacklogRow;
+use pillarbox::admin::snapshot::{LaneRow, Snapshot, SubscriptionRow};
+use pillarbox::store::{FormerFilters, RangeSet};
 use pillarbox::{Mode, Position};
 use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
 
 use super::change::{judge_again, touch_lanes};
-use super::status::Line;
-use super::{World, ring};
+use super::status::backlog_row;
+use super::{load_snapshot, ring};
 use crate::connection::Session;
 use crate::error::Db;
 use crate::leaves::Upkeep;
@@ -67,13 +68,13 @@ pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects, key
     tx.query_typed("select from subscription order by name collate \"C\" for update", &[]).await?;
     // Rare enough to stop every settlement for a moment; what the cursors say is read under their locks.
     tx.query_typed("select from cursor order by subscription, lane for update", &[]).await?;
-    let world = World::load(tx).await?;
+    let snapshot = load_snapshot(tx).await?;
     let mut risen = RangeSet::new();
-    let mut lines = rows.iter().map(Line::of).collect::<Db<Vec<_>>>()?;
+    let mut lines = rows.iter().map(backlog_row).collect::<Db<Vec<_>>>()?;
     lines.sort_by_key(|line| line.position);
     for line in &lines {
-        for subscription in &world.subscriptions {
-            deliver(tx, &world, subscription, line, keys).await?;
+        for subscription in &snapshot.subscriptions {
+            deliver(tx, &snapshot, subscription, line, keys).await?;
         }
         risen.insert(line.position);
     }
@@ -91,16 +92,15 @@ pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects, key
 
 async fn deliver(
     tx: &Transaction<'_>,
-    world: &World,
+    snapshot: &Snapshot,
     subscription: &SubscriptionRow,
-    line: &Line<'_>,
+    line: &BacklogRow<'_>,
     keys: &mut Keys,
 ) -> Db<()> {
     let Some(lane) = subscription.lane_of(line.key, line.position) else { return Ok(()) };
     if !subscription.filter.matches(&line.topic, &line.r#type) {
         // It was never sent, also where a former filter had passed its position and would have wanted it.
-        let hash = line.key.map(KeyHash::of);
-        return judge_again(tx, subscription.id, |formers| formers.forget(hash, line.position)).await;
+        return judge_again(tx, subscription.id, |formers| formers.forget(line.key_hash, line.position)).await;
     }
     if !lane.has_settled(line.position) {
         return read_again(tx, subscription, lane).await;
@@ -110,7 +110,7 @@ async fn deliver(
     if tx.query_typed_one(include_str!("../sql/before_start.sql"), &place).await?.try_get(0)? {
         return Ok(());
     }
-    let due_at = line.deliver_at.filter(|at| *at > world.now);
+    let due_at = line.delayed_until(snapshot.now);
     let state = if due_at.is_some() { "delayed" } else { "pending" };
     let is_queue = subscription.mode == Mode::Queue;
     let values = [
@@ -119,13 +119,13 @@ async fn deliver(
         (&number as _, Type::INT4),
         (&line.key as _, Type::TEXT),
         (&state as _, Type::TEXT),
-        (&Time(due_at.unwrap_or(world.now)) as _, Type::TIMESTAMPTZ),
+        (&Time(due_at.unwrap_or(snapshot.now)) as _, Type::TIMESTAMPTZ),
         (&is_queue as _, Type::BOOL),
     ];
     keys.note(id, line.key.filter(|_| is_queue).map(str::to_owned));
     tx.execute_typed(include_str!("../sql/risen_put.sql"), &values).await?;
     let judge = |formers: &mut FormerFilters| {
-        formers.replay(line.key.map(KeyHash::of), position, &line.topic, &line.r#type);
+        formers.replay(line.key_hash, position, &line.topic, &line.r#type);
     };
     judge_again(tx, subscription.id, judge).await?;
     touch_lanes(tx, subscription.id, [lane.lane]).await

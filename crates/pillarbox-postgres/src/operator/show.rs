@@ -1,12 +1,12 @@
-use pillarbox::admin::world::SubscriptionRow;
-use pillarbox::admin::{DeliveryRecord, EventRecord, Fate, SettledBy, State};
+use pillarbox::admin::snapshot::{Recorded, SubscriptionRow};
+use pillarbox::admin::{DeliveryRecord, EventRecord, SettledBy, State};
 use pillarbox::store::{FormerFilters, SubscriptionId};
 use pillarbox::{Event, Position};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
-use super::{World, claim_record, positions_of};
+use super::{claim_record, load_snapshot, positions_of};
 use crate::error::Db;
 use crate::reader::Decoder;
 use crate::settle::parse_errors;
@@ -18,19 +18,18 @@ pub(super) async fn show(tx: &Transaction<'_>, id: Uuid) -> Db<Option<EventRecor
         tx.query_typed_opt(include_str!("../sql/fetch.sql"), &[(&[position].as_slice(), Type::INT8_ARRAY)]).await?;
     let Some(row) = row else { return Ok(None) };
     let event = Decoder::default().event(&row)?;
-    let world = World::load(tx).await?;
+    let snapshot = load_snapshot(tx).await?;
     let mut subscriptions = Vec::new();
-    for row in &world.subscriptions {
-        subscriptions.extend(fate(tx, &world, row, &event).await?);
+    for row in &snapshot.subscriptions {
+        subscriptions.extend(snapshot.fate(row, &event, recorded(tx, row, &event).await?));
     }
     Ok(Some(EventRecord { event, subscriptions }))
 }
 
-/// The facts about one event and one subscription.
-async fn fate(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, event: &Event) -> Db<Option<Fate>> {
+/// What is recorded of one event for one subscription.
+async fn recorded(tx: &Transaction<'_>, row: &SubscriptionRow, event: &Event) -> Db<Recorded> {
     let position = event.position;
-    let Some(lane) = row.lane_of(event.key.as_deref(), position) else { return Ok(None) };
-    let number = lane.lane as i32;
+    let number = row.lane_of(event.key.as_deref(), position).map_or(0, |lane| lane.lane as i32);
     let of_lane = [(&row.id.0 as _, Type::INT8), (&number as _, Type::INT4), (&position as _, Type::INT8)];
     let of_event = [(&row.id.0 as _, Type::INT8), (&position as _, Type::INT8)];
     let of_log = [(&position as _, Type::INT8)];
@@ -56,20 +55,14 @@ async fn fate(tx: &Transaction<'_>, world: &World, row: &SubscriptionRow, event:
             before: row.try_get::<_, Time>(2)?.0,
         })
     });
-    Ok(Some(Fate {
-        subscription: row.name.clone(),
-        wanted: former_filters.wants(&row.filter, event).unwrap_or(true),
-        passed_under: former_filters.passed_under(event),
-        lane: lane.lane,
-        owner: lane.owner.map(|owner| (owner, world.is_alive(owner))),
-        floor: lane.cursor.floor,
-        settled: lane.has_settled(position),
+    Ok(Recorded {
+        former_filters,
         settled_by: settled_by.transpose()?,
         before_start: before_start.try_get(0)?,
         in_dead_range: in_dead_range.try_get(0)?,
         delivery,
         skipped: skipped.map(|row| Db::Ok((row.try_get(0)?, row.try_get::<_, Time>(1)?.0))).transpose()?,
-    }))
+    })
 }
 
 async fn record(tx: &Transaction<'_>, id: SubscriptionId, position: Position, row: &Row) -> Db<DeliveryRecord> {

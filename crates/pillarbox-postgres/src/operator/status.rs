@@ -1,15 +1,14 @@
-use std::borrow::Cow;
 use std::collections::HashMap;
 
-use pillarbox::admin::world::{Figures, LOST_LOOKED_AT_MAX, LOST_SPOKEN_OF, Lost, SubscriptionRow};
-use pillarbox::admin::{LogStatus, REASON_HOLD, RecoveredCount, State, Status};
-use pillarbox::store::{FormerFilters, KeyHash, SubscriptionId};
-use pillarbox::{Position, Timestamp};
+use pillarbox::Position;
+use pillarbox::admin::snapshot::{Figures, LOST_LOOKED_AT_MAX, LOST_SPOKEN_OF, Lost, Snapshot, SubscriptionRow};
+use pillarbox::admin::{BacklogRow, LogStatus, REASON_HOLD, RecoveredCount, State, Status};
+use pillarbox::store::{KeyHash, SubscriptionId};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Portal, Row, Transaction};
 
 use super::list::Matcher;
-use super::{World, holders};
+use super::{holders, load_snapshot};
 use crate::error::Db;
 use crate::queue::cause_of;
 use crate::types::{Text, Time};
@@ -25,20 +24,24 @@ const EVENTS_COUNT_MAX: i64 = 10_000;
 const PAGE_ROWS: i32 = 5_000;
 
 pub(super) async fn status(tx: &Transaction<'_>) -> Db<Status> {
-    let world = World::load(tx).await?;
-    let mut log = log_status(tx, &world).await?;
+    let snapshot = load_snapshot(tx).await?;
+    let mut log = log_status(tx, &snapshot).await?;
     let mut figures = deliveries(tx).await?;
-    backlog(tx, &world, &mut figures).await?;
-    log.alarms.extend(world.hold_alarms(world.retention_keep, &figures));
+    backlog(tx, &snapshot, &mut figures).await?;
+    log.alarms.extend(snapshot.hold_alarms(&figures));
     log.alarms.extend(lost(tx).await?.iter().map(Lost::alarm));
     let bytes_each = log.bytes / log.events.max(1);
-    let (subscriptions, instances) = (world.subscription_statuses(&figures, bytes_each), world.instance_statuses());
-    Ok(Status { at: world.now, log, subscriptions, instances })
+    let (subscriptions, instances) =
+        (snapshot.subscription_statuses(&figures, bytes_each), snapshot.instance_statuses());
+    Ok(Status { at: snapshot.now, log, subscriptions, instances })
 }
 
-async fn log_status(tx: &Transaction<'_>, world: &World) -> Db<LogStatus> {
-    let parameters =
-        [(&world.log_start as _, Type::INT8), (&world.horizon as _, Type::INT8), (&EVENTS_COUNT_MAX as _, Type::INT8)];
+async fn log_status(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<LogStatus> {
+    let parameters = [
+        (&snapshot.log_start as _, Type::INT8),
+        (&snapshot.horizon as _, Type::INT8),
+        (&EVENTS_COUNT_MAX as _, Type::INT8),
+    ];
     let (figures, held) =
         tokio::join!(tx.query_typed_one(include_str!("../sql/log_figures.sql"), &parameters), holders::of_floor(tx));
     let (figures, held) = (figures?, held?);
@@ -49,22 +52,22 @@ async fn log_status(tx: &Transaction<'_>, world: &World) -> Db<LogStatus> {
         alarms.push("events are not checked when they are published: see `pillarbox doctor`".to_owned());
     }
     if !held.is_empty() {
-        alarms.extend(holders::holes(tx, world).await?);
+        alarms.extend(holders::holes(tx, snapshot).await?);
     }
     // Where an age is hidden from this role, nobody knows which is the highest.
     let seconds = held.iter().try_fold(0.0, |oldest: f64, holder| Some(oldest.max(holder.seconds?)));
     Ok(LogStatus {
-        log_id: world.log_id,
-        incarnation: world.incarnation,
-        schema_version: world.schema_version,
-        log_start: world.log_start,
-        horizon: world.horizon,
+        log_id: snapshot.log_id,
+        incarnation: snapshot.incarnation,
+        schema_version: snapshot.schema_version,
+        log_start: snapshot.log_start,
+        horizon: snapshot.horizon,
         events: figures.try_get(2)?,
         bytes: figures.try_get(0)?,
         kept: figures.try_get(1)?,
         held_seconds: seconds,
         holders: held.iter().map(holders::Holder::of_floor).collect(),
-        recovery_at: world.recovery_at,
+        recovery_at: snapshot.recovery_at,
         alarms,
     })
 }
@@ -120,8 +123,8 @@ async fn deliveries(tx: &Transaction<'_>) -> Db<HashMap<SubscriptionId, Figures>
 
 /// Counts the events of the log that no cursor has settled. Subscriptions that stand near each other are counted in one go;
 /// for each at least half of `PENDING_COUNT_MAX` events are looked at, or all.
-async fn backlog(tx: &Transaction<'_>, world: &World, figures: &mut HashMap<SubscriptionId, Figures>) -> Db<()> {
-    let mut todo: Vec<&SubscriptionRow> = world.subscriptions.iter().collect();
+async fn backlog(tx: &Transaction<'_>, snapshot: &Snapshot, figures: &mut HashMap<SubscriptionId, Figures>) -> Db<()> {
+    let mut todo: Vec<&SubscriptionRow> = snapshot.subscriptions.iter().collect();
     todo.sort_by_key(|subscription| subscription.floor());
     while let Some(first) = todo.first() {
         let lowest = first.floor();
@@ -130,14 +133,14 @@ async fn backlog(tx: &Transaction<'_>, world: &World, figures: &mut HashMap<Subs
         let mut counted: Vec<Figures> = todo.iter().map(|_| Figures::default()).collect();
         while let Some(rows) = pages.next().await? {
             for row in &rows {
-                let line = Line::of(row)?;
+                let line = backlog_row(row)?;
                 looked_at += 1;
                 last = line.position;
                 if looked_at == PENDING_COUNT_MAX / 2 {
                     middle = last;
                 }
                 let waiting = todo.iter().zip(&mut counted).filter(|(subscription, _)| line.awaits(subscription));
-                waiting.for_each(|(_, of)| of.take(line.created_at, line.deliver_at, world.now));
+                waiting.for_each(|(_, of)| of.take(line.created_at, line.deliver_at, snapshot.now));
             }
         }
         let whole = looked_at < PENDING_COUNT_MAX;
@@ -148,7 +151,7 @@ async fn backlog(tx: &Transaction<'_>, world: &World, figures: &mut HashMap<Subs
                 continue;
             }
             let looked_through = (last - subscription.floor()).max(1) as f64;
-            let beyond = if whole { 0.0 } else { (world.horizon - last).max(0) as f64 / looked_through };
+            let beyond = if whole { 0.0 } else { (snapshot.horizon - last).max(0) as f64 / looked_through };
             let into = figures.entry(subscription.id).or_default();
             into.log_pending = of.log_pending + (of.log_pending as f64 * beyond) as u64;
             into.log_delayed = of.log_delayed;
@@ -193,39 +196,17 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// What decides about a row of `sql/backlog.sql`.
-pub(super) struct Line<'a> {
-    pub(super) position: Position,
-    pub(super) topic: Cow<'a, str>,
-    pub(super) r#type: Cow<'a, str>,
-    pub(super) key: Option<&'a str>,
-    pub(super) deliver_at: Option<Timestamp>,
-    pub(super) created_at: Timestamp,
-    hash: Option<KeyHash>,
-}
-
-impl<'a> Line<'a> {
-    pub(super) fn of(row: &'a Row) -> Db<Self> {
-        // As whoever reads the log sees it.
-        let key = row.try_get::<_, Option<Text<'a>>>(3)?.and_then(Text::whole);
-        Ok(Line {
-            position: row.try_get(0)?,
-            topic: row.try_get::<_, Text<'a>>(1)?.0,
-            r#type: row.try_get::<_, Text<'a>>(2)?.0,
-            hash: key.map(KeyHash::of),
-            key,
-            deliver_at: row.try_get::<_, Option<Time>>(4)?.map(|time| time.0),
-            created_at: row.try_get::<_, Time>(5)?.0,
-        })
-    }
-
-    /// Whether the subscription wants the event and has not settled it.
-    pub(super) fn awaits(&self, subscription: &SubscriptionRow) -> bool {
-        subscription.awaits(self.position, self.hash, &self.topic, &self.r#type)
-    }
-
-    /// The same, and it had not settled it when a filter ended: else it was received, also where the cursor was cut since.
-    pub(super) fn is_lost_to(&self, subscription: &SubscriptionRow, formers: &FormerFilters) -> bool {
-        self.awaits(subscription) && formers.judge_of(self.hash, self.position).is_none()
-    }
+/// A row of `sql/backlog.sql`.
+pub(super) fn backlog_row(row: &Row) -> Db<BacklogRow<'_>> {
+    // As whoever reads the log sees it.
+    let key = row.try_get::<_, Option<Text<'_>>>(3)?.and_then(Text::whole);
+    Ok(BacklogRow {
+        position: row.try_get(0)?,
+        topic: row.try_get::<_, Text<'_>>(1)?.0,
+        r#type: row.try_get::<_, Text<'_>>(2)?.0,
+        key_hash: key.map(KeyHash::of),
+        key,
+        deliver_at: row.try_get::<_, Option<Time>>(4)?.map(|time| time.0),
+        created_at: row.try_get::<_, Time>(5)?.0,
+    })
 }

@@ -1,11 +1,11 @@
-use pillarbox::admin::world::{SubscriptionRow, World};
-use pillarbox::admin::{ListQuery, ListRow, State};
+use pillarbox::admin::snapshot::{Snapshot, SubscriptionRow};
+use pillarbox::admin::{BacklogRow, ListQuery, ListRow, State};
 use pillarbox::sink::HEADER_CORRELATION_ID;
 use pillarbox::{Filter, Headers, Timestamp};
 use rusqlite::{Connection, Row, params};
 
 use super::claim_record;
-use super::status::Line;
+use super::status::backlog_row;
 use crate::error::Db;
 use crate::reader::{id_at, text};
 use crate::settle::parse_errors;
@@ -17,16 +17,16 @@ pub(super) fn list(tx: &Connection, desk: &Desk, query: &ListQuery) -> Db<Vec<Li
     if query.subscription.is_none() && query.state.is_none() {
         return events(tx, &matcher, query.limit);
     }
-    let world = super::load_world(tx, &desk.folder)?;
+    let snapshot = super::load_snapshot(tx, &desk.folder)?;
     let subscriptions: Vec<&SubscriptionRow> = match &query.subscription {
-        Some(name) => vec![world.subscription(name)?],
-        None => world.subscriptions.iter().collect(),
+        Some(name) => vec![snapshot.subscription(name)?],
+        None => snapshot.subscriptions.iter().collect(),
     };
     let mut rows = Vec::new();
     for subscription in subscriptions {
         rows.extend(deliveries(tx, subscription, query, &matcher)?);
         if matches!(query.state, None | Some(State::Pending | State::Delayed)) {
-            rows.extend(unsettled(tx, &world, subscription, query, &matcher)?);
+            rows.extend(unsettled(tx, &snapshot, subscription, query, &matcher)?);
         }
     }
     rows.sort_by(|a, b| (a.position, &a.subscription).cmp(&(b.position, &b.subscription)));
@@ -54,28 +54,11 @@ impl<'a> Matcher<'a> {
     }
 
     /// A row of `sql/backlog.sql`, if it matches.
-    fn line<'r>(&self, row: &'r Row<'_>) -> Db<Option<Line<'r>>> {
-        let line = Line::of(row)?;
+    fn line<'r>(&self, row: &'r Row<'_>) -> Db<Option<BacklogRow<'r>>> {
+        let line = backlog_row(row)?;
         let headers = || row.get_ref(7).map(|headers| Headers::from_json(&text(headers))).unwrap_or_default();
         Ok(self.matches(&line.topic, line.key, headers).then_some(line))
     }
-}
-
-fn list_row(line: &Line<'_>, row: &Row<'_>) -> Db<ListRow> {
-    Ok(ListRow {
-        id: id_at(row, 6)?,
-        position: line.position,
-        topic: line.topic.to_string(),
-        r#type: line.r#type.to_string(),
-        key: line.key.map(str::to_owned),
-        created_at: line.created_at,
-        subscription: None,
-        state: None,
-        attempts: None,
-        due_at: None,
-        claim: None,
-        error: None,
-    })
 }
 
 fn events(tx: &Connection, matcher: &Matcher<'_>, limit: usize) -> Db<Vec<ListRow>> {
@@ -86,7 +69,7 @@ fn events(tx: &Connection, matcher: &Matcher<'_>, limit: usize) -> Db<Vec<ListRo
         && let Some(row) = rows.next()?
     {
         if let Some(line) = matcher.line(row)? {
-            list.push(list_row(&line, row)?);
+            list.push(line.list_row(id_at(row, 6)?));
         }
     }
     Ok(list)
@@ -95,7 +78,7 @@ fn events(tx: &Connection, matcher: &Matcher<'_>, limit: usize) -> Db<Vec<ListRo
 /// What the subscription's cursors have not settled.
 fn unsettled(
     tx: &Connection,
-    world: &World,
+    snapshot: &Snapshot,
     subscription: &SubscriptionRow,
     query: &ListQuery,
     matcher: &Matcher<'_>,
@@ -106,19 +89,8 @@ fn unsettled(
     while list.len() < query.limit
         && let Some(row) = rows.next()?
     {
-        let Some(line) = matcher.line(row)?.filter(|line| line.awaits(subscription)) else { continue };
-        let delayed = line.deliver_at.filter(|at| *at > world.now);
-        let state = if delayed.is_some() { State::Delayed } else { State::Pending };
-        if query.state.is_none_or(|wanted| wanted == state) {
-            let entry = list_row(&line, row)?;
-            list.push(ListRow {
-                subscription: Some(subscription.name.clone()),
-                state: Some(state),
-                attempts: Some(0),
-                due_at: delayed,
-                ..entry
-            });
-        }
+        let Some(line) = matcher.line(row)? else { continue };
+        list.extend(line.unsettled_row(id_at(row, 6)?, subscription, query.state, snapshot.now));
     }
     Ok(list)
 }
@@ -169,7 +141,7 @@ fn deliveries(
         && let Some(row) = rows.next()?
     {
         let Some(line) = matcher.line(row)? else { continue };
-        let entry = list_row(&line, row)?;
+        let entry = line.list_row(id_at(row, 6)?);
         list.push(ListRow {
             subscription: Some(subscription.name.clone()),
             state: State::from_name(&row.get::<_, String>(8)?),

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use pillarbox::admin::world::{LaneRow, SubscriptionRow, World};
+use pillarbox::admin::snapshot::{LaneRow, Snapshot, SubscriptionRow};
 use pillarbox::admin::{PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD};
 use pillarbox::store::{Cursor, RangeSet, SubscriptionId};
 use pillarbox::{Mode, Position, Timestamp};
@@ -8,7 +8,7 @@ use rusqlite::{OptionalExtension, Transaction, params};
 
 use super::change::{give_up, judge_again, touch_lanes};
 use super::risen::deliver_risen;
-use super::status::Line;
+use super::status::backlog_row;
 use crate::connection::{meta_number, raise_queue_revision, raise_revision, set_meta};
 use crate::error::Db;
 use crate::ownership::{former_filters, record_progress};
@@ -26,7 +26,7 @@ const KEPT_LOOKED_AT_MAX: i64 = 500;
 /// Removes one slice of what nobody needs. It holds the write lock throughout: no cursor moves, no delivery appears and no
 /// rewind happens between what it reads and what it removes.
 pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> Db<Pruned> {
-    let world = super::load_world(tx, &desk.folder)?;
+    let snapshot = super::load_snapshot(tx, &desk.folder)?;
     let policy = PrunePolicy {
         keep: at_least(policy.keep, meta_number(tx, "retention_keep_ms")?),
         dead: at_least(policy.dead, meta_number(tx, "retention_dead_ms")?),
@@ -34,19 +34,19 @@ pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> 
         ..*policy
     };
     if policy.dry_run {
-        return would_prune(tx, &world, &policy);
+        return would_prune(tx, &snapshot, &policy);
     }
-    deliver_risen(tx, &world)?;
+    deliver_risen(tx, &snapshot)?;
     let mut pruned = Pruned::default();
     let slice = i64::try_from(policy.slice.max(1)).unwrap_or(i64::MAX);
-    prune_dead(tx, &world, &policy, slice, &mut pruned)?;
-    if policy.takes_events(!world.subscriptions.is_empty()) {
-        prune_events(tx, &world, &policy, slice, &mut pruned)?;
+    prune_dead(tx, &snapshot, &policy, slice, &mut pruned)?;
+    if policy.takes_events(!snapshot.subscriptions.is_empty()) {
+        prune_events(tx, &snapshot, &policy, slice, &mut pruned)?;
     }
     prune_kept(tx, &mut pruned)?;
-    prune_dedup(tx, &world, &policy, slice, &mut pruned)?;
-    crate::inbox::prune(tx, world.now, &policy, &mut pruned)?;
-    prune_progress(tx, &world, slice)?;
+    prune_dedup(tx, &snapshot, &policy, slice, &mut pruned)?;
+    crate::inbox::prune(tx, snapshot.now, &policy, &mut pruned)?;
+    prune_progress(tx, &snapshot, slice)?;
     Ok(pruned)
 }
 
@@ -70,21 +70,21 @@ fn prune_kept(tx: &Transaction<'_>, pruned: &mut Pruned) -> Db<()> {
 }
 
 /// What all slices together would remove now.
-fn would_prune(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy) -> Db<Pruned> {
+fn would_prune(tx: &Transaction<'_>, snapshot: &Snapshot, policy: &PrunePolicy) -> Db<Pruned> {
     let mut pruned = Pruned::default();
     if let Some(age) = policy.dead {
         let sql = "select count(*) from pillarbox_delivery where died_at < ?1";
-        pruned.dead = tx.query_row(sql, [before(world.now, age)], |row| row.get::<_, i64>(0))? as u64;
+        pruned.dead = tx.query_row(sql, [before(snapshot.now, age)], |row| row.get::<_, i64>(0))? as u64;
     }
-    let Some(keep) = policy.keep.filter(|_| policy.takes_events(!world.subscriptions.is_empty())) else {
+    let Some(keep) = policy.keep.filter(|_| policy.takes_events(!snapshot.subscriptions.is_empty())) else {
         return Ok(pruned);
     };
-    let old = old_to(tx, world.pruned_to, before(world.now, keep))?;
+    let old = old_to(tx, snapshot.pruned_to, before(snapshot.now, keep))?;
     let mut end = old;
-    for subscription in &world.subscriptions {
+    for subscription in &snapshot.subscriptions {
         let mut floor = subscription.floor();
         if let Some(hold) = subscription.hold {
-            let over = old_to(tx, world.pruned_to, before(world.now, hold))?;
+            let over = old_to(tx, snapshot.pruned_to, before(snapshot.now, hold))?;
             pruned.undelivered += awaited(tx, subscription, over.min(old))?.count();
             floor = floor.max(over);
         }
@@ -94,7 +94,7 @@ fn would_prune(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy) -> Db<
         }
     }
     let sql = "select count(*) from pillarbox_event where position > ?1 and position <= ?2 and stream_version is null";
-    pruned.events = tx.query_row(sql, params![world.pruned_to, end], |row| row.get::<_, i64>(0))? as u64;
+    pruned.events = tx.query_row(sql, params![snapshot.pruned_to, end], |row| row.get::<_, i64>(0))? as u64;
     Ok(pruned)
 }
 
@@ -119,12 +119,18 @@ fn before(now: Timestamp, age: Duration) -> i64 {
 }
 
 /// Events that are old enough and that every subscription has passed.
-fn prune_events(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy, slice: i64, pruned: &mut Pruned) -> Db<()> {
+fn prune_events(
+    tx: &Transaction<'_>,
+    snapshot: &Snapshot,
+    policy: &PrunePolicy,
+    slice: i64,
+    pruned: &mut Pruned,
+) -> Db<()> {
     let Some(keep) = policy.keep else { return Ok(()) };
-    let candidates = candidates(tx, world, before(world.now, keep), slice)?;
+    let candidates = candidates(tx, snapshot, before(snapshot.now, keep), slice)?;
     let Some(oldest_to_keep) = candidates.last().map(|candidate| candidate.0) else { return Ok(()) };
     if policy.held {
-        pruned.undelivered = expire_holds(tx, world, &candidates)?;
+        pruned.undelivered = expire_holds(tx, snapshot, &candidates)?;
     }
     // Floors first, deliveries second: a lane that parks an event moves its floor in the same transaction.
     let sql = "select s.name, min(c.floor) from pillarbox_cursor as c join pillarbox_subscription as s \
@@ -139,12 +145,12 @@ fn prune_events(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy, slice
             pruned.held_by = Some(row.get(0)?);
         }
     }
-    if end <= world.pruned_to {
+    if end <= snapshot.pruned_to {
         return Ok(());
     }
     // First: only what lies below may be removed.
     set_meta(tx, "pruned_to", end)?;
-    let range = params![world.pruned_to, end];
+    let range = params![snapshot.pruned_to, end];
     pruned.kept = tx.execute(include_str!("../sql/prune_keep.sql"), range)? as u64;
     pruned.events = tx.execute(include_str!("../sql/prune_events.sql"), range)? as u64;
     // A journal's events stay; the log then still begins with the first of them.
@@ -157,10 +163,10 @@ fn prune_events(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy, slice
 }
 
 /// The next events (position, created_at) up to the first that is too young.
-fn candidates(tx: &Transaction<'_>, world: &World, oldest: i64, slice: i64) -> Db<Vec<(Position, i64)>> {
+fn candidates(tx: &Transaction<'_>, snapshot: &Snapshot, oldest: i64, slice: i64) -> Db<Vec<(Position, i64)>> {
     let sql = "select position, created_at from pillarbox_event where position > ?1 order by position limit ?2";
     let mut statement = tx.prepare_cached(sql)?;
-    let mut rows = statement.query(params![world.pruned_to, slice])?;
+    let mut rows = statement.query(params![snapshot.pruned_to, slice])?;
     let mut candidates = Vec::new();
     while let Some(row) = rows.next()? {
         let candidate = (row.get(0)?, row.get(1)?);
@@ -173,11 +179,11 @@ fn candidates(tx: &Transaction<'_>, world: &World, oldest: i64, slice: i64) -> D
 }
 
 /// Moves subscriptions on whose hold is over for some of the candidates, recorded and with an alarm. How many they did not receive.
-fn expire_holds(tx: &Transaction<'_>, world: &World, candidates: &[(Position, i64)]) -> Db<u64> {
+fn expire_holds(tx: &Transaction<'_>, snapshot: &Snapshot, candidates: &[(Position, i64)]) -> Db<u64> {
     let mut undelivered = 0;
-    for subscription in &world.subscriptions {
+    for subscription in &snapshot.subscriptions {
         let Some(hold) = subscription.hold else { continue };
-        let oldest = before(world.now, hold);
+        let oldest = before(snapshot.now, hold);
         let over = candidates.iter().take_while(|(_, created_at)| *created_at < oldest).last();
         let Some(&(end, _)) = over.filter(|(position, _)| *position > subscription.floor()) else { continue };
         let dropped = awaited(tx, subscription, end)?;
@@ -208,7 +214,7 @@ fn awaited(tx: &Transaction<'_>, subscription: &SubscriptionRow, end: Position) 
     let formers = former_filters(tx, subscription.id)?;
     let mut awaited = RangeSet::new();
     while let Some(row) = rows.next()? {
-        let line = Line::of(row)?;
+        let line = backlog_row(row)?;
         if line.position > end {
             break;
         }
@@ -244,10 +250,16 @@ fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, passed: RangeS
     Ok(())
 }
 
-fn prune_dead(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy, slice: i64, pruned: &mut Pruned) -> Db<()> {
+fn prune_dead(
+    tx: &Transaction<'_>,
+    snapshot: &Snapshot,
+    policy: &PrunePolicy,
+    slice: i64,
+    pruned: &mut Pruned,
+) -> Db<()> {
     let Some(age) = policy.dead else { return Ok(()) };
     let mut statement = tx.prepare(include_str!("../sql/prune_dead.sql"))?;
-    let rows = statement.query_map(params![before(world.now, age), slice], |row| {
+    let rows = statement.query_map(params![before(snapshot.now, age), slice], |row| {
         Ok((SubscriptionId(row.get(0)?), row.get(1)?, row.get(2)?, row.get(3)?))
     })?;
     let dead: Vec<(SubscriptionId, Position, u32, Option<String>)> = rows.collect::<Result<_, _>>()?;
@@ -256,7 +268,7 @@ fn prune_dead(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy, slice: 
         let sql = "delete from pillarbox_delivery where subscription = ?1 and position = ?2";
         tx.prepare_cached(sql)?.execute(params![subscription.0, position])?;
         let is_queue = |row: &SubscriptionRow| row.id == *subscription && row.mode == Mode::Queue;
-        if world.subscriptions.iter().any(is_queue) {
+        if snapshot.subscriptions.iter().any(is_queue) {
             arrange(tx, *subscription, *position, key.as_deref())?;
         }
         touch_lanes(tx, *subscription, [*lane].into_iter())?;
@@ -271,23 +283,29 @@ fn prune_dead(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy, slice: 
 }
 
 /// Deduplication keys that have left the window; never inside the one that publishers were promised.
-fn prune_dedup(tx: &Transaction<'_>, world: &World, policy: &PrunePolicy, slice: i64, pruned: &mut Pruned) -> Db<()> {
-    let promised = world.now.0.saturating_sub(meta_number(tx, "dedup_window_ms")?);
-    let oldest = before(world.now, policy.dedup_window).min(promised);
+fn prune_dedup(
+    tx: &Transaction<'_>,
+    snapshot: &Snapshot,
+    policy: &PrunePolicy,
+    slice: i64,
+    pruned: &mut Pruned,
+) -> Db<()> {
+    let promised = snapshot.now.0.saturating_sub(meta_number(tx, "dedup_window_ms")?);
+    let oldest = before(snapshot.now, policy.dedup_window).min(promised);
     pruned.dedup = tx.execute(include_str!("../sql/prune_dedup.sql"), params![oldest, slice])? as u64;
     pruned.more |= pruned.dedup as i64 == slice;
     Ok(())
 }
 
 /// Records of progress: those of pruned events go, old consecutive ones become one an hour.
-fn prune_progress(tx: &Transaction<'_>, world: &World, slice: i64) -> Db<()> {
+fn prune_progress(tx: &Transaction<'_>, snapshot: &Snapshot, slice: i64) -> Db<()> {
     let log_start = meta_number(tx, "log_start")?;
-    for subscription in &world.subscriptions {
+    for subscription in &snapshot.subscriptions {
         judge_again(tx, subscription.id, |formers| _ = formers.prune(log_start))?;
     }
     tx.execute(include_str!("../sql/prune_progress.sql"), [log_start])?;
     let mut statement = tx.prepare(include_str!("../sql/progress_groups.sql"))?;
-    let old = world.now.0 - PROGRESS_FINE_MS;
+    let old = snapshot.now.0 - PROGRESS_FINE_MS;
     let rows = statement.query_map(params![old, PROGRESS_FINE_MS, slice], |row| {
         Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
     })?;

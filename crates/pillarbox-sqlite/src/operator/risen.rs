@@ -1,11 +1,12 @@
-use pillarbox::admin::world::{LaneRow, SubscriptionRow, World};
-use pillarbox::store::{KeyHash, RangeSet};
+use pillarbox::admin::BacklogRow;
+use pillarbox::admin::snapshot::{LaneRow, Snapshot, SubscriptionRow};
+use pillarbox::store::RangeSet;
 use pillarbox::{Mode, Position, Timestamp};
 use rusqlite::{Transaction, params};
 
 use super::books;
 use super::change::{judge_again, touch_lanes};
-use super::status::Line;
+use super::status::backlog_row;
 use crate::connection::{raise_queue_revision, raise_revision};
 use crate::error::Db;
 use crate::queue::promote;
@@ -15,14 +16,14 @@ const RISEN_MAX: i64 = 1000;
 
 /// Looks for events at positions that were proven dead: a premise was broken, for instance by an insert that named its
 /// position. They are delivered late, with an alarm, and are dead no more.
-pub(super) fn deliver_risen(tx: &Transaction<'_>, world: &World) -> Db<()> {
+pub(super) fn deliver_risen(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<()> {
     let mut statement = tx.prepare_cached(include_str!("../sql/risen.sql"))?;
     let mut rows = statement.query([RISEN_MAX])?;
     let mut risen = RangeSet::new();
     while let Some(row) = rows.next()? {
-        let line = Line::of(row)?;
-        for subscription in &world.subscriptions {
-            deliver(tx, world.now, subscription, &line)?;
+        let line = backlog_row(row)?;
+        for subscription in &snapshot.subscriptions {
+            deliver(tx, snapshot.now, subscription, &line)?;
         }
         risen.insert(line.position);
     }
@@ -40,12 +41,11 @@ pub(super) fn deliver_risen(tx: &Transaction<'_>, world: &World) -> Db<()> {
     Ok(())
 }
 
-fn deliver(tx: &Transaction<'_>, now: Timestamp, subscription: &SubscriptionRow, line: &Line<'_>) -> Db<()> {
+fn deliver(tx: &Transaction<'_>, now: Timestamp, subscription: &SubscriptionRow, line: &BacklogRow<'_>) -> Db<()> {
     let Some(lane) = subscription.lane_of(line.key, line.position) else { return Ok(()) };
     if !subscription.filter.matches(&line.topic, &line.r#type) {
         // It was never sent, also where a former filter had passed its position and would have wanted it.
-        let hash = line.key.map(KeyHash::of);
-        return judge_again(tx, subscription.id, |formers| formers.forget(hash, line.position));
+        return judge_again(tx, subscription.id, |formers| formers.forget(line.key_hash, line.position));
     }
     if !lane.has_settled(line.position) {
         return read_again(tx, subscription, lane);
@@ -53,7 +53,7 @@ fn deliver(tx: &Transaction<'_>, now: Timestamp, subscription: &SubscriptionRow,
     if books::before_start(tx, subscription.id, lane.lane)?.contains(line.position) {
         return Ok(());
     }
-    let due_at = line.deliver_at.filter(|at| *at > now);
+    let due_at = line.delayed_until(now);
     let state = if due_at.is_some() { "delayed" } else { "pending" };
     tx.prepare_cached(include_str!("../sql/risen_put.sql"))?.execute(params![
         subscription.id.0,
@@ -68,7 +68,7 @@ fn deliver(tx: &Transaction<'_>, now: Timestamp, subscription: &SubscriptionRow,
         promote(tx, subscription.id, line.position, line.key, now)?;
     }
     judge_again(tx, subscription.id, |formers| {
-        formers.replay(line.key.map(KeyHash::of), line.position, &line.topic, &line.r#type);
+        formers.replay(line.key_hash, line.position, &line.topic, &line.r#type);
     })?;
     touch_lanes(tx, subscription.id, [lane.lane].into_iter())
 }

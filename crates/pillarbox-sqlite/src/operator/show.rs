@@ -1,5 +1,5 @@
-use pillarbox::admin::world::{SubscriptionRow, World};
-use pillarbox::admin::{DeliveryRecord, EventRecord, Fate, SettledBy, State};
+use pillarbox::admin::snapshot::{Recorded, SubscriptionRow};
+use pillarbox::admin::{DeliveryRecord, EventRecord, SettledBy, State};
 use pillarbox::store::SubscriptionId;
 use pillarbox::{Event, Position, Timestamp};
 use rusqlite::{Connection, OptionalExtension, params};
@@ -18,31 +18,26 @@ pub(super) fn show(tx: &Connection, desk: &Desk, id: Uuid) -> Db<Option<EventRec
     let mut rows = statement.query([position])?;
     let Some(row) = rows.next()? else { return Ok(None) };
     let event = Decoder::default().event(row)?;
-    let world = super::load_world(tx, &desk.folder)?;
-    let fates = world.subscriptions.iter().filter_map(|row| fate(tx, &world, row, &event).transpose());
-    let subscriptions = fates.collect::<Db<Vec<_>>>()?;
+    let snapshot = super::load_snapshot(tx, &desk.folder)?;
+    let mut subscriptions = Vec::new();
+    for row in &snapshot.subscriptions {
+        subscriptions.extend(snapshot.fate(row, &event, recorded(tx, row, &event)?));
+    }
     Ok(Some(EventRecord { event, subscriptions }))
 }
 
-/// The facts about one event and one subscription.
-fn fate(tx: &Connection, world: &World, row: &SubscriptionRow, event: &Event) -> Db<Option<Fate>> {
-    let Some(lane) = row.lane_of(event.key.as_deref(), event.position) else { return Ok(None) };
+/// What is recorded of one event for one subscription.
+fn recorded(tx: &Connection, row: &SubscriptionRow, event: &Event) -> Db<Recorded> {
     let sql = "select 1 from pillarbox_dead_range where low <= ?1 and high >= ?1";
-    let former_filters = former_filters(tx, row.id)?;
-    Ok(Some(Fate {
-        subscription: row.name.clone(),
-        wanted: former_filters.wants(&row.filter, event).unwrap_or(true),
-        passed_under: former_filters.passed_under(event),
-        lane: lane.lane,
-        owner: lane.owner.map(|owner| (owner, world.is_alive(owner))),
-        floor: lane.cursor.floor,
-        settled: lane.has_settled(event.position),
-        settled_by: settled_by(tx, row.id, lane.lane, event.position)?,
-        before_start: books::before_start(tx, row.id, lane.lane)?.contains(event.position),
+    let lane = row.lane_of(event.key.as_deref(), event.position).map_or(0, |lane| lane.lane);
+    Ok(Recorded {
+        former_filters: former_filters(tx, row.id)?,
+        settled_by: settled_by(tx, row.id, lane, event.position)?,
+        before_start: books::before_start(tx, row.id, lane)?.contains(event.position),
         in_dead_range: tx.prepare_cached(sql)?.exists([event.position])?,
         delivery: delivery(tx, row.id, event.position)?,
         skipped: skipped(tx, row.id, event.position)?,
-    }))
+    })
 }
 
 fn settled_by(tx: &Connection, id: SubscriptionId, lane: u32, position: Position) -> Db<Option<SettledBy>> {

@@ -1,18 +1,13 @@
-use std::borrow::Cow;
 use std::collections::HashMap;
-use std::time::Duration;
 
-use pillarbox::admin::world::{Figures, LOST_LOOKED_AT_MAX, LOST_SPOKEN_OF, Lost, SubscriptionRow, World};
-use pillarbox::admin::{LogStatus, REASON_HOLD, RecoveredCount, State, Status};
-use pillarbox::store::{FormerFilters, KeyHash, RecoveryCause, SubscriptionId};
-use pillarbox::{Position, Timestamp};
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use pillarbox::Timestamp;
+use pillarbox::admin::snapshot::{Figures, LOST_LOOKED_AT_MAX, LOST_SPOKEN_OF, Lost, Snapshot, SubscriptionRow};
+use pillarbox::admin::{BacklogRow, LogStatus, REASON_HOLD, RecoveredCount, State, Status};
+use pillarbox::store::{KeyHash, RecoveryCause, SubscriptionId};
+use rusqlite::{Connection, Row, params};
 
 use super::maintain::{WAL_BYTES_MAX, wal_bytes};
-use crate::connection::meta_number;
 use crate::error::Db;
-use crate::home::log_id;
-use crate::publish::FOREVER_MS;
 use crate::reader::{text, whole_key};
 use crate::store::Desk;
 
@@ -23,19 +18,20 @@ pub const PENDING_COUNT_MAX: usize = 1_000_000;
 const KEPT_COUNT_MAX: i64 = 100_000;
 
 pub(super) fn status(tx: &Connection, desk: &Desk) -> Db<Status> {
-    let world = super::load_world(tx, &desk.folder)?;
-    let mut log = log_status(tx, desk, &world)?;
-    let mut figures = deliveries(tx, world.now)?;
-    backlog(tx, &world, &mut figures)?;
-    log.alarms.extend(world.hold_alarms(retention_keep(tx)?, &figures));
-    log.alarms.extend(lost(tx, world.now)?.iter().map(Lost::alarm));
+    let snapshot = super::load_snapshot(tx, &desk.folder)?;
+    let mut log = log_status(tx, desk, &snapshot)?;
+    let mut figures = deliveries(tx, snapshot.now)?;
+    backlog(tx, &snapshot, &mut figures)?;
+    log.alarms.extend(snapshot.hold_alarms(&figures));
+    log.alarms.extend(lost(tx, snapshot.now)?.iter().map(Lost::alarm));
     let bytes_each = log.bytes / log.events.max(1);
-    let (subscriptions, instances) = (world.subscription_statuses(&figures, bytes_each), world.instance_statuses());
-    Ok(Status { at: world.now, log, subscriptions, instances })
+    let (subscriptions, instances) =
+        (snapshot.subscription_statuses(&figures, bytes_each), snapshot.instance_statuses());
+    Ok(Status { at: snapshot.now, log, subscriptions, instances })
 }
 
-fn log_status(tx: &Connection, desk: &Desk, world: &World) -> Db<LogStatus> {
-    let positions = world.horizon - world.log_start + 1;
+fn log_status(tx: &Connection, desk: &Desk, snapshot: &Snapshot) -> Db<LogStatus> {
+    let positions = snapshot.horizon - snapshot.log_start + 1;
     let events = if positions <= PENDING_COUNT_MAX as i64 {
         tx.query_row("select count(*) from pillarbox_event", [], |row| row.get(0))?
     } else {
@@ -52,25 +48,19 @@ fn log_status(tx: &Connection, desk: &Desk, world: &World) -> Db<LogStatus> {
         ));
     }
     Ok(LogStatus {
-        log_id: log_id(tx)?,
-        incarnation: meta_number(tx, "incarnation")?,
-        schema_version: meta_number(tx, "schema_version")?,
-        log_start: world.log_start,
-        horizon: world.horizon,
+        log_id: snapshot.log_id,
+        incarnation: snapshot.incarnation,
+        schema_version: snapshot.schema_version,
+        log_start: snapshot.log_start,
+        horizon: snapshot.horizon,
         events,
         bytes: tx.query_row(sql, [], |row| row.get::<_, i64>(0))? + wal as i64,
         kept: tx.query_row(include_str!("../sql/kept_count.sql"), [KEPT_COUNT_MAX], |row| row.get(0))?,
         holders,
         held_seconds: None,
-        recovery_at: recovery_at(tx)?,
+        recovery_at: snapshot.recovery_at,
         alarms: Vec::new(),
     })
-}
-
-/// Nobody's retention removes what is younger; None: it removes nothing.
-fn retention_keep(tx: &Connection) -> Db<Option<Duration>> {
-    let keep = meta_number(tx, "retention_keep_ms")?;
-    Ok((keep != FOREVER_MS).then(|| Duration::from_millis(keep.max(0) as u64)))
 }
 
 /// Which subscriptions have lost events because their hold was over.
@@ -82,12 +72,6 @@ fn lost(tx: &Connection, now: Timestamp) -> Db<Vec<Lost>> {
         Ok(Lost { subscription: row.get(0)?, events: row.get(1)?, more: row.get(4)?, to, at })
     })?;
     Ok(lost.collect::<rusqlite::Result<_>>()?)
-}
-
-/// When claims were last looked through.
-fn recovery_at(tx: &Connection) -> Db<Option<Timestamp>> {
-    let sql = "select value from pillarbox_meta where name = 'recovery_at'";
-    Ok(tx.query_row(sql, [], |row| row.get(0)).optional()?.map(Timestamp))
 }
 
 /// The figures of the slow path.
@@ -136,59 +120,36 @@ fn claims(tx: &Connection, figures: &mut HashMap<SubscriptionId, Figures>) -> Db
 }
 
 /// Counts the events of the log that no cursor has settled.
-fn backlog(tx: &Connection, world: &World, figures: &mut HashMap<SubscriptionId, Figures>) -> Db<()> {
-    let Some(lowest) = world.subscriptions.iter().map(SubscriptionRow::floor).min() else { return Ok(()) };
+fn backlog(tx: &Connection, snapshot: &Snapshot, figures: &mut HashMap<SubscriptionId, Figures>) -> Db<()> {
+    let Some(lowest) = snapshot.subscriptions.iter().map(SubscriptionRow::floor).min() else { return Ok(()) };
     let mut statement = tx.prepare_cached(include_str!("../sql/backlog.sql"))?;
     let mut rows = statement.query([lowest, PENDING_COUNT_MAX as i64])?;
     let (mut looked_at, mut last) = (0, lowest);
     while let Some(row) = rows.next()? {
         looked_at += 1;
         last = row.get(0)?;
-        let line = Line::of(row)?;
-        for subscription in world.subscriptions.iter().filter(|subscription| line.awaits(subscription)) {
-            figures.entry(subscription.id).or_default().take(line.created_at, line.deliver_at, world.now);
+        let line = backlog_row(row)?;
+        for subscription in snapshot.subscriptions.iter().filter(|subscription| line.awaits(subscription)) {
+            figures.entry(subscription.id).or_default().take(line.created_at, line.deliver_at, snapshot.now);
         }
     }
     if looked_at == PENDING_COUNT_MAX {
-        let share = (world.horizon - last) as f64 / (last - lowest).max(1) as f64;
+        let share = (snapshot.horizon - last) as f64 / (last - lowest).max(1) as f64;
         figures.values_mut().for_each(|of| of.log_pending += (of.log_pending as f64 * share) as u64);
     }
     Ok(())
 }
 
-/// What decides about a row of `sql/backlog.sql`.
-pub(super) struct Line<'a> {
-    pub(super) position: Position,
-    pub(super) topic: Cow<'a, str>,
-    pub(super) r#type: Cow<'a, str>,
-    /// None also where it is no text, as in [`pillarbox::Event::malformed`].
-    pub(super) key: Option<&'a str>,
-    pub(super) deliver_at: Option<Timestamp>,
-    pub(super) created_at: Timestamp,
-    hash: Option<KeyHash>,
-}
-
-impl<'a> Line<'a> {
-    pub(super) fn of(row: &'a Row<'_>) -> Db<Self> {
-        let key = whole_key(row.get_ref(3)?);
-        Ok(Line {
-            position: row.get(0)?,
-            topic: text(row.get_ref(1)?),
-            r#type: text(row.get_ref(2)?),
-            hash: key.map(KeyHash::of),
-            key,
-            deliver_at: row.get::<_, Option<i64>>(4)?.map(Timestamp),
-            created_at: Timestamp(row.get(5)?),
-        })
-    }
-
-    /// Whether the subscription wants the event and has not settled it.
-    pub(super) fn awaits(&self, subscription: &SubscriptionRow) -> bool {
-        subscription.awaits(self.position, self.hash, &self.topic, &self.r#type)
-    }
-
-    /// The same, and it had not settled it when a filter ended: else it was received, also where the cursor was cut since.
-    pub(super) fn is_lost_to(&self, subscription: &SubscriptionRow, formers: &FormerFilters) -> bool {
-        self.awaits(subscription) && formers.judge_of(self.hash, self.position).is_none()
-    }
+/// A row of `sql/backlog.sql`.
+pub(super) fn backlog_row<'a>(row: &'a Row<'_>) -> Db<BacklogRow<'a>> {
+    let key = whole_key(row.get_ref(3)?);
+    Ok(BacklogRow {
+        position: row.get(0)?,
+        topic: text(row.get_ref(1)?),
+        r#type: text(row.get_ref(2)?),
+        key_hash: key.map(KeyHash::of),
+        key,
+        deliver_at: row.get::<_, Option<i64>>(4)?.map(Timestamp),
+        created_at: Timestamp(row.get(5)?),
+    })
 }

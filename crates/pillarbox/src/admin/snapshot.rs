@@ -5,14 +5,20 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::{
-    Changed, Check, Cursor, Epoch, Error, ErrorKind, Filter, InstanceId, InstanceStatus, KeyHash, Level, Mode, OnDead,
-    Pause, Position, RecoveredCount, Report, Result, RetryPolicy, State, SubscriptionId, SubscriptionReport,
-    SubscriptionStatus, Timestamp, counted, lane_of,
+    Cursor, DeliveryRecord, Epoch, Error, ErrorKind, Event, Fate, Filter, FormerFilters, InstanceId, InstanceStatus,
+    KeyHash, LaneBook, Mode, OnDead, Pause, Position, RangeSet, RecoveredCount, Report, Result, RetryPolicy, SettledBy,
+    State, SubscriptionId, SubscriptionReport, SubscriptionStatus, Timestamp, counted, lane_of,
 };
 
-/// What operators' commands look at, in one snapshot.
-#[derive(Debug)]
-pub struct World {
+/// What operators' commands read, in one transaction.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    /// The identity of the log.
+    pub log_id: Uuid,
+    /// Raised when the log is not the continuation of itself.
+    pub incarnation: i64,
+    /// The version of the schema.
+    pub schema_version: i64,
     /// The time that ages are counted to.
     pub now: Timestamp,
     /// The highest position handed out.
@@ -21,6 +27,12 @@ pub struct World {
     pub log_start: Position,
     /// Retention has been this far; a journal may begin below.
     pub pruned_to: Position,
+    /// What lies up to here was in this copy of the log when it was declared fresh; 0: it was not.
+    pub fresh_floor: Position,
+    /// The shortest time for which every relay keeps events; None: they keep everything.
+    pub retention_keep: Option<Duration>,
+    /// When claims were last looked through.
+    pub recovery_at: Option<Timestamp>,
     /// By name.
     pub subscriptions: Vec<SubscriptionRow>,
     /// By number.
@@ -137,12 +149,13 @@ pub fn spoken(seconds: f64) -> String {
     }
 }
 
-impl World {
-    /// Says which subscriptions are about to lose events because their hold is nearly over. Deliveries are never lost to a hold, nor is
-    /// what the log keeps for everybody; it keeps everything if that is None.
-    pub fn hold_alarms(&self, keep: Option<Duration>, figures: &HashMap<SubscriptionId, Figures>) -> Vec<String> {
+impl Snapshot {
+    /// Says which subscriptions are about to lose events because their hold is nearly over. Deliveries are never lost to a hold, nor
+    /// are events that retention keeps.
+    pub fn hold_alarms(&self, figures: &HashMap<SubscriptionId, Figures>) -> Vec<String> {
         let alarm = |row: &SubscriptionRow| {
-            let (hold, oldest) = (row.hold?.max(keep?), figures.get(&row.id)?.unsettled_since?);
+            let keep = self.retention_keep?;
+            let (hold, oldest) = (row.hold?.max(keep), figures.get(&row.id)?.unsettled_since?);
             let age = self.now.since(oldest);
             (age > hold.mul_f64(HOLD_NEARLY_OVER)).then(|| {
                 format!(
@@ -157,7 +170,7 @@ impl World {
         self.subscriptions.iter().filter_map(alarm).collect()
     }
 
-    /// The subscription of this name.
+    /// The subscription of this name, or which there are.
     pub fn subscription(&self, name: &str) -> Result<&SubscriptionRow> {
         let found = self.subscriptions.iter().find(|subscription| subscription.name == name);
         found.ok_or_else(|| unknown_subscription(name, self.subscriptions.iter().map(|one| one.name.as_str())))
@@ -249,34 +262,34 @@ impl World {
         all
     }
 
-    /// What `doctor` says of the instances: lanes of one that ended wait for a relay; a row that owns none says nothing, and goes by itself.
-    pub fn check_instances(&self) -> Check {
-        let owns = |id: InstanceId| {
-            self.subscriptions.iter().flat_map(|subscription| &subscription.lanes).any(|lane| lane.owner == Some(id))
-        };
-        let (alive, ended): (Vec<_>, Vec<_>) = self.instances.iter().partition(|row| row.alive);
-        let left: Vec<String> = ended.iter().filter(|row| owns(row.id)).map(|row| row.id.0.to_string()).collect();
-        let check = |level, finding: String, fix: Option<&str>| Check {
-            name: "instances".to_owned(),
-            level,
-            finding,
-            fix: fix.map(str::to_owned),
-        };
-        if left.is_empty() {
-            let gone =
-                if ended.is_empty() { String::new() } else { format!("; {} ended and own nothing", ended.len()) };
-            return check(Level::Ok, format!("{} alive{gone}", alive.len()), None);
-        }
-        let finding = format!("{} ended without leaving and own lanes", left.join(", "));
-        check(Level::Warning, finding, Some("start a relay: it takes over what they left"))
+    /// What became of an event for one subscription; None if that has no lanes.
+    pub fn fate(&self, row: &SubscriptionRow, event: &Event, recorded: Recorded) -> Option<Fate> {
+        let lane = row.lane_at(event.key_hash(), event.position)?;
+        let Recorded { former_filters, settled_by, before_start, in_dead_range, delivery, skipped } = recorded;
+        Some(Fate {
+            subscription: row.name.clone(),
+            wanted: former_filters.wants(&row.filter, event).unwrap_or(true),
+            passed_under: former_filters.passed_under(event),
+            lane: lane.lane,
+            owner: lane.owner.map(|owner| (owner, self.is_alive(owner))),
+            floor: lane.cursor.floor,
+            settled: lane.has_settled(event.position),
+            settled_by,
+            before_start,
+            in_dead_range,
+            delivery,
+            skipped,
+        })
+    }
+
+    /// The lanes of all subscriptions.
+    pub fn lanes(&self) -> impl Iterator<Item = &LaneRow> {
+        self.subscriptions.iter().flat_map(|subscription| &subscription.lanes)
     }
 
     /// What `status` shows of all instances.
     pub fn instance_statuses(&self) -> Vec<InstanceStatus> {
-        let lanes = |id| {
-            let all = self.subscriptions.iter().flat_map(|subscription| &subscription.lanes);
-            all.filter(|lane| lane.owner == Some(id)).count() as u32
-        };
+        let lanes = |id| self.lanes().filter(|lane| lane.owner == Some(id)).count() as u32;
         let status = |instance: &InstanceRow| InstanceStatus {
             id: instance.id,
             host: instance.host.clone(),
@@ -299,59 +312,7 @@ pub fn unknown_subscription<'a>(name: &str, names: impl IntoIterator<Item = &'a 
     Error::new(ErrorKind::NotFound, format!("no subscription is named '{name}'; {known}"))
 }
 
-/// What is told when so many claims were taken from their owners by an operator.
-pub fn tell_recovered(count: u64) -> Changed {
-    let message = match count {
-        0 => "nothing to recover: no matching deliveries are in progress".to_owned(),
-        1 => "1 delivery was taken from the instance that worked on it; it counts as an attempt".to_owned(),
-        _ => format!("{count} deliveries were taken from the instances that worked on them; each counts as an attempt"),
-    };
-    Changed { count, events: Vec::new(), message }
-}
-
 impl SubscriptionRow {
-    /// What is told when deliveries of these events are due again.
-    pub fn tell_requeued(&self, events: Vec<Uuid>) -> Changed {
-        let (name, count) = (&self.name, events.len() as u64);
-        let message = match count {
-            0 => format!("nothing to requeue: '{name}' has no dead delivery of that kind"),
-            1 => format!("1 delivery of '{name}' is due now, with attempts back to 0"),
-            _ => format!("{count} deliveries of '{name}' are due now, with attempts back to 0"),
-        };
-        Changed { count, events, message }
-    }
-
-    /// What is told when events of a key above a position are delivered again. `note`: what else there is to say of that position.
-    pub fn tell_replayed(&self, events: Vec<Uuid>, key: &str, above: Position, note: &str) -> Changed {
-        let count = events.len() as u64;
-        let replayed = counted(count, "event");
-        let message = format!("'{}' replays {replayed} of key '{key}' above position {above}{note}", self.name);
-        Changed { count, events, message }
-    }
-
-    /// What is told when it was deleted with so many deliveries.
-    pub fn tell_deleted(&self, deliveries: u64) -> Changed {
-        let message = format!("'{}' is deleted, with {}", self.name, counted(deliveries, "delivery"));
-        Changed { count: 1, events: Vec::new(), message }
-    }
-
-    /// What is told when it has this number of lanes now, among which so many deliveries were shared out.
-    pub fn tell_relaned(&self, lanes: u32, deliveries: u64) -> Changed {
-        let (name, had) = (&self.name, self.lanes.len());
-        let (now, moved) = (counted(lanes, "lane"), counted(deliveries, "delivery"));
-        let message =
-            format!("'{name}' has {now} (it had {had}), {moved} moved; resume it with `pillarbox resume {name}`");
-        Changed { count: u64::from(lanes), events: Vec::new(), message }
-    }
-
-    /// What is told when this subscription is paused, or with None resumed.
-    pub fn tell_paused(&self, pause: Option<&Pause>) -> Changed {
-        let state = if pause.is_some() { "paused" } else { "running" };
-        let changes = self.pause.is_some() != pause.is_some();
-        let was = if changes { "now" } else { "already" };
-        Changed { count: u64::from(changes), events: Vec::new(), message: format!("'{}' is {was} {state}", self.name) }
-    }
-
     /// The lowest floor.
     pub fn floor(&self) -> Position {
         self.lanes.iter().map(|lane| lane.cursor.floor).min().unwrap_or(0)
@@ -362,15 +323,54 @@ impl SubscriptionRow {
         self.lane_at(key.map(KeyHash::of), position)
     }
 
-    fn lane_at(&self, key: Option<KeyHash>, position: Position) -> Option<&LaneRow> {
+    pub(super) fn lane_at(&self, key: Option<KeyHash>, position: Position) -> Option<&LaneRow> {
         self.lanes.get(lane_of(key, position, self.lanes.len() as u32) as usize)
     }
 
-    /// Whether it wants an event and has not settled it.
-    pub fn awaits(&self, position: Position, key: Option<KeyHash>, topic: &str, r#type: &str) -> bool {
-        self.lane_at(key, position).is_some_and(|lane| !lane.has_settled(position))
-            && self.filter.matches(topic, r#type)
+    /// What `audit` goes by for a lane. `ledger`: what its settlements say; `skipped`: what was given up of the subscription.
+    pub fn book(&self, lane: &LaneRow, ledger: LaneLedger, deliveries: RangeSet, skipped: RangeSet) -> LaneBook {
+        let LaneLedger { mut covered, before_start } = ledger;
+        // Ranges above the floor are written by settlements alone; they vouch for themselves.
+        covered.union(&lane.cursor.settled);
+        LaneBook {
+            subscription: self.name.clone(),
+            filter: self.filter.clone(),
+            lanes: self.lanes.len() as u32,
+            lane: lane.lane,
+            floor: lane.cursor.floor,
+            settled: lane.cursor.settled.clone(),
+            covered,
+            before_start,
+            deliveries,
+            skipped,
+        }
     }
+}
+
+/// What the settlements of a lane have recorded.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LaneLedger {
+    /// What they say they covered.
+    pub covered: RangeSet,
+    /// What the lane was never to deliver.
+    pub before_start: RangeSet,
+}
+
+/// What a store has recorded of an event for one subscription, beside the cursors.
+#[derive(Debug, Default)]
+pub struct Recorded {
+    /// By which filters events were judged before.
+    pub former_filters: FormerFilters,
+    /// See [`Fate::settled_by`].
+    pub settled_by: Option<SettledBy>,
+    /// See [`Fate::before_start`].
+    pub before_start: bool,
+    /// See [`Fate::in_dead_range`].
+    pub in_dead_range: bool,
+    /// See [`Fate::delivery`].
+    pub delivery: Option<DeliveryRecord>,
+    /// See [`Fate::skipped`].
+    pub skipped: Option<(String, Timestamp)>,
 }
 
 impl LaneRow {
@@ -425,31 +425,15 @@ mod tests {
     }
 
     #[test]
-    fn one_is_told_in_the_singular() {
-        let (row, id) = (row(1), Uuid::nil());
-        assert_eq!(row.tell_requeued(vec![id]).message, "1 delivery of 's' is due now, with attempts back to 0");
-        assert!(row.tell_requeued(vec![id; 2]).message.starts_with("2 deliveries of 's' are due now"));
-        assert!(row.tell_requeued(Vec::new()).message.starts_with("nothing to requeue"));
-        let replayed = row.tell_replayed(vec![id], "k", 4, " (note)");
-        assert_eq!(replayed.message, "'s' replays 1 event of key 'k' above position 4 (note)");
-        assert_eq!(row.tell_deleted(1).message, "'s' is deleted, with 1 delivery");
-        assert!(row.tell_relaned(1, 1).message.starts_with("'s' has 1 lane (it had 1), 1 delivery moved; "));
-        assert!(row.tell_relaned(4, 2).message.starts_with("'s' has 4 lanes (it had 1), 2 deliveries moved; "));
-        assert!(tell_recovered(1).message.starts_with("1 delivery was taken from the instance "));
-        assert!(tell_recovered(2).message.starts_with("2 deliveries were taken from the instances "));
-    }
-
-    #[test]
     fn a_hold_that_is_nearly_over_is_an_alarm() {
         const HOUR: Duration = Duration::from_secs(3600);
         let alarms = |hold: Option<Duration>, keep: Option<Duration>, age: Option<Duration>| {
             let now = Timestamp(1_000_000_000_000);
             let subscriptions = vec![SubscriptionRow { hold, ..row(1) }];
-            let (log_start, pruned_to) = (1, 0);
-            let world = World { now, horizon: 9, log_start, pruned_to, subscriptions, instances: Vec::new() };
+            let snapshot = Snapshot { now, horizon: 9, retention_keep: keep, subscriptions, ..Snapshot::default() };
             let since = age.map(|age| Timestamp(now.0 - age.as_millis() as i64));
             let figures = Figures { unsettled_since: since, ..Figures::default() };
-            world.hold_alarms(keep, &HashMap::from([(SubscriptionId(1), figures)]))
+            snapshot.hold_alarms(&HashMap::from([(SubscriptionId(1), figures)]))
         };
         let (nearly, not_yet) = (Some(HOUR.mul_f64(0.81)), Some(HOUR.mul_f64(0.79)));
         assert_eq!(alarms(Some(HOUR), Some(HOUR), nearly).len(), 1);
@@ -467,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_names_no_subscription_is_told_which_there_are() {
+    fn an_unknown_name_is_answered_with_those_that_exist() {
         let told = |names: &[&str]| unknown_subscription("x", names.iter().copied()).to_string();
         assert_eq!(told(&["a", "b"]), "no subscription is named 'x'; there are: a, b");
         assert_eq!(told(&[]), "no subscription is named 'x'; none exist yet");
