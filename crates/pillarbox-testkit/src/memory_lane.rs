@@ -185,40 +185,6 @@ impl Lane {
         position <= self.cursor.floor || self.cursor.settled.contains(position)
     }
 
-    /// Forgets everything above `to`, so that it is read again.
-    pub(crate) fn rewind(&mut self, to: Position, broken: Option<Broken>) {
-        let above = |set: &mut RangeSet| set.remove_range(to.saturating_add(1), Position::MAX);
-        self.epoch += 1;
-        self.cursor.floor = self.cursor.floor.min(to);
-        above(&mut self.cursor.settled);
-        above(&mut self.before_start);
-        self.entries.iter_mut().for_each(|entry| above(&mut entry.covered));
-        self.entries.retain(|entry| !entry.covered.is_empty());
-        let spared = |row: &Row| row.claim.is_some() && broken == Some(Broken::RewindSparesClaims);
-        self.deliveries.retain(|position, row| *position <= to || spared(row));
-        self.skipped.retain(|position, _| *position <= to);
-    }
-
-    /// A settled event is to be delivered once more, or after all.
-    pub(crate) fn replay(&mut self, delivery: DeliveryRow, now: Timestamp) {
-        let position = delivery.position;
-        self.skipped.remove(&position);
-        if self.before_start.contains(position) {
-            self.before_start.remove(position);
-            let covered = [position..=position].into_iter().collect();
-            self.entries.push(Covered { covered, epoch: self.epoch, after: now, before: now });
-        }
-        match self.deliveries.entry(position) {
-            Entry::Vacant(entry) => _ = entry.insert(Row::new(delivery, now)),
-            // It is outside its key's order until it is due.
-            Entry::Occupied(entry) if entry.get().delivery.state == State::Delayed => {}
-            Entry::Occupied(mut entry) => {
-                entry.get_mut().set(delivery, now);
-                entry.get_mut().free();
-            }
-        }
-    }
-
     /// Moves the floor to `end`, past what is `awaited` and what may yet appear (`unknown`): that is given up, but for what was `passed`
     /// once.
     pub(crate) fn jump(

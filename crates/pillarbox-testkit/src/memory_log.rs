@@ -138,6 +138,7 @@ pub(crate) struct Instance {
     stale: BTreeMap<LaneRef, LaneState>,
 }
 
+#[derive(Clone)]
 pub(crate) struct SubscriptionRow {
     pub(crate) id: SubscriptionId,
     pub(crate) name: String,

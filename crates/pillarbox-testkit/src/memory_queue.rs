@@ -117,7 +117,7 @@ impl Inner {
         claims
     }
 
-    fn event_at(&self, position: Position) -> Option<Arc<Event>> {
+    pub(crate) fn event_at(&self, position: Position) -> Option<Arc<Event>> {
         self.rows.get(&position).or_else(|| self.kept.get(&position)).cloned()
     }
 
@@ -147,7 +147,7 @@ impl Inner {
     fn recover(&mut self, request: &RecoverRequest) -> Recovered {
         let (now, broken) = (self.now, self.options.broken);
         let beats = self.beats();
-        let recovered = self.recover_where(false, |row, held| {
+        let recovered = self.recover_where(|row, held| {
             let beat = beats.get(&held.owner);
             let dead = request.dead.iter().filter(|(owner, ..)| *owner == held.owner).find(|(_, cause, seen)| {
                 let moved = seen.is_some_and(|seen| beat.is_some_and(|(beat, _)| *beat != seen));
@@ -169,10 +169,9 @@ impl Inner {
         recovered
     }
 
-    /// Takes the claims away for which there is a cause, and counts them; in a dry run it only says which.
+    /// Takes the claims away for which there is a cause, and counts them.
     pub(crate) fn recover_where(
         &mut self,
-        dry_run: bool,
         cause: impl Fn(&SubscriptionRow, &Held) -> Option<RecoveryCause>,
     ) -> Recovered {
         let (now, broken) = (self.now, self.options.broken);
@@ -183,9 +182,7 @@ impl Inner {
             let caused: Vec<(Position, RecoveryCause)> = caused.collect();
             for (position, cause) in caused {
                 *counts.entry((row.id, cause)).or_default() += 1;
-                if !dry_run {
-                    row.recover(position, cause, now, broken);
-                }
+                row.recover(position, cause, now, broken);
             }
         }
         self.promote();

@@ -93,13 +93,15 @@ async fn look_up(
         }
         Lookup::Rewind { to, key } => {
             let place = place(tx, snapshot, *to).await?;
-            let kept = tx.query(include_str!("../sql/rewind_kept.sql"), &[&row.id.0, &place.kept, key]).await?;
-            let kept = kept.iter().map(target).collect::<Db<_>>()?;
             let events = match key {
                 Some(key) => key_events(tx, row.id, key, place.position()).await?,
                 None => Vec::new(),
             };
-            Facts::Rewind { place, kept, events, former_filters: former_filters(tx, row.id).await? }
+            let former_filters = former_filters(tx, row.id).await?;
+            // Last: what is kept aside for a queue may end at any moment.
+            let kept = tx.query(include_str!("../sql/rewind_kept.sql"), &[&row.id.0, &place.kept, key]).await?;
+            let kept = kept.iter().map(target).collect::<Db<_>>()?;
+            Facts::Rewind { place, kept, events, former_filters }
         }
         Lookup::Ledger => {
             let mut ledgers = books::ledgers(tx, Some(row.id)).await?;
@@ -235,6 +237,8 @@ async fn make_due(tx: &Transaction<'_>, row: &SubscriptionRow, targets: &[Target
     let positions: Vec<Position> = targets.iter().map(|target| target.position).collect();
     if row.mode == Mode::Queue {
         tx.execute(include_str!("../sql/lock_keys.sql"), &[&row.id.0, &positions]).await?;
+        // Also of what ended meanwhile: who ended it found the rest of its key locked by this.
+        targets.iter().for_each(|target| keys.note(row.id.0, target.key.clone()));
     }
     for due in tx.query(include_str!("../sql/requeue.sql"), &[&row.id.0, &positions]).await? {
         keys.note(row.id.0, due.try_get(0)?);

@@ -35,15 +35,14 @@ impl World {
         let mut status = self.log.status();
         self.break_status(&mut status);
         let mut wrong = Vec::new();
-        for event in self.log.visible() {
-            let Some(mut record) = self.log.show_event(event.id) else { continue };
+        for mut record in self.log.show_visible() {
             record.subscriptions.iter_mut().for_each(|fate| self.break_fate(fate));
             for (sub, name) in SUBSCRIPTIONS.iter().enumerate() {
                 let Some(fate) = record.subscriptions.iter().find(|fate| fate.subscription == *name) else { continue };
-                let cause = why(&record, fate, &status).cause;
-                if self.is_lie(sub, &event, fate, cause, &status) {
+                let (event, cause) = (&record.event, why(&record, fate, &status).cause);
+                if self.is_lie(sub, event, fate, cause, &status) {
                     let (position, cause) = (event.position, cause.name());
-                    let (wanted, arrived) = (self.wants(sub, &event), self.arrived[sub].contains(&event.id));
+                    let (wanted, arrived) = (self.wants(sub, event), self.arrived[sub].contains(&event.id));
                     wrong.push(format!(
                         "subscription {sub}: {position} is called {cause}, wanted: {wanted}, arrived: {arrived}"
                     ));
