@@ -4,22 +4,23 @@ use serde::Serialize;
 
 use crate::{BreakerReport, InstanceStatus, Level, Mode, PausedBy, Status, SubscriptionStatus, Timestamp, counted};
 
-/// When something that does not move is a problem.
+/// Limits beyond which a delay or a backlog counts as a problem.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HealthLimits {
-    /// A subscription with work that has delivered nothing for this long, or a retry that is overdue by it, is stalled. An
-    /// instance that has not lived for so long is given the time. Default: 60 s.
+    /// Time without a delivery after which a subscription with work counts as stalled; also the time by which a retry
+    /// may be overdue. Not applied before an instance that can run it has lived for this long. Default: 60 s.
     pub stalled_after: Duration,
-    /// A lane may be without an owner while events have waited for less than this, or no instance that could own it has lived
-    /// for as long: a relay that starts takes its lanes one look at the fleet later. Default: 10 s.
+    /// Time for which a lane with waiting events may have no owner. It also applies to the age of the oldest instance
+    /// that could own the lane, because a starting relay takes its lanes only with its next look at the fleet. Default:
+    /// 10 s.
     pub no_owner_after: Duration,
-    /// A sink may be considered down for this long. Default: 60 s.
+    /// Time for which a sink may be considered down. Default: 60 s.
     pub sink_down_after: Duration,
-    /// So many dead events are nobody's problem. Default: 0.
+    /// Number of dead events tolerated before the subscription counts as unhealthy. Default: 0.
     pub dead_max: u64,
-    /// So many bytes may be held back by a subscription that no living instance runs. Default: 0.
+    /// Number of bytes that a subscription may hold back while no living instance runs it. Default: 0.
     pub orphaned_bytes_max: i64,
-    /// A transaction may hold the log back for this long. Default: 60 s.
+    /// Time for which a transaction may hold the log back. Default: 60 s.
     pub held_after: Duration,
 }
 
@@ -36,18 +37,18 @@ impl Default for HealthLimits {
     }
 }
 
-/// Something that is not as it should be.
+/// A problem of the log or of a subscription.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Problem {
-    /// The subscription, unless it is the log's.
+    /// The subscription; None: the problem concerns the log.
     pub subscription: Option<String>,
-    /// What it is, by a stable name.
+    /// The kind, with a stable name.
     pub kind: ProblemKind,
-    /// [`Level::Failed`] is unhealthy; [`Level::Warning`] is only said.
+    /// [`Level::Failed`]: unhealthy; [`Level::Warning`]: reported only.
     pub level: Level,
     /// What was found.
     pub message: String,
-    /// What to do; empty where the message says it.
+    /// What to do; empty if the message says it.
     pub advice: String,
 }
 
@@ -56,32 +57,32 @@ pub struct Problem {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ProblemKind {
-    /// An operator paused it, which is not unhealthy; or its receiver accepts no more events, which is.
+    /// Paused by an operator, which is not unhealthy, or by its receiver, which is.
     Paused,
-    /// No living instance runs it.
+    /// No living instance runs the subscription.
     Orphaned,
     /// Lanes with work have no living owner.
     NoOwner,
-    /// There is work, and nothing is delivered.
+    /// Work is due, and nothing is delivered.
     Stalled,
     /// The sink is down.
     SinkDown,
     /// A bad deploy is suspected.
     FloodGuard,
-    /// A limit stopped it.
+    /// A limit stopped the subscription.
     Stopped,
-    /// Events are tried beyond `max_attempts`.
+    /// Events are retried beyond `max_attempts`.
     TriedOn,
     /// Events were given up.
     Dead,
-    /// Somebody holds the log back.
+    /// A transaction or a reader holds the log back.
     LogHeld,
-    /// The log needs somebody's attention.
+    /// The log needs attention.
     Alarm,
 }
 
-/// What is not as it should be. Unhealthy, for `status --check` and `/progressz`, is a status with a problem of
-/// [`Level::Failed`]: see [`is_unhealthy`].
+/// All problems of a status. A status with a problem of [`Level::Failed`] is unhealthy for `status --check` and
+/// `/progressz`: see [`is_unhealthy`].
 pub fn problems(status: &Status, limits: &HealthLimits) -> Vec<Problem> {
     let mut problems = Vec::new();
     for subscription in &status.subscriptions {
@@ -113,7 +114,8 @@ pub fn is_unhealthy(problems: &[Problem]) -> bool {
     problems.iter().any(|problem| problem.level == Level::Failed)
 }
 
-/// How long the oldest living instance that can run the subscription has lived. One that has not reported yet may be able to.
+/// Age of the oldest living instance that can run the subscription. An instance that has not reported yet counts as
+/// able to.
 fn runner_age(status: &Status, subscription: &SubscriptionStatus) -> Option<Duration> {
     let runs = |instance: &&InstanceStatus| {
         let reported = &instance.report.subscriptions;
