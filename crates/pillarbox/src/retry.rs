@@ -5,21 +5,21 @@ use serde::{Deserialize, Serialize};
 /// When a failed event is tried again, and when it is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RetryPolicy {
-    /// After this many failures that were the event's fault it is dead.
+    /// Number of failures caused by the event after which it is dead.
     pub max_attempts: u32,
     /// The wait after the first failure; it doubles with each further one.
     pub base: Duration,
     /// The longest wait.
     pub cap: Duration,
-    /// Adds up to a tenth of the wait, so that retries of many events spread. Off: exact waits.
+    /// Whether up to a tenth is added to each wait, which spreads the retries of many events. False: exact waits.
     pub jitter: bool,
-    /// An event younger than this (since its first failure) is not dead yet, however often it failed: it continues to be retried, beyond
+    /// Time since the first failure before which an event is not dead, however often it failed: it is retried beyond
     /// `max_attempts`. See [`RetryPolicy::attempts`].
     pub min_dead_age: Duration,
 }
 
 impl RetryPolicy {
-    /// For functions: 8 attempts, 1 s doubling up to 5 min.
+    /// The default for handlers: 8 attempts, 1 s doubling up to 5 min.
     pub const fn handler() -> Self {
         RetryPolicy {
             max_attempts: 8,
@@ -30,7 +30,7 @@ impl RetryPolicy {
         }
     }
 
-    /// For sinks: 20 attempts, 1 s doubling up to 1 h, dead after an hour at the earliest.
+    /// The default for sinks: 20 attempts, 1 s doubling up to 1 h, dead after an hour at the earliest.
     pub const fn sink() -> Self {
         RetryPolicy {
             max_attempts: 20,
@@ -41,18 +41,19 @@ impl RetryPolicy {
         }
     }
 
-    /// The same, but dead after so many attempts, whatever time they take: whoever counts attempts means to get no more of them. To
-    /// have both, set `min_dead_age` after this.
+    /// The same policy, but dead after this number of attempts, whatever time they take: `min_dead_age` becomes zero.
+    /// To use both limits, set `min_dead_age` afterwards.
     pub const fn attempts(self, max_attempts: u32) -> Self {
         RetryPolicy { max_attempts, min_dead_age: Duration::ZERO, ..self }
     }
 
-    /// A policy as it is stored; if it cannot be read, that of sinks.
+    /// The policy from its stored text; if it cannot be read, [`RetryPolicy::sink`].
     pub fn stored(text: &str) -> Self {
         serde_json::from_str(text).unwrap_or(RetryPolicy::sink())
     }
 
-    /// How long after the first failure the last attempt fails at the earliest, without jitter and the time that attempts take.
+    /// Shortest time from the first failure to the failure of the last attempt, without jitter and without the time of
+    /// the attempts themselves.
     pub fn attempts_take(&self) -> Duration {
         let exact = RetryPolicy { jitter: false, ..*self };
         // From here on each wait is the longest.
@@ -61,7 +62,7 @@ impl RetryPolicy {
         first.saturating_add(self.cap.saturating_mul(self.max_attempts.saturating_sub(doubling)))
     }
 
-    /// Whether events are tried beyond `max_attempts`, since `min_dead_age` is not over by then.
+    /// Whether events are retried beyond `max_attempts`, because `min_dead_age` is not over by then.
     pub fn outlasts_attempts(&self) -> bool {
         self.attempts_take() < self.min_dead_age
     }
