@@ -1,9 +1,9 @@
 use std::error::Error as StdError;
 use std::fmt;
 
-/// What went wrong, and by its [`ErrorKind`] what a caller may do about it.
+/// A failure. Its [`ErrorKind`] says what a caller can do about it.
 ///
-/// `Display` is one clause; the cause is kept as the source and never formatted in.
+/// `Display` is one clause. The cause is kept as the source and is not part of `Display`.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -15,27 +15,28 @@ pub struct Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The database is locked or overloaded; the same call may go through later.
+    /// The database is locked or overloaded; the same call may succeed later.
     Busy,
     /// The database cannot be reached, or the connection was lost.
     Unavailable,
-    /// The database has no room left. Nothing was written; the call may go through once there is room.
+    /// The database has no free space. Nothing was written; the call may succeed once there is space.
     Full,
     /// The caller's input was refused; the same call fails again.
     Invalid,
-    /// What was named does not exist.
+    /// A named subscription, event or other object does not exist.
     NotFound,
     /// The schema is missing, old, or newer than this version can work with.
     Schema,
-    /// The log is not the one that this database was made for: a copy, or a restored backup.
+    /// The log does not belong to this database: it is a copy or a restored backup.
     Foreign,
-    /// A premise of the engine does not hold; the relay stops.
+    /// A precondition of the engine does not hold; the relay stops.
     Fatal,
-    /// This instance has ended: its connection was lost, or another has buried it. Join again under a new number.
+    /// This instance has ended: its connection was lost, or another instance removed its row. Join again under a new
+    /// number.
     Ended,
 }
 
-/// What a caller may do about an [`ErrorKind`].
+/// What a caller can do about an [`ErrorKind`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Advice {
     /// Try the same call again, later.
@@ -49,7 +50,7 @@ pub enum Advice {
 }
 
 impl ErrorKind {
-    /// Whether to retry, to change the call, or to stop.
+    /// What the caller can do: retry, change the call, stop, or join again.
     pub fn advice(self) -> Advice {
         match self {
             ErrorKind::Busy | ErrorKind::Unavailable | ErrorKind::Full => Advice::Retry,
@@ -61,12 +62,12 @@ impl ErrorKind {
 }
 
 impl Error {
-    /// An error without a cause of its own.
+    /// An error without a cause.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Error { kind, message: message.into(), source: None }
     }
 
-    /// An error that keeps its cause.
+    /// An error with its cause.
     pub fn with_source(
         kind: ErrorKind,
         message: impl Into<String>,
