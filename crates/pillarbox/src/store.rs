@@ -24,99 +24,103 @@ pub use crate::transact::{Abort, ClaimPlace, Transact};
 
 pub mod decode;
 
-/// Raised by every change of a lane's owner, of the subscription's filter and by an operator's rewind; every write is fenced by it.
+/// Number of a lane's ownership, raised by every change of the lane's owner, of the subscription's filter and by an
+/// operator's rewind. It fences every write.
 pub type Epoch = i64;
 
-/// What a relay needs of a database. One implementation a database; all pass the conformance suite.
+/// What a relay needs from a database. There is one implementation per database; all pass the conformance suite.
 ///
-/// A store value is one instance of a relay at a time. All calls may run at once; each is one transaction (or more
-/// where it says so) and either happens whole or not at all. After an error nothing may be assumed about
-/// it having happened, except that it happened whole or not at all. No call waits without a bound.
+/// A store value is one instance of a relay at a time. All calls may run concurrently. Each call is one transaction (or
+/// several, where documented) and is atomic. If a call fails, it may or may not have taken effect, but never partially.
+/// Every call has a time limit.
 ///
-/// An instance ends when it cannot prove its life any more: its connection was lost, or another has buried it. From then
-/// on calls fail with `ErrorKind::Ended`, `observe` and `take` always, until the relay has given up all its work and
-/// joined again.
+/// An instance ends when it can no longer prove that it is alive: its connection was lost, or another instance removed
+/// its row. From then on calls fail with `ErrorKind::Ended` (`observe` and `take` always), until the relay has given up
+/// all its work and joined again.
 pub trait Store: Send + Sync + 'static {
     /// What this store can do.
     fn features(&self) -> StoreFeatures;
 
-    /// Makes this process an instance: takes its liveness lock first, then writes its row, then creates or
-    /// updates the subscriptions (the database's `lanes` and `start` win over what is given; after [`Hello::rejoin`] everything
-    /// of the database does). Where the filter is another than before, the epochs of all lanes are raised in the same transaction, and
-    /// what they have settled is kept with the former filter ([`FormerFilters`]). Refuses with a reason when the schema or the log is not fit to be worked on, and a subscription
-    /// that was made with another `mode`.
+    /// Makes this process an instance: takes its liveness lock, then writes its row, then creates or updates the
+    /// subscriptions. The database's `lanes` and `start` take precedence over the given ones; after [`Hello::rejoin`]
+    /// all settings of the database do. If a filter has changed, the epochs of all lanes are raised in the same
+    /// transaction, and what they have settled is kept with the former filter ([`FormerFilters`]). Refuses, with a
+    /// reason, a schema or log that cannot be used, and a subscription that was created with another `mode`.
     ///
-    /// May be called again. The instance that this store was before is then over: its lock is free, and its lanes have no
-    /// owner or one that everybody can see to be dead.
+    /// May be called again. The instance that this store was before has then ended: its lock is free, and its lanes
+    /// have no owner, or one that every other instance can recognise as ended.
     fn join(&self, hello: Hello) -> impl Future<Output = Result<Joined>> + Send;
 
-    /// Beats once (the only sign of life that a lease looks at), stores the report, and then looks: what it returns of
-    /// the fleet is not older than the beat. Fails with `ErrorKind::Ended` if this instance has been buried by another, and with
-    /// `ErrorKind::Foreign` if the anchor of a lane of its own is not in the log any more: it was replaced underneath.
+    /// Beats once (the only sign of life that a lease considers), stores the report, and then reads the fleet: what it
+    /// returns is not older than the beat. Fails with `ErrorKind::Ended` if another instance has removed the row of
+    /// this one, and with `ErrorKind::Foreign` if the anchor of one of its own lanes is no longer in the log, because
+    /// the log was replaced.
     fn observe(&self, report: &Report) -> impl Future<Output = Result<Fleet>> + Send;
 
-    /// Makes this instance the owner of each lane whose epoch is still the expected one, raising the epoch, and
-    /// commits before it returns. None: somebody was faster, or the owner has beaten since [`Take::beat`]. Taking from a
-    /// named owner counts in `takeovers`.
+    /// Makes this instance the owner of each lane whose epoch is still the expected one, raises the epoch, and commits
+    /// before it returns. None: another instance was faster, or the owner has beaten since [`Take::beat`]. Taking a
+    /// lane from another owner counts in `takeovers`.
     fn take(&self, lanes: &[Take]) -> impl Future<Output = Result<Vec<Option<Epoch>>>> + Send;
 
-    /// Loads lanes at the given epochs, after the take was committed; None where the epoch has moved on.
-    /// Checks each anchor: fails with `ErrorKind::Foreign` if the log is not the continuation of itself.
+    /// Loads lanes at the given epochs, after the take was committed; None where the epoch has changed. Checks each
+    /// anchor: fails with `ErrorKind::Foreign` if the log was replaced or set back.
     fn load(&self, lanes: &[(LaneRef, Epoch)]) -> impl Future<Output = Result<Vec<Option<LaneState>>>> + Send;
 
-    /// Reads the horizon, then the writers, then all scans in one snapshot: in this order. Everything it returns is
-    /// durable: no crash of the database can take a returned event back.
+    /// Reads the horizon, then the writers, then all scans in one snapshot, in this order. Everything it returns is
+    /// durable: no crash of the database can undo a returned event.
     fn poll(&self, request: &PollRequest) -> impl Future<Output = Result<Page>> + Send;
 
-    /// The events at exactly these positions, from the log or kept aside for deliveries; ascending, missing ones left out. Where events
-    /// are large a store may also leave out those that were asked for last, but never all that there are: what was asked for after the
-    /// last one that it returns is asked for again.
+    /// Returns the events at exactly these positions, from the log or from the copies kept for deliveries, ascending
+    /// and without missing ones. If events are large, a store may also leave out the last of the requested events, but
+    /// never all that exist: the caller requests those after the last returned event again.
     fn fetch(&self, positions: &[Position]) -> impl Future<Output = Result<Vec<Arc<Event>>>> + Send;
 
-    /// Writes what became of events, in one transaction that first locks each lane's cursor at the given epoch.
-    /// A lane whose epoch has moved on, or which is not there any more, is answered with false and nothing of it is written; the
-    /// others are.
+    /// Writes what became of events, in one transaction that first locks each lane's cursor at the given epoch. The
+    /// answer for a lane whose epoch has changed, or which no longer exists, is false, and nothing of that lane is
+    /// written; the other lanes are written.
     fn settle(&self, settlement: &Settlement) -> impl Future<Output = Result<Vec<bool>>> + Send;
 
-    /// Claims deliveries of queues, one answer a request. What can be claimed is due, has no other of its key before it (delayed ones
-    /// do not count, dead ones only where they block) and is nobody's. A delayed one takes its place behind what its key has when it is
-    /// due. What has waited longest for its turn comes first, so that no key keeps others waiting. Its event is durable. A request that
-    /// takes too long may be answered by nothing claimed and something waiting; one that is asked again is not, for what it claimed the time
-    /// before is not known: the call fails.
+    /// Claims deliveries of queues, one answer per request. A delivery can be claimed if it is due, is not claimed, and
+    /// no other delivery of its key is before it (delayed ones do not count, dead ones only where they block). When a
+    /// delayed delivery becomes due, it is placed behind those that its key has by then. The delivery that has waited
+    /// longest for its turn comes first, so no key delays the others. Its event is durable. A request that takes too
+    /// long may be answered with nothing claimed and something waiting. For a repeated request this is not possible,
+    /// because what it claimed the time before is not known: the call fails.
     fn claim(&self, requests: &[ClaimRequest]) -> impl Future<Output = Result<Vec<Claims>>> + Send;
 
-    /// Ends claims of this instance, in one transaction. False: the claim was taken from this instance meanwhile, and nothing of it is
-    /// written.
+    /// Ends claims of this instance, in one transaction. False: the claim was taken away from this instance meanwhile,
+    /// and nothing of it is written.
     fn finish(&self, ends: &[ClaimEnd]) -> impl Future<Output = Result<Vec<bool>>> + Send;
 
-    /// Takes claims from those who will not end them any more; each counts as an attempt by [`recovered`], with the
-    /// retry policy that the database has of its subscription. What was recovered is counted in the database.
+    /// Recovers claims from owners that will no longer end them. Each counts as an attempt by [`recovered`], with the
+    /// retry policy that the database has for its subscription. The database counts what was recovered.
     fn recover(&self, request: &RecoverRequest) -> impl Future<Output = Result<Recovered>> + Send;
 
-    /// Waits until something may have been committed by anybody, an instance may have ended, or the time is over.
-    /// What was committed before the call counts if no poll that began later has seen it.
+    /// Waits until any session may have committed something, an instance may have ended, or the time is over. A commit
+    /// before the call counts if no poll that began after it has seen it.
     fn wait(&self, timeout: Duration) -> impl Future<Output = Result<Wake>> + Send;
 
-    /// Ends this instance: its lanes have no owner any more, its claims are given back and no attempt is counted, its row goes, its
-    /// lock is freed.
+    /// Ends this instance: its lanes no longer have an owner, its claims are given back without counting an attempt,
+    /// its row is removed and its lock is freed.
     fn leave(&self) -> impl Future<Output = Result<()>> + Send;
 }
 
 /// What a store can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreFeatures {
-    /// A held liveness lock proves life, and no lease overrules it (a local file lock does; a session lock over a network
-    /// does not). Where it does not, an instance that could not beat for most of its lease stops by itself.
+    /// Whether a held liveness lock proves life, so that no lease overrides it (true for a local file lock, false for a
+    /// session lock over a network). Where it does not, an instance that could not beat for most of its lease stops by
+    /// itself.
     pub lock_proves_life: bool,
-    /// At least this long between two settles, unless much has to be written.
+    /// Minimum time between two settlements, unless much has to be written.
     pub settle_interval: Duration,
 }
 
-/// An instance's number; never used twice.
+/// Number of an instance; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct InstanceId(pub i64);
 
-/// A subscription's number; a rename keeps it.
+/// Number of a subscription; a rename keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SubscriptionId(pub i64);
 
@@ -129,7 +133,7 @@ pub struct LaneRef {
     pub lane: u32,
 }
 
-/// What an instance says of itself when it joins.
+/// What an instance reports about itself when it joins.
 #[derive(Debug, Clone, Default)]
 pub struct Hello {
     /// The host's name, for people.
@@ -138,10 +142,10 @@ pub struct Hello {
     pub pid: u32,
     /// The version of the software.
     pub version: String,
-    /// What it can run.
+    /// The subscriptions that it can run.
     pub subscriptions: Vec<Subscription>,
-    /// It ran before and has ended without having been started anew: what the database says of a subscription stays, or an
-    /// old configuration would become the newest.
+    /// Whether it ran before and ended without a new start. Then the definitions in the database stay; otherwise an old
+    /// configuration would become the newest.
     pub rejoin: bool,
 }
 
@@ -152,32 +156,32 @@ pub struct Joined {
     pub instance: InstanceId,
     /// The identity of the log.
     pub log_id: Uuid,
-    /// Its incarnation.
+    /// The incarnation of the log.
     pub incarnation: i64,
-    /// The subscriptions as the database has them, in the order of the hello.
+    /// The subscriptions as the database has them, in the order of the request.
     pub subscriptions: Vec<SubscriptionView>,
     /// The database's time of day, at some moment of the call.
     pub time: Timestamp,
 }
 
-/// What the database says of a subscription.
+/// A subscription as the database has it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SubscriptionView {
     /// Its number.
     pub id: SubscriptionId,
     /// Its name.
     pub name: String,
-    /// What the newest started instance said of it.
+    /// The definition, from the instance that was started last.
     pub definition: Definition,
-    /// How many lanes it has.
+    /// Number of its lanes.
     pub lanes: u32,
-    /// Whether it stands still until somebody resumes it.
+    /// Whether it is paused until it is resumed.
     pub paused: bool,
-    /// Made by this join (only in [`Joined`]).
+    /// Whether this join created it (only in [`Joined`]).
     pub created: bool,
 }
 
-/// What can be seen of the fleet.
+/// The fleet: all instances, subscriptions and lanes of a log.
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
     /// All instances with a row, this one included.
@@ -190,16 +194,16 @@ pub struct Fleet {
     pub time: Timestamp,
 }
 
-/// One instance as another sees it.
+/// An instance as another one sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InstanceView {
     /// Its number.
     pub id: InstanceId,
-    /// How often it has beaten.
+    /// Number of its beats so far.
     pub beat: i64,
     /// Its liveness lock.
     pub lock: Lock,
-    /// It is about to leave and takes no lane any more, by its last report.
+    /// Whether it is about to leave and takes no more lanes, by its last report.
     pub draining: bool,
     /// The subscriptions that it can run.
     pub subscriptions: Vec<SubscriptionId>,
@@ -208,50 +212,51 @@ pub struct InstanceView {
 /// The state of an instance's liveness lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lock {
-    /// It is held.
+    /// The lock is held.
     Held,
-    /// It came free: the process is gone.
+    /// The lock came free: the process has ended.
     Free,
-    /// It cannot be seen from here.
+    /// The lock cannot be observed from here.
     Unknown,
 }
 
-/// One lane as everybody sees it.
+/// A lane as every instance sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LaneView {
-    /// Which lane.
+    /// The lane.
     pub lane: LaneRef,
-    /// Who owns it.
+    /// The owner.
     pub owner: Option<InstanceId>,
     /// Its epoch.
     pub epoch: Epoch,
-    /// Raised when an operator changed the lane's deliveries; the owner loads them again.
+    /// Number of the lane's deliveries, raised when an operator changes them; the owner then loads them again.
     pub revision: i64,
-    /// How often the lane was seized since an owner was last calm: see [`LaneWrite::calm`].
+    /// Number of take-overs since an owner was last calm: see [`LaneWrite::calm`].
     pub takeovers: u32,
 }
 
-/// A lane to be taken.
+/// A lane to take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Take {
-    /// Which lane.
+    /// The lane.
     pub lane: LaneRef,
-    /// The epoch that was seen.
+    /// The epoch that was observed.
     pub expected: Epoch,
-    /// Why it may be taken.
+    /// The reason why it may be taken.
     pub cause: TakeCause,
-    /// With [`TakeCause::Lease`], the beat at which the owner was seen to stand still: one that has beaten since keeps the lane.
+    /// With [`TakeCause::Lease`], the last observed beat of the owner: if the owner has beaten since, it keeps the
+    /// lane.
     pub beat: Option<i64>,
 }
 
-/// Why a lane may be taken.
+/// The reason why a lane may be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TakeCause {
-    /// It has no owner, or is this instance's own at another epoch.
+    /// It has no owner, or this instance owns it at another epoch.
     Free,
     /// Its owner's lock came free.
     Lock,
-    /// Its owner has not beaten for the lease's time.
+    /// Its owner has not beaten for the time of the lease.
     Lease,
 }
 
@@ -269,11 +274,11 @@ impl TakeCause {
 /// What a lane has settled: everything up to `floor`, and `settled` above it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cursor {
-    /// Everything at or below is settled.
+    /// The position up to which everything is settled.
     pub floor: Position,
-    /// Ranges above the floor that are settled.
+    /// The settled ranges above the floor.
     pub settled: RangeSet,
-    /// The newest event settled, to notice a log that is not the continuation of itself.
+    /// The last settled event, which makes it possible to detect a log that was replaced or set back.
     pub anchor: Option<(Position, Uuid)>,
 }
 
@@ -285,57 +290,61 @@ impl Cursor {
         positions
     }
 
-    /// All positions that are not settled, known or to come.
+    /// All positions that are not settled, including those still to come.
     pub fn open(&self) -> RangeSet {
         self.settled.missing(self.floor + 1, Position::MAX)
     }
 }
 
-/// What an owner loads of a lane.
+/// The state of a lane that its owner loads.
 #[derive(Debug, Clone, Default)]
 pub struct LaneState {
-    /// What is settled.
+    /// The cursor.
     pub cursor: Cursor,
-    /// The deliveries of the lane that its owner needs, in order of arrival; none of a queue. Those that are not dead; those that are dead
-    /// and not settled, since their range was left out of the cursor; and where dead events hold their key back, the first dead one of each key, up to
-    /// [`DEAD_HEADS_MAX`] keys. How many are dead besides costs nothing.
+    /// The deliveries of the lane that its owner needs, in order of arrival; none for a queue. These are: all that are
+    /// not dead; the dead ones that are not settled, because their range was left out of the cursor; and, where dead
+    /// events hold their key back, the first dead one of each key, up to [`DEAD_HEADS_MAX`] keys. Further dead
+    /// deliveries cost nothing.
     pub deliveries: Vec<DeliveryRow>,
-    /// More keys than [`DEAD_HEADS_MAX`] are held back by a dead event, and `deliveries` does not name them all.
+    /// Whether dead events hold back more than [`DEAD_HEADS_MAX`] keys, so that `deliveries` does not contain all of
+    /// them.
     pub dead_heads_left_out: bool,
     /// The highest arrival of all deliveries of the lane, dead ones included; none of a queue.
     pub last_arrival: i64,
-    /// Of a queue: every key of the lane with a row, whatever its state.
+    /// For a queue: every key of the lane that has a row, in any state.
     pub queued_keys: Vec<Box<str>>,
-    /// More keys of the queue than [`QUEUED_KEYS_MAX`] have rows, and `queued_keys` does not name them.
+    /// Whether more than [`QUEUED_KEYS_MAX`] keys of the queue have rows, in which case `queued_keys` does not contain
+    /// them.
     pub queued_keys_left_out: bool,
-    /// How often the lane was seized since an owner was last calm: see [`LaneWrite::calm`].
+    /// Number of take-overs since an owner was last calm: see [`LaneWrite::calm`].
     pub takeovers: u32,
     /// See [`LaneView::revision`].
     pub revision: i64,
-    /// What the subscription is defined as, read in one snapshot with the cursor: with its filter and no other the lane is read under
-    /// this epoch.
+    /// The definition of the subscription, read in one snapshot with the cursor. Under this epoch the lane is read only
+    /// with its filter.
     pub definition: Arc<Definition>,
 }
 
-/// Keys of one lane that are held back by a dead event and are loaded; a lane with more stands still until some are requeued or skipped.
+/// Maximum number of keys of one lane that are loaded because a dead event holds them back. A lane with more is stopped
+/// until some are requeued or skipped.
 pub const DEAD_HEADS_MAX: usize = 10_000;
 
-/// A row of the slow path.
+/// A row of the delivery table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeliveryRow {
-    /// Which event.
+    /// The position of the event.
     pub position: Position,
     /// The event's key.
     pub key: Option<Box<str>>,
-    /// Its place among the deliveries of the lane.
+    /// The place among the deliveries of the lane.
     pub arrival: i64,
     /// Pending, delayed, processing, retrying or dead; `blocked` is derived, never stored.
     pub state: State,
-    /// How many attempts were counted.
+    /// Number of counted attempts.
     pub attempts: u32,
-    /// Not to be tried before.
+    /// The time before which it is not tried.
     pub due_at: Timestamp,
-    /// When it first became a delivery.
+    /// The time at which it became a delivery.
     pub since: Timestamp,
 }
 
@@ -349,9 +358,9 @@ impl DeliveryRow {
 /// A failed attempt, kept with its delivery.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttemptError {
-    /// When.
+    /// The time of the failure.
     pub at: Timestamp,
-    /// Which attempt.
+    /// The number of the attempt.
     pub attempt: u32,
     /// The failure's kind.
     pub kind: String,
@@ -359,51 +368,51 @@ pub struct AttemptError {
     pub message: String,
 }
 
-/// The longest error message that is kept.
+/// Maximum length of a stored error message, in bytes.
 pub const ERROR_BYTES_MAX: usize = 2048;
 
-/// How many errors are kept with a delivery.
+/// Maximum number of errors kept with a delivery.
 pub const ERRORS_KEPT_MAX: usize = 5;
 
-/// What to read.
+/// What a poll reads.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PollRequest {
-    /// The stretches of the log to be read, in one snapshot.
+    /// The stretches of the log to read, in one snapshot.
     pub scans: Vec<ScanRequest>,
-    /// Events that match none of these are reported as visible without being returned.
+    /// The filters; an event that matches none of them is reported as visible but not returned.
     pub wanted: Vec<Filter>,
-    /// The writers need not be looked up: the answer would prove nothing of use now.
+    /// Whether the writers are left out, because they would prove nothing useful now.
     pub without_writers: bool,
 }
 
 /// One stretch of the log: `after < position <= to`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanRequest {
-    /// Exclusive.
+    /// The position before the stretch (exclusive).
     pub after: Position,
-    /// Inclusive; [`Position::MAX`] for the tail.
+    /// The last position (inclusive); [`Position::MAX`] for the tail.
     pub to: Position,
-    /// At most this many positions are looked at.
+    /// Maximum number of positions to examine.
     pub limit: usize,
 }
 
 /// The answer to a poll.
 #[derive(Debug, Clone, Default)]
 pub struct Page {
-    /// The highest position handed out when the poll began.
+    /// The highest position that had been drawn when the poll began.
     pub horizon: Position,
-    /// The transactions that were writing events when the poll began, after the horizon was read. None: not looked up.
+    /// The transactions that were writing events when the poll began, read after the horizon. None: not read.
     pub writers: Option<Vec<Writer>>,
-    /// The database's clock, read before the horizon, in units of its own.
+    /// The database's clock, read before the horizon, in the database's own unit.
     pub clock: i64,
-    /// Those of the writers that are known to have done nothing since a time by that clock.
+    /// The writers that are known to have been idle since a time by that clock.
     pub idle: Vec<(Writer, i64)>,
-    /// Names the session with the database that saw the writers: what two polls saw may only be compared within one.
+    /// The database session that read the writers. Results of two polls may be compared only within one session.
     pub session: u64,
-    /// The lowest position that retention has left whole, read with the scans or after them. Nothing below it is ever dead:
-    /// what a scan does not show there was removed, what it shows there was kept.
+    /// The lowest position from which retention has removed nothing, read with the scans or after them. No position
+    /// below it is ever closed: what a scan does not show there was removed, what it shows there was kept.
     pub log_start: Position,
-    /// One answer a scan.
+    /// One result per scan.
     pub scans: Vec<Scan>,
 }
 
@@ -411,67 +420,68 @@ pub struct Page {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Writer(pub u64);
 
-/// What one scan showed.
+/// The result of one scan.
 #[derive(Debug, Clone, Default)]
 pub struct Scan {
-    /// As asked.
+    /// The position before the stretch, as requested.
     pub after: Position,
-    /// Every position in `after < position <= covered_to` that the snapshot shows is in `visible`.
+    /// The position up to which the scan is complete: every position in `after < position <= covered_to` that the
+    /// snapshot shows is in `visible`.
     pub covered_to: Position,
     /// The positions that the snapshot shows.
     pub visible: RangeSet,
-    /// Those of them that are wanted, ascending.
+    /// The wanted events among them, ascending.
     pub events: Vec<Arc<Event>>,
 }
 
 /// What became of events.
 #[derive(Debug, Clone, Default)]
 pub struct Settlement {
-    /// At most one write a lane, in lane order.
+    /// At most one write per lane, in lane order.
     pub lanes: Vec<LaneWrite>,
-    /// Positions that are proven dead, for `dead_range`.
+    /// Positions that are proven to be closed, for `dead_range`.
     pub dead: RangeSet,
 }
 
 /// One lane's part of a settlement.
 #[derive(Debug, Clone)]
 pub struct LaneWrite {
-    /// Which lane.
+    /// The lane.
     pub lane: LaneRef,
-    /// The fence.
+    /// The epoch that fences the write.
     pub epoch: Epoch,
-    /// The revision that was loaded: where it has moved on, an operator changed deliveries meanwhile, and `change` is not
-    /// written, nor does `put` replace what is there, or bring back what the stored cursor counts as settled: the owner repeats a
-    /// write that was not answered. A write that [announces](LaneWrite::announces) attempts is answered with false then, and what else it says
-    /// may be written or not.
+    /// The revision that was loaded. If it has changed, an operator has changed deliveries meanwhile. Then `change` is
+    /// not written, and `put` neither replaces existing rows nor restores deliveries that the stored cursor counts as
+    /// settled, because the owner repeats a write that was not answered. The answer for a write that
+    /// [announces](LaneWrite::announces) attempts is then false, and the rest of it may or may not be written.
     pub revision: i64,
     /// The new cursor.
     pub cursor: Cursor,
-    /// Deliveries to insert or replace.
+    /// The deliveries to insert or replace.
     pub put: Vec<DeliveryRow>,
-    /// Events of a queue that get a row which instances compete for, if they have none and the stored cursor does not count them as
-    /// settled: the owner repeats a write that was not answered, and by then their rows may be done. Each is behind those of its
-    /// key that have one, and they are in order among themselves.
+    /// The events of a queue that get a row for which instances compete, unless they have one or the stored cursor
+    /// counts them as settled: the owner repeats a write that was not answered, and by then their rows may be done.
+    /// Each is placed behind the existing rows of its key, and they keep their order among themselves.
     pub queue: Vec<Queued>,
-    /// Deliveries to change if they are still there, with the error to be added to their list.
+    /// The deliveries to change if they still exist, with the error to add to their list.
     pub change: Vec<(DeliveryRow, Option<AttemptError>)>,
-    /// Deliveries that are done.
+    /// The deliveries that are done.
     pub finish: Vec<Position>,
-    /// The owner has come through what those before it may have died of: `takeovers` begins anew.
+    /// Whether the owner has survived what may have ended its predecessors; `takeovers` is then reset to 0.
     pub calm: bool,
-    /// Give the lane back.
+    /// Whether the lane is given back.
     pub release: bool,
 }
 
 impl LaneWrite {
-    /// Whether it writes down attempts that begin once it is written. Where the revision has moved on, such a write is answered with false:
-    /// an attempt that nobody has counted must not begin.
+    /// Whether it records attempts that begin once it is written. If the revision has changed, the answer to such a
+    /// write is false, because an attempt that was not counted must not begin.
     pub fn announces(&self) -> bool {
         self.change.iter().any(|(delivery, _)| delivery.state == State::Processing)
     }
 }
 
-/// Why [`Store::wait`] returned.
+/// The reason why [`Store::wait`] returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
     /// Something may have been committed, or an instance may have ended.
@@ -482,49 +492,49 @@ pub enum Wake {
     Timeout,
 }
 
-/// What an instance says of its work, for operators; stored with each beat.
+/// The report of an instance about its work, for operators; stored with each beat.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// By subscription name.
+    /// The reports on its subscriptions, by name.
     pub subscriptions: BTreeMap<String, SubscriptionReport>,
-    /// Stops on SIGTERM, finishing what is in flight.
+    /// Whether it is stopping and finishes what is in flight.
     #[serde(default)]
     pub draining: bool,
 }
 
-/// What an instance says of one subscription.
+/// The report of an instance about one subscription.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SubscriptionReport {
-    /// Events at the sink now.
+    /// Number of events at the sink now.
     pub in_flight: u64,
-    /// Events delivered since the instance started.
+    /// Number of events delivered since the instance started.
     pub delivered: u64,
-    /// When something was last delivered.
+    /// The time of the last delivery.
     #[serde(default)]
     pub delivered_at: Option<Timestamp>,
-    /// Set while the sink is considered down.
+    /// The state of the breaker, while the sink is considered down.
     #[serde(default)]
     pub breaker: Option<BreakerReport>,
-    /// More than half of the last keys failed: a bad deploy is suspected and nothing becomes dead.
+    /// Whether more than half of the last keys failed, so that a bad deploy is suspected and nothing becomes dead.
     #[serde(default)]
     pub flood_guard: bool,
-    /// Why the subscription does not go on, if a limit stopped it.
+    /// The reason, if a limit stopped the subscription.
     #[serde(default)]
     pub stopped: Option<String>,
-    /// The number of the definition that the instance goes by; 0: it does not say.
+    /// The number of the definition that the instance uses; 0: not reported.
     #[serde(default)]
     pub definition: i64,
-    /// The instance's own configuration says something else.
+    /// Whether the instance's own configuration differs from that definition.
     #[serde(default)]
     pub differs: bool,
 }
 
-/// What an instance says of a sink that is down.
+/// The report of an instance about a sink that is down.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BreakerReport {
-    /// Since when.
+    /// The time since which it is down.
     pub since: Timestamp,
-    /// When it is tried again.
+    /// The time of the next try.
     pub next_try: Timestamp,
     /// The last error.
     pub error: String,
