@@ -10,10 +10,10 @@ use crate::{
     Position, RangeSet, RecoveryCause, Report, Result, RetryPolicy, Start, SubscriptionId, Timestamp,
 };
 
-/// What people and scripts do with a log, beside the relay. None of it needs a running instance.
+/// What people and scripts do with a log, independently of a relay. No call needs a running instance.
 ///
-/// Commands never touch what an owner has in memory: a rewind raises epochs, everything else changes rows that
-/// the owner alone executes and raises the lane's revision.
+/// Commands never touch what an owner has in memory: a rewind raises epochs; all other commands change rows that only
+/// the owner processes, and raise the lane's revision.
 pub trait Operator: Send + Sync + 'static {
     /// Everything that `status` shows.
     fn status(&self) -> impl Future<Output = Result<Status>> + Send;
@@ -21,22 +21,23 @@ pub trait Operator: Send + Sync + 'static {
     /// Events or deliveries, by filter, in log order.
     fn list(&self, query: &ListQuery) -> impl Future<Output = Result<Vec<ListRow>>> + Send;
 
-    /// One event with all that is known of its deliveries; None if the log does not have it.
+    /// One event with everything known about its deliveries; None if the log does not have it.
     fn show(&self, id: Uuid) -> impl Future<Output = Result<Option<EventRecord>>> + Send;
 
-    /// Carries out a command in one transaction and says what it did; with `dry_run` only says it.
+    /// Carries out a command in one transaction and reports what it did; with `dry_run` it only reports what it would
+    /// do.
     fn change(&self, change: &Change, dry_run: bool) -> impl Future<Output = Result<Changed>> + Send;
 
-    /// Publishes events in one transaction; the ids, of the first event where one was a duplicate.
+    /// Publishes events in one transaction and returns their ids; for a duplicate, the id of the first event.
     fn publish(&self, events: &[NewEvent]) -> impl Future<Output = Result<Vec<Uuid>>> + Send;
 
-    /// The books of each lane, for `audit`.
+    /// The ledger of each lane, for `audit`.
     fn books(&self) -> impl Future<Output = Result<Books>> + Send;
 
-    /// Removes one slice of what nobody needs any more; call it until `more` is false.
+    /// Removes one slice of what is no longer needed; call it until `more` is false.
     fn prune(&self, policy: &PrunePolicy) -> impl Future<Output = Result<Pruned>> + Send;
 
-    /// Checks every prerequisite; each finding says how to fix it.
+    /// Checks every prerequisite; each finding includes its fix.
     fn doctor(&self) -> impl Future<Output = Result<Vec<Check>>> + Send;
 
     /// Empties everything and raises the incarnation. For tests.
@@ -49,11 +50,11 @@ pub trait Operator: Send + Sync + 'static {
 pub enum State {
     /// Waits for its turn.
     Pending,
-    /// Waits for the time it is to be delivered at.
+    /// Waits for its delivery time.
     Delayed,
     /// Is being delivered.
     Processing,
-    /// Failed; waits for its next attempt.
+    /// Failed, and waits for its next attempt.
     Retrying,
     /// Waits for an earlier event of its key.
     Blocked,
@@ -66,7 +67,7 @@ impl State {
     pub const ALL: [State; 6] =
         [State::Pending, State::Delayed, State::Processing, State::Retrying, State::Blocked, State::Dead];
 
-    /// The name, everywhere.
+    /// The name, the same everywhere.
     pub fn name(self) -> &'static str {
         match self {
             State::Pending => "pending",
@@ -87,7 +88,7 @@ impl State {
 /// Everything that `status` shows.
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
-    /// When this was read.
+    /// The time at which the status was read.
     pub at: Timestamp,
     /// The log.
     pub log: LogStatus,
@@ -97,36 +98,36 @@ pub struct Status {
     pub instances: Vec<InstanceStatus>,
 }
 
-/// The log in figures.
+/// Figures of the log.
 #[derive(Debug, Clone, Serialize)]
 pub struct LogStatus {
-    /// Its identity.
+    /// The identity of the log.
     pub log_id: Uuid,
-    /// Raised when the log is not the continuation of itself.
+    /// The incarnation, raised when the log is not the continuation of its own history.
     pub incarnation: i64,
     /// The version of the schema.
     pub schema_version: i64,
-    /// The lowest position that retention has left.
+    /// The lowest position that retention has not removed.
     pub log_start: Position,
     /// The highest position.
     pub horizon: Position,
-    /// How many events it holds (exact, or by positions where counting would be long).
+    /// Number of events in the log (exact, or estimated from positions where counting would take long).
     pub events: i64,
-    /// What the database takes on disk.
+    /// Size of the database on disk.
     pub bytes: i64,
-    /// Events kept aside for deliveries after their range has gone.
+    /// Number of events that are kept for deliveries although their range was removed.
     pub kept: i64,
-    /// Who holds the horizon or the write-ahead log back, with age and the command that ends it.
+    /// The transactions that hold the horizon or the write-ahead log back, with age and the command that ends each.
     pub holders: Vec<String>,
-    /// For how long the longest of them has done so; None: not known, and for too long.
+    /// The time for which the oldest of them has done so; None: unknown, and too long.
     pub held_seconds: Option<f64>,
-    /// When claims were last looked through for owners that give no sign of life.
+    /// The time of the last check of all claims for owners that give no sign of life.
     pub recovery_at: Option<Timestamp>,
-    /// What needs somebody's attention before it becomes a problem, each with what to do.
+    /// What needs attention before it becomes a problem, each with what to do.
     pub alarms: Vec<String>,
 }
 
-/// One subscription in figures.
+/// Figures of one subscription.
 #[derive(Debug, Clone, Serialize)]
 pub struct SubscriptionStatus {
     /// Its number.
@@ -135,67 +136,67 @@ pub struct SubscriptionStatus {
     pub name: String,
     /// Stream or queue.
     pub mode: Mode,
-    /// What it wants.
+    /// The filter.
     pub filter: Filter,
     /// The number of its definition, raised by every change.
     pub definition: i64,
-    /// How many lanes.
+    /// Number of lanes.
     pub lanes: u32,
-    /// What a dead event does.
+    /// What a dead event does to its key.
     pub on_dead: OnDead,
-    /// When what fails is tried again, and when it is dead.
+    /// The retry policy.
     #[serde(skip)]
     pub retry: RetryPolicy,
-    /// It stands still until somebody resumes it.
+    /// Whether it is paused until it is resumed.
     pub paused: bool,
-    /// Who paused it, if it is paused.
+    /// The side that paused it, if it is paused.
     pub paused_by: Option<PausedBy>,
-    /// Why it was paused, if that was said.
+    /// The reason of the pause, if one was given.
     pub paused_reason: Option<String>,
-    /// No living instance can run it.
+    /// Whether no living instance can run it.
     pub orphaned: bool,
-    /// Waiting for their turn.
+    /// Number of events that wait for their turn.
     pub pending: u64,
-    /// Waiting for their time.
+    /// Number of events that wait for their time.
     pub delayed: u64,
-    /// Being delivered.
+    /// Number of events that are being delivered.
     pub processing: u64,
-    /// Waiting for the next attempt.
+    /// Number of events that wait for their next attempt.
     pub retrying: u64,
-    /// Waiting behind their key's head.
+    /// Number of events that wait behind the head of their key.
     pub blocked: u64,
-    /// Given up.
+    /// Number of dead events.
     pub dead: u64,
-    /// The age of the oldest event not yet delivered, delayed and dead ones left out.
+    /// The age of the oldest event that is not delivered, without delayed and dead events.
     pub oldest_age_seconds: Option<f64>,
-    /// The oldest time at which a retrying entry is or was due.
+    /// The earliest time at which a retrying delivery is or was due.
     pub oldest_due: Option<Timestamp>,
-    /// Positions between its lowest floor and the horizon.
+    /// Number of positions between its lowest floor and the horizon.
     pub lag: i64,
-    /// How many of its lanes have a living owner.
+    /// Number of its lanes that have a living owner.
     pub lanes_owned: u32,
     /// The instances that own its lanes.
     pub owners: Vec<InstanceId>,
     /// The lowest floor; retention goes no further.
     pub floor: Position,
-    /// Roughly the bytes of the log above its floor that no subscription with a relay holds back too.
+    /// Approximate size of the log above its floor, without what a subscription with a relay also holds back, in bytes.
     pub holds_bytes: i64,
-    /// For how long the longest-running delivery of its queue has been worked on.
+    /// The time for which the longest-running delivery of its queue has been worked on.
     pub oldest_processing_seconds: Option<f64>,
-    /// How many claims of its queue were recovered, by cause.
+    /// Number of recovered claims of its queue, by cause.
     pub recovered: Vec<RecoveredCount>,
-    /// What its owners say of it, put together.
+    /// The combined reports of its owners.
     pub report: crate::SubscriptionReport,
 }
 
-/// How many claims were recovered for one cause.
+/// Number of claims recovered for one cause.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RecoveredCount {
-    /// Why.
+    /// The cause.
     pub cause: RecoveryCause,
-    /// How many, since the subscription was made.
+    /// Number since the subscription was created.
     pub count: u64,
-    /// When last.
+    /// The time of the last one.
     pub last_at: Timestamp,
 }
 
@@ -210,22 +211,22 @@ pub struct InstanceStatus {
     pub pid: u32,
     /// The version of the software.
     pub version: String,
-    /// When it joined.
+    /// The time at which it joined.
     pub started_at: Timestamp,
-    /// When it last beat, by the database's clock.
+    /// The time of its last beat, by the database's clock.
     pub beat_at: Timestamp,
     /// Whether its liveness lock is held.
     pub alive: bool,
-    /// How many lanes it owns.
+    /// Number of lanes that it owns.
     pub lanes: u32,
-    /// What it says of its work.
+    /// Its report about its work.
     pub report: Report,
 }
 
-/// Which events or deliveries to list.
+/// The events or deliveries to list.
 #[derive(Debug, Clone, Default)]
 pub struct ListQuery {
-    /// Only as seen by this subscription; None: the events of the log, whatever became of them.
+    /// Only deliveries of this subscription; None: the events of the log, whatever became of them.
     pub subscription: Option<String>,
     /// Only in this state (of any subscription, if none is named).
     pub state: Option<State>,
@@ -235,7 +236,7 @@ pub struct ListQuery {
     pub topic: Option<String>,
     /// Only with this correlation id.
     pub correlation_id: Option<String>,
-    /// At most this many.
+    /// Maximum number.
     pub limit: usize,
 }
 
@@ -252,147 +253,148 @@ pub struct ListRow {
     pub r#type: String,
     /// Its key.
     pub key: Option<String>,
-    /// When it was inserted.
+    /// The time of the insert.
     pub created_at: Timestamp,
-    /// The subscription, if the list is about deliveries.
+    /// The subscription, if the list contains deliveries.
     pub subscription: Option<String>,
-    /// The state there.
+    /// The state for that subscription.
     pub state: Option<State>,
-    /// Attempts counted.
+    /// Number of counted attempts.
     pub attempts: Option<u32>,
-    /// When it is tried next.
+    /// The time of the next attempt.
     pub due_at: Option<Timestamp>,
-    /// Who works on it, if it is claimed in a queue.
+    /// The claim on it, if it is claimed in a queue.
     pub claim: Option<ClaimRecord>,
     /// The last error.
     pub error: Option<String>,
 }
 
-/// One event and what became of it.
+/// An event and what became of it.
 #[derive(Debug, Clone)]
 pub struct EventRecord {
     /// The event.
     pub event: Event,
-    /// What became of it, by subscription.
+    /// What became of it, one entry per subscription.
     pub subscriptions: Vec<Fate>,
 }
 
-/// What became of an event for one subscription: facts, from which [`why`](crate::why) concludes.
+/// What became of an event for one subscription: the facts from which [`why`](crate::why) draws its conclusion.
 #[derive(Debug, Clone, Serialize)]
 pub struct Fate {
     /// The subscription's name.
     pub subscription: String,
-    /// Whether the filter wants it by which it was judged: that in force when it was settled, or that of now until then.
+    /// Whether the filter that judges it wants it: the filter in force when it was settled; until then, the current
+    /// one.
     pub wanted: bool,
-    /// The former filter by which it was judged; None: that of now.
+    /// The former filter by which it was judged; None: the current one.
     pub passed_under: Option<PassedUnder>,
     /// The event's lane.
     pub lane: u32,
-    /// The lane's owner and whether that instance lives.
+    /// The lane's owner, and whether that instance is alive.
     pub owner: Option<(InstanceId, bool)>,
     /// The lane's floor.
     pub floor: Position,
     /// Whether the cursor counts the event as settled.
     pub settled: bool,
-    /// The epoch under which it was settled, and the times between which that happened, as far as known.
+    /// The epoch under which it was settled, and the times between which this happened, as far as known.
     pub settled_by: Option<SettledBy>,
-    /// It lies before the place where the subscription began, or was in the log when that was declared a fresh copy.
+    /// Whether it is before the start of the subscription, or was in the log when the log was declared a fresh copy.
     pub before_start: bool,
-    /// It lies in a range that was closed as dead before it appeared; see `audit`.
+    /// Whether it appeared in a range that had been closed; see `audit`.
     pub in_dead_range: bool,
     /// Its delivery, if it took the slow path.
     pub delivery: Option<DeliveryRecord>,
-    /// The reason it was skipped for, and when.
+    /// The reason why it was skipped, and the time.
     pub skipped: Option<(String, Timestamp)>,
 }
 
-/// When and under which epoch an event was settled.
+/// The epoch under which an event was settled, and the time.
 #[derive(Debug, Clone, Serialize)]
 pub struct SettledBy {
     /// The lane's epoch.
     pub epoch: i64,
-    /// Not before.
+    /// The earliest time.
     pub after: Timestamp,
-    /// Not later.
+    /// The latest time.
     pub before: Timestamp,
 }
 
 /// A delivery as operators see it.
 #[derive(Debug, Clone, Serialize)]
 pub struct DeliveryRecord {
-    /// The state, `blocked` included.
+    /// The state, including `blocked`.
     pub state: State,
-    /// Attempts counted.
+    /// Number of counted attempts.
     pub attempts: u32,
-    /// When it is tried next.
+    /// The time of the next attempt.
     pub due_at: Timestamp,
-    /// When it became a delivery.
+    /// The time at which it became a delivery.
     pub since: Timestamp,
-    /// Who works on it since when, if it is claimed in a queue.
+    /// The claim on it, if it is claimed in a queue.
     pub claim: Option<ClaimRecord>,
     /// The last errors, oldest first.
     pub errors: Vec<AttemptError>,
-    /// The event it waits for, if blocked: id, position and state of the key's head.
+    /// If blocked, the event that it waits for: id, position and state of the key's head.
     pub head: Option<(Uuid, Position, State)>,
 }
 
-/// Who works on a delivery.
+/// The claim on a delivery.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ClaimRecord {
     /// The instance.
     pub instance: InstanceId,
-    /// Since when.
+    /// The time of the claim.
     pub since: Timestamp,
-    /// When the instance last gave a sign of life, by the database's clock; None: it has no row any more.
+    /// The time of the instance's last sign of life, by the database's clock; None: its row no longer exists.
     pub beat_at: Option<Timestamp>,
 }
 
-/// What an operator asks for.
+/// A change requested by an operator.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// Deliveries back to due now with attempts 0, in log order.
+    /// Makes deliveries due now with attempts 0, in log order.
     Requeue {
         /// The subscription.
         subscription: String,
-        /// Which of them.
+        /// The deliveries.
         which: Selection,
-        /// At most this many.
+        /// Maximum number.
         limit: usize,
     },
-    /// Takes claims of queues from their owners, whether those live or not; each counts as an attempt with the cause `operator`.
+    /// Takes claims of queues from their owners, alive or not; each counts as an attempt with the cause `operator`.
     Recover {
         /// Only of this subscription.
         subscription: Option<String>,
-        /// Only what this instance works on.
+        /// Only claims of this instance.
         instance: Option<InstanceId>,
-        /// Only where the owner has given no sign of life for this long, by the database's clock; no time at all: any owner.
+        /// Only claims whose owner has given no sign of life for this long, by the database's clock; zero: any owner.
         silent_for: Duration,
     },
-    /// Gives one delivery up and unblocks its key.
+    /// Gives up one delivery and unblocks its key.
     Skip {
         /// The subscription.
         subscription: String,
         /// The event.
         event: Uuid,
-        /// Why; kept.
+        /// The reason, which is stored.
         reason: String,
     },
-    /// Stops a subscription; see [`Pause::over`] for one that is paused already.
+    /// Stops a subscription; see [`Pause::over`] for a subscription that is already paused.
     Pause {
         /// The subscription.
         subscription: String,
-        /// Who wants it.
+        /// The side that requests it.
         by: PausedBy,
-        /// Why; kept until it is resumed, and at most [`ERROR_BYTES_MAX`] bytes of it.
+        /// The reason, stored until the subscription is resumed, at most [`ERROR_BYTES_MAX`] bytes.
         reason: Option<String>,
     },
-    /// Continues it.
+    /// Continues a paused subscription.
     Resume(String),
-    /// Replays.
+    /// Replays a subscription or a key.
     Rewind {
         /// The subscription.
         subscription: String,
-        /// To the events above this place.
+        /// The place; the events above it are replayed.
         to: Start,
         /// Only this key.
         key: Option<String>,
@@ -406,7 +408,7 @@ pub enum Change {
         /// The new name.
         to: String,
     },
-    /// Changes the number of lanes of a subscription that is paused and quiet.
+    /// Changes the number of lanes of a subscription that is paused and has nothing in flight.
     Relane {
         /// The subscription.
         subscription: String,
@@ -416,25 +418,25 @@ pub enum Change {
 }
 
 impl Change {
-    /// An operator's pause without a reason.
+    /// A pause by an operator, without a reason.
     pub fn pause(subscription: impl Into<String>) -> Self {
         Change::Pause { subscription: subscription.into(), by: PausedBy::Operator, reason: None }
     }
 }
 
-/// Who paused a subscription.
+/// The side that paused a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PausedBy {
-    /// Somebody who knows about it.
+    /// An operator, who knows about it.
     Operator,
-    /// The receiver, which said that it accepts no more events ([`Failure::pause`](crate::Failure::pause)): unhealthy until somebody resumes
-    /// the subscription, or pauses it too.
+    /// The receiver, which accepts no more events ([`Failure::pause`](crate::Failure::pause)): unhealthy until an
+    /// operator resumes the subscription, or pauses it too.
     Receiver,
 }
 
 impl PausedBy {
-    /// The name, everywhere.
+    /// The name, the same everywhere.
     pub fn name(self) -> &'static str {
         match self {
             PausedBy::Operator => "operator",
@@ -443,25 +445,25 @@ impl PausedBy {
     }
 }
 
-/// Why a subscription stands still.
+/// The pause of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pause {
-    /// Who paused it.
+    /// The side that paused it.
     pub by: PausedBy,
-    /// Why, if that was said.
+    /// The reason, if one was given.
     pub reason: Option<String>,
 }
 
 impl Pause {
-    /// What a database says: whether it is paused, by whom, and why.
+    /// The pause from its stored columns: whether the subscription is paused, by which side, and the reason.
     pub fn stored(paused: bool, by: Option<&str>, reason: Option<String>) -> Option<Pause> {
         let by = if by == Some(PausedBy::Receiver.name()) { PausedBy::Receiver } else { PausedBy::Operator };
         paused.then_some(Pause { by, reason })
     }
 
-    /// What is kept when a subscription that may be paused already is paused. The receiver's word changes nothing then: it was said
-    /// before, by this relay or another, or an operator knows better. An operator makes the pause their own, and the reason stays if
-    /// they give none.
+    /// The pause to store when a subscription that may already be paused is paused. If it is paused, a pause by the
+    /// receiver changes nothing: either it is a repetition, by this relay or another, or an operator's pause takes
+    /// precedence. A pause by an operator replaces the existing one, and keeps its reason if the operator gives none.
     pub fn over(self, before: Option<Pause>) -> Pause {
         let reason = self.reason.map(|reason| {
             // Not every database can hold this character in a text.
@@ -477,23 +479,23 @@ impl Pause {
     }
 }
 
-/// Which deliveries a requeue means.
+/// The deliveries that a requeue selects.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Selection {
     /// One event.
     Event(Uuid),
     /// One version of a journal stream.
     Version(String, i64),
-    /// All dead ones of a key.
+    /// All dead deliveries of a key.
     Key(String),
-    /// All dead ones.
+    /// All dead deliveries.
     All,
 }
 
 /// What a change did, or would do.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Changed {
-    /// How many deliveries, lanes or subscriptions.
+    /// Number of deliveries, lanes or subscriptions.
     pub count: u64,
     /// The events concerned, for requeue and skip.
     pub events: Vec<Uuid>,
@@ -501,31 +503,32 @@ pub struct Changed {
     pub message: String,
 }
 
-/// What may be removed.
+/// What retention may remove.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrunePolicy {
-    /// Events older than this that every subscription has passed. None: keep all.
+    /// Age from which events are removed that every subscription has passed. None: keep all.
     pub keep: Option<Duration>,
-    /// Deliveries that have been dead for longer than this. None: keep all.
+    /// Time after which dead deliveries are removed. None: keep all.
     pub dead: Option<Duration>,
-    /// Deduplication keys older than this.
+    /// Age from which deduplication keys are removed.
     pub dedup_window: Duration,
-    /// What inboxes have accepted longer ago than this; whatever comes again later counts as new. None: keep all.
+    /// Age from which ids in inboxes are removed; an event that comes again after that counts as new. None: keep all.
     pub inbox: Option<Duration>,
-    /// At most this many events a slice.
+    /// Maximum number of events per slice.
     pub slice: usize,
-    /// Also events of a log that has no subscription, which nobody has received. Otherwise nothing of such a log is removed.
+    /// Whether events are removed from a log without subscriptions, where no event has been received. If false, nothing
+    /// of such a log is removed.
     pub unreceived: bool,
-    /// Also what a subscription has not received and its `hold` keeps no longer. Otherwise it is kept as if the hold were not over. Default:
-    /// true, as every relay does it.
+    /// Whether events are removed that a subscription has not received and its expired `hold` no longer keeps. If
+    /// false, they are kept as if the hold had not expired. Default: true, as in every relay.
     pub held: bool,
-    /// Remove nothing; count what all slices together would remove. What a delivery would keep aside is not looked for, nor what
-    /// publishers and inboxes have left.
+    /// Whether nothing is removed and only counted what all slices together would remove. Copies that deliveries would
+    /// need, deduplication keys and entries of inboxes are not counted.
     pub dry_run: bool,
 }
 
 impl PrunePolicy {
-    /// Whether events of a log may be removed that has subscriptions, or none.
+    /// Whether events may be removed, given whether the log has a subscription.
     pub fn takes_events(&self, has_subscription: bool) -> bool {
         has_subscription || self.unreceived
     }
@@ -546,83 +549,84 @@ impl Default for PrunePolicy {
     }
 }
 
-/// What one slice of pruning removed.
+/// What one slice of retention removed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Pruned {
-    /// Events removed.
+    /// Number of removed events.
     pub events: u64,
-    /// Events copied aside because a delivery needs them.
+    /// Number of events copied because a delivery needs them.
     pub kept: u64,
-    /// Dead deliveries removed.
+    /// Number of removed dead deliveries.
     pub dead: u64,
-    /// Events that were dropped for a subscription which had not received them, since its `hold` was over; each once a subscription.
+    /// Number of events dropped for subscriptions that had not received them and whose `hold` had expired; an event
+    /// counts once per subscription.
     pub undelivered: u64,
-    /// Deduplication keys removed.
+    /// Number of removed deduplication keys.
     pub dedup: u64,
-    /// Entries of inboxes removed.
+    /// Number of removed entries of inboxes.
     pub inbox: u64,
-    /// There is more to do.
+    /// Whether there is more to remove.
     pub more: bool,
-    /// The subscription that stops pruning from going further, if one does.
+    /// The subscription that prevents retention from going further, if any.
     pub held_by: Option<String>,
 }
 
 /// One finding of `doctor`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Check {
-    /// What was looked at.
+    /// What was checked.
     pub name: String,
-    /// How it stands.
+    /// The result.
     pub level: Level,
     /// What was found.
     pub finding: String,
-    /// What to do, unless all is well.
+    /// What to do, if something is wrong.
     pub fix: Option<String>,
 }
 
-/// How a premise stands.
+/// The result of a check, or the severity of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// It holds.
+    /// The precondition holds.
     Ok,
-    /// It holds, with a risk.
+    /// The precondition holds, with a risk.
     Warning,
-    /// It does not hold.
+    /// The precondition does not hold.
     Failed,
 }
 
-/// The engine's own record of what it settled.
+/// The ledger: the engine's record of what it settled.
 #[derive(Debug, Clone, Default)]
 pub struct Books {
     /// The incarnation.
     pub incarnation: i64,
-    /// The lowest position that retention has left.
+    /// The lowest position that retention has not removed.
     pub log_start: Position,
-    /// The highest position when the books were read.
+    /// The highest position when the ledger was read.
     pub horizon: Position,
-    /// Positions closed as dead.
+    /// The closed positions.
     pub dead: RangeSet,
-    /// One page a lane.
+    /// The ledger of each lane.
     pub lanes: Vec<LaneBook>,
-    /// By which filters events were judged before, by subscription name.
+    /// The former filters, by subscription name.
     pub former_filters: HashMap<String, FormerFilters>,
 }
 
-/// The reason recorded for what a subscription lost because its `hold` was over.
+/// The reason recorded for events that a subscription lost because its `hold` had expired.
 pub const REASON_HOLD: &str = "dropped by retention: the subscription's hold was over";
 
 /// The reason recorded for dead deliveries that retention removed.
 pub const REASON_DEAD: &str = "dropped by retention: dead for longer than retention.dead";
 
-/// The record of one lane.
+/// The ledger of one lane.
 #[derive(Debug, Clone)]
 pub struct LaneBook {
     /// The subscription's name.
     pub subscription: String,
-    /// What it wants.
+    /// The filter.
     pub filter: Filter,
-    /// How many lanes the subscription has.
+    /// Number of lanes of the subscription.
     pub lanes: u32,
     /// The lane.
     pub lane: u32,
@@ -630,14 +634,14 @@ pub struct LaneBook {
     pub floor: Position,
     /// The cursor's ranges above it.
     pub settled: RangeSet,
-    /// What the settlements themselves say they covered.
+    /// The positions that the settlements themselves report as covered.
     pub covered: RangeSet,
-    /// What the lane was never to deliver: what lay before the subscription's start, what was in the log when it was declared a
-    /// fresh copy, and what was dropped because the subscription's `hold` was over.
+    /// The positions that the lane was never meant to deliver: those before the subscription's start, those in the log
+    /// when it was declared a fresh copy, and those dropped because the subscription's `hold` had expired.
     pub before_start: RangeSet,
-    /// Positions in the delivery table.
+    /// The positions in the delivery table.
     pub deliveries: RangeSet,
-    /// Positions given up, by an operator or by retention, each with a reason.
+    /// The positions given up by an operator or by retention, each with a reason.
     pub skipped: RangeSet,
 }
 
