@@ -6,31 +6,33 @@ use crate::{
     Cursor, Event, Filter, KeyHash, OnDead, Position, RangeSet, RetryPolicy, Subscription, Timestamp, lane_of,
 };
 
-/// How many former filters of a subscription are known. Of older ones it is only known what was passed under them.
+/// Maximum number of former filters of a subscription that are kept. Of older ones, only what was passed under them is
+/// known.
 pub const FORMER_FILTERS_MAX: usize = 100;
 
-/// How many ranges of positions the former filters of a subscription take at most. Beyond it the oldest are not known any more.
+/// Maximum number of ranges of positions in the former filters of a subscription. Beyond it, the oldest filters are
+/// dropped.
 pub(crate) const FORMER_RANGES_MAX: usize = 10_000;
 
-/// What the newest started relay said of a subscription, as the database has it. Every relay that runs the subscription goes by
-/// this, whatever its own configuration says.
+/// The settings of a subscription as stored in the database, written by the relay that was started last. Every relay
+/// that runs the subscription uses them, whatever its own configuration says.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Definition {
-    /// Raised by every change. A change of the filter raises the epochs of all lanes in the same transaction: under one epoch a
-    /// lane is read with one filter.
+    /// The number, raised by every change. A change of the filter raises the epochs of all lanes in the same
+    /// transaction: under one epoch a lane is read with one filter.
     pub number: i64,
-    /// Which events it wants.
+    /// The filter.
     pub filter: Filter,
     /// What a dead event does to its key.
     pub on_dead: OnDead,
-    /// When a failed event is tried again, and when it is dead.
+    /// The retry policy.
     pub retry: RetryPolicy,
     /// See [`Subscription::processing_timeout`].
     pub processing_timeout: Duration,
 }
 
 impl Definition {
-    /// What a configuration says, under this number.
+    /// The definition of a configured subscription, with this number.
     pub fn of(subscription: &Subscription, number: i64) -> Self {
         Definition {
             number,
@@ -41,7 +43,7 @@ impl Definition {
         }
     }
 
-    /// Whether another one says the same, whatever its number.
+    /// Whether another definition is equal, apart from the number.
     pub fn says_the_same_as(&self, other: &Definition) -> bool {
         *self == Definition { number: self.number, ..other.clone() }
     }
@@ -58,16 +60,16 @@ impl Default for Definition {
     }
 }
 
-/// A filter that a subscription had, and what its lanes had settled when it ended.
+/// A filter that was replaced, with what the lanes had settled by then.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FormerFilter {
-    /// The number of the last definition that had it.
+    /// The number of the last definition with this filter.
     pub definition: i64,
-    /// The filter; None: too many have followed, and it is not known any more.
+    /// The filter; None: too many have followed, and it is no longer known.
     pub filter: Option<Filter>,
-    /// When it ended.
+    /// The time at which it was replaced.
     pub until: Timestamp,
-    /// What was settled then, one set a lane: what was passed under this filter and under those before it.
+    /// The positions settled by then, one set per lane: passed under this filter or an earlier one.
     pub passed: Vec<RangeSet>,
 }
 
@@ -78,10 +80,10 @@ impl FormerFilter {
     }
 }
 
-/// The filters that a subscription had before the one of now, oldest first: by which of them an event was judged.
+/// The filters that a subscription had before the current one, oldest first. They tell which filter judged an event.
 ///
-/// A position is judged once, by the filter in force when it is settled. What was settled when a filter ended was judged by it or
-/// by one before it; everything else is read again, with the new one.
+/// A position is judged once, by the filter in force when it is settled. Positions that were settled when a filter was
+/// replaced were judged by it or by an earlier one; all others are read again, with the new filter.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FormerFilters(Vec<FormerFilter>);
 
@@ -94,7 +96,8 @@ struct Stored {
 }
 
 impl FormerFilters {
-    /// What is stored. A filter that cannot be read, as one of a newer version, is not known any more; what was passed under it is.
+    /// Parses the stored text. A filter that cannot be read, for example of a newer version, counts as unknown; what
+    /// was passed under it is kept.
     pub fn parse(text: &str) -> Self {
         let stored: Vec<serde_json::Value> = serde_json::from_str(text).unwrap_or_default();
         let read = |mut stored: serde_json::Value| {
@@ -113,7 +116,7 @@ impl FormerFilters {
         FormerFilters(stored.into_iter().filter_map(read).collect())
     }
 
-    /// The text to be stored.
+    /// The text to store.
     pub fn to_text(&self) -> String {
         let write = |former: &FormerFilter| Stored {
             definition: former.definition,
@@ -124,7 +127,8 @@ impl FormerFilters {
         serde_json::to_string(&self.0.iter().map(write).collect::<Vec<_>>()).expect("plain data is JSON")
     }
 
-    /// A filter ends; `cursors` are those of all lanes, in order. One under which nothing was passed leaves nothing behind.
+    /// Records that a filter was replaced; `cursors` are those of all lanes, in order. A filter under which nothing was
+    /// passed is not recorded.
     pub fn end<'a>(&mut self, ended: &Definition, until: Timestamp, cursors: impl IntoIterator<Item = &'a Cursor>) {
         let passed: Vec<RangeSet> = cursors.into_iter().map(Cursor::positions).collect();
         let nothing_since = match self.0.last() {
@@ -157,12 +161,13 @@ impl FormerFilters {
         }
     }
 
-    /// The filter under which a position was passed; None: it is judged by the filter of now.
+    /// The filter under which a position was passed; None: the current filter judges it.
     pub fn judge_of(&self, key: Option<KeyHash>, position: Position) -> Option<&FormerFilter> {
         self.0.iter().find(|former| former.has_passed(key, position))
     }
 
-    /// What a lane of now had settled when any of them ended, also where its cursor was cut since.
+    /// The positions that a current lane had settled when any of the filters was replaced, even if its cursor was set
+    /// back since.
     pub fn passed_by(&self, lane: u32, lanes: usize) -> RangeSet {
         let mut passed = RangeSet::new();
         for former in self.0.iter().filter(|former| former.passed.len() == lanes) {
@@ -171,13 +176,14 @@ impl FormerFilters {
         passed
     }
 
-    /// The subscription was rewound: what is not in `kept` any more is read again, and judged by the filter of now.
+    /// Records that the subscription was rewound: positions outside `kept` are read again and judged by the current
+    /// filter.
     pub fn rewind(&mut self, kept: &RangeSet) {
         let undone = kept.missing(1, Position::MAX - 1);
         self.0.iter_mut().flat_map(|former| &mut former.passed).for_each(|passed| passed.subtract(&undone));
     }
 
-    /// An event that was settled is to be delivered once more, or after all: the filter of now wanted it.
+    /// Records that a settled event is to be delivered again, or delivered late, because the current filter wants it.
     pub fn replay(&mut self, key: Option<KeyHash>, position: Position, topic: &str, r#type: &str) {
         let wanted = |former: &FormerFilter| former.filter.as_ref().is_some_and(|filter| filter.matches(topic, r#type));
         if !self.judge_of(key, position).is_none_or(wanted) {
@@ -185,7 +191,7 @@ impl FormerFilters {
         }
     }
 
-    /// A position is judged by the filter of now, whatever it was passed under.
+    /// Makes the current filter judge a position, whatever it was passed under.
     pub fn forget(&mut self, key: Option<KeyHash>, position: Position) {
         for former in &mut self.0 {
             let lane = lane_of(key, position, former.passed.len() as u32) as usize;
@@ -194,24 +200,25 @@ impl FormerFilters {
         self.limit();
     }
 
-    /// Forgets what says nothing of the events from `log_start` on. Whether it did.
+    /// Drops filters that concern no event from `log_start` on. Returns whether it dropped any.
     pub fn prune(&mut self, log_start: Position) -> bool {
         let before = self.0.len();
         self.0.retain(|former| former.passed.iter().any(|passed| passed.last().is_some_and(|last| last >= log_start)));
         self.0.len() < before
     }
 
-    /// Whether there are none.
+    /// Whether there are no former filters.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many there are.
+    /// Number of former filters.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether an event is wanted by the filter that judges it, where `filter` is that of now; None: it is not known any more.
+    /// Whether the filter that judges an event wants it, where `filter` is the current one; None: that filter is no
+    /// longer known.
     pub fn wants(&self, filter: &Filter, event: &Event) -> Option<bool> {
         match self.judge_of(event.key_hash(), event.position) {
             None => Some(filter.wants(event)),
@@ -219,7 +226,7 @@ impl FormerFilters {
         }
     }
 
-    /// The former filter that judged an event; None: that of now does.
+    /// The former filter that judged an event; None: the current one judges it.
     pub fn passed_under(&self, event: &Event) -> Option<PassedUnder> {
         let FormerFilter { definition, filter, until, .. } = self.judge_of(event.key_hash(), event.position)?;
         Some(PassedUnder { definition: *definition, until: *until, filter: filter.clone() })
@@ -229,11 +236,11 @@ impl FormerFilters {
 /// A former filter of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PassedUnder {
-    /// The number of the last definition that had it.
+    /// The number of the last definition with this filter.
     pub definition: i64,
-    /// When it ended.
+    /// The time at which it was replaced.
     pub until: Timestamp,
-    /// The filter; None: too many have followed, and it is not known any more.
+    /// The filter; None: too many have followed, and it is no longer known.
     pub filter: Option<Filter>,
 }
 
