@@ -4,17 +4,17 @@ use uuid::Uuid;
 use crate::admin::snapshot::unknown_subscription;
 use crate::{Books, Event, FormerFilters, KeyHash, LaneBook, Position, Result, lane_of, received_id};
 
-/// How many missing events are listed by name for each subscription; all are counted.
+/// Maximum number of missing events that are listed for each subscription; all are counted.
 pub const MISSING_LISTED_MAX: usize = 1000;
 
-/// Compares the log with the engine's books and, if asked, with what a receiver got.
+/// Compares the log with the engine's ledger and, if requested, with what a receiver got.
 ///
-/// Feed it the [`Books`] first, then every event of the log in position order, then, for the one subscription that
-/// [`Auditor::expect_receipts`] named, every received line in order of arrival. Read them from the database and the
-/// receiver in this order too: what is delivered meanwhile is then no finding.
+/// Pass it the [`Books`] first, then every event of the log in position order, then, for the subscription named by
+/// [`Auditor::expect_receipts`], every received line in order of arrival. Read them from the database and the receiver
+/// in this order too, so that an event delivered meanwhile is not a finding.
 ///
-/// It knows nothing of how the engine moves a cursor. It takes about 50 bytes an event where receipts are expected, and
-/// nothing an event otherwise.
+/// It does not depend on how the engine moves a cursor. It uses about 50 bytes per event if receipts are expected, and
+/// none otherwise.
 #[derive(Debug)]
 pub struct Auditor {
     books: Books,
@@ -25,75 +25,77 @@ pub struct Auditor {
     receipts: Option<Receipts>,
 }
 
-/// What an audit found.
+/// The result of an audit.
 #[derive(Debug, Clone, Serialize)]
 pub struct Audit {
-    /// By subscription, in the order of the books.
+    /// One result per subscription, in the order of the ledger.
     pub subscriptions: Vec<SubscriptionAudit>,
 }
 
-/// What an audit found for one subscription.
+/// The result of an audit for one subscription.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct SubscriptionAudit {
     /// Its name.
     pub subscription: String,
-    /// Events of the log that it was to get: wanted by the filter in force when they were settled, or of now until then.
+    /// Number of events that it should get: wanted by the filter in force when they were settled; until then, by the
+    /// current one.
     pub expected: u64,
-    /// Those that the books call delivered; with receipts, those that were received.
+    /// Number of expected events that are delivered according to the ledger; with receipts, that were received.
     pub delivered: u64,
-    /// Those that are still to be delivered.
+    /// Number of expected events that are still to be delivered.
     pub waiting: u64,
-    /// Those that were given up, by an operator or by retention.
+    /// Number of expected events that were given up, by an operator or by retention.
     pub skipped: u64,
-    /// Those that are neither: lost.
+    /// Number of lost events: none of these.
     pub missing: u64,
-    /// The first [`MISSING_LISTED_MAX`] of them.
+    /// The first [`MISSING_LISTED_MAX`] lost events.
     pub missing_events: Vec<Missing>,
-    /// Events that it wants and that lay before its start: not expected, and no finding if they were received all the same.
+    /// Number of wanted events before its start: not expected, and not a finding if they were received.
     pub before_start: u64,
-    /// Events that the filter of now wants and that were passed under a former one that did not: not expected.
+    /// Number of events that the current filter wants, passed under a former one that did not want them: not expected.
     pub passed_unwanted: u64,
-    /// Events that were passed under a filter that is not recorded any more: nobody can say whether they were expected.
+    /// Number of events passed under a filter that is no longer recorded: it is unknown whether they were expected.
     pub not_recorded: u64,
-    /// Received ids that the log never had.
+    /// Number of received ids that the log never had.
     pub unexpected: u64,
-    /// Received ids of events that the filter did not want by which they were judged: not expected, and no loss.
+    /// Number of received ids of events that the filter which judged them did not want: not expected, and not a loss.
     pub unwanted: u64,
-    /// Received ids that the log does not have, where retention has removed a part of it: nobody can say.
+    /// Number of received ids that are not in the log, of which retention has removed a part: it is unknown whether it
+    /// had them.
     pub unknown: u64,
-    /// Received lines whose id had come before.
+    /// Number of received lines whose id was received before.
     pub duplicates: u64,
-    /// First arrivals that came after a later event of their key.
+    /// Number of first arrivals that came after a later event of their key.
     pub out_of_order: u64,
-    /// Received lines that are neither an id nor a CloudEvents object.
+    /// Number of received lines that are neither an id nor a CloudEvents object.
     pub unreadable: u64,
 }
 
-/// An event that was neither delivered nor is waiting.
+/// An event that was not delivered and is not waiting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Missing {
     /// The event.
     pub id: Uuid,
     /// Its position.
     pub position: Position,
-    /// How that is known.
+    /// The evidence.
     pub reason: MissingReason,
 }
 
-/// How it is known that an event is missing.
+/// The evidence that an event is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingReason {
-    /// The cursor lies above it, and no settlement says that it covered it.
+    /// The cursor is above it, and no settlement reports that it covered it.
     NotInBooks,
-    /// It lies in a range that was closed as dead before it appeared.
+    /// It appeared in a range that had been closed.
     InDeadRange,
-    /// The books call it delivered, and the receiver does not have it.
+    /// It is delivered according to the ledger, but the receiver does not have it.
     NotReceived,
 }
 
 impl Audit {
-    /// How many events are missing in all subscriptions together.
+    /// Number of missing events in all subscriptions.
     pub fn missing(&self) -> u64 {
         self.subscriptions.iter().map(|subscription| subscription.missing).sum()
     }
@@ -117,13 +119,13 @@ impl Auditor {
         Auditor { books, from: 1, to: Position::MAX, subscriptions, receipts: None }
     }
 
-    /// Only the events of `from..=to` are expected. Still feed it all events: it must know every id.
+    /// Expects only the events of `from..=to`. It must still be given all events, because it must know every id.
     pub fn range(mut self, from: Position, to: Position) -> Self {
         (self.from, self.to) = (from, to);
         self
     }
 
-    /// Only this subscription.
+    /// Audits only this subscription.
     ///
     /// # Panics
     /// If [`Auditor::expect_receipts`] was called before.
@@ -134,7 +136,7 @@ impl Auditor {
         Ok(self)
     }
 
-    /// Received lines of this subscription will follow the events.
+    /// Expects received lines of this subscription after the events.
     pub fn expect_receipts(mut self, subscription: &str) -> Result<Self> {
         let subscription = self.index(subscription)?;
         self.receipts = Some(Receipts { subscription, ..Receipts::default() });
@@ -148,7 +150,7 @@ impl Auditor {
         })
     }
 
-    /// The next event of the log.
+    /// Takes the next event of the log.
     pub fn event(&mut self, event: &Event) {
         // What was published after the books were read cannot be in them.
         let in_range = (self.from..=self.to).contains(&event.position) && event.position <= self.books.horizon;
@@ -169,7 +171,7 @@ impl Auditor {
         }
     }
 
-    /// The next received line: an id, or a line of the `file` sink. Empty lines are nothing.
+    /// Takes the next received line: an id, or a line of the `file` sink. Empty lines are ignored.
     ///
     /// # Panics
     /// If [`Auditor::expect_receipts`] was not called.
@@ -190,7 +192,7 @@ impl Auditor {
         }
     }
 
-    /// What was found.
+    /// The result.
     pub fn finish(mut self) -> Audit {
         if let Some(receipts) = self.receipts {
             let audit = &mut self.subscriptions[receipts.subscription].0;
