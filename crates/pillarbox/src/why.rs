@@ -10,13 +10,13 @@ use crate::{
 pub struct Why {
     /// The subscription's name.
     pub subscription: String,
-    /// The cause, by a stable name.
+    /// The cause, with a stable name.
     pub cause: Cause,
     /// What happened, in one sentence that names the blocker.
     pub message: String,
-    /// What to do about it, if anything can be done.
+    /// What to do, if anything can be done.
     pub advice: Option<String>,
-    /// More for those who look into the engine: which lane settled it, in which epoch.
+    /// Details about the engine: which lane settled it, and in which epoch.
     pub detail: Option<String>,
 }
 
@@ -27,19 +27,19 @@ pub struct Why {
 pub enum Cause {
     /// It was delivered.
     Delivered,
-    /// The filter does not want it by which it is or was judged.
+    /// The filter that judges it does not want it.
     NotMatched,
-    /// It lies before the place where the subscription began.
+    /// It is before the start of the subscription.
     BeforeStart,
-    /// An earlier event of its key is not done.
+    /// It waits behind an earlier event of its key that is not done.
     BehindKeyHead,
-    /// It failed and is tried again at a known time.
+    /// It failed and is retried at a known time.
     RetryAt,
     /// The sink is considered down.
     SinkDown,
     /// An operator paused the subscription, or its receiver accepts no more events.
     Paused,
-    /// Most of the last keys failed; a bad deploy is suspected.
+    /// Most of the last keys failed, so a bad deploy is suspected.
     FloodGuard,
     /// No living instance owns its lane.
     NoOwner,
@@ -49,7 +49,7 @@ pub enum Cause {
     Dead,
     /// An operator gave it up.
     Skipped,
-    /// Retention removed its range, its dead delivery, or what the subscription's `hold` did not keep any more.
+    /// Retention removed its range or its dead delivery, or dropped it because the subscription's `hold` had expired.
     Pruned,
     /// A limit stopped the subscription.
     Stopped,
@@ -57,9 +57,9 @@ pub enum Cause {
     Processing,
     /// It waits for its turn, or has been handed to the sink for the first time and is not settled yet.
     Pending,
-    /// It appeared in a range that had been closed as dead.
+    /// It appeared in a range that had been closed.
     InDeadRange,
-    /// It was passed under a filter that is not recorded any more.
+    /// It was passed under a filter that is no longer recorded.
     NotRecorded,
 }
 
@@ -111,9 +111,10 @@ impl Cause {
     }
 }
 
-/// Concludes from the facts why the event of `record` was or was not delivered to the subscription of `fate`.
+/// Derives from the facts why the event of `record` was or was not delivered to the subscription of `fate`.
 ///
-/// What only an operator can end is named before what ends by itself: a paused subscription before a retry time.
+/// A cause that only an operator can remove is reported before one that ends by itself: a paused subscription before a
+/// retry time.
 pub fn why(record: &EventRecord, fate: &Fate, status: &Status) -> Why {
     let facts = Facts {
         event: &record.event,
@@ -246,7 +247,7 @@ impl Facts<'_> {
         Some((Cause::Paused, message, Some(format!("pillarbox resume {}{when}", subscription.name))))
     }
 
-    /// Who works on a row of a queue, and whether that one still shows signs of life.
+    /// The instance that works on a row of a queue, and whether it still gives signs of life.
     fn claimed(&self, claim: &ClaimRecord) -> Conclusion {
         let (instance, since) = (claim.instance.0, claim.since);
         let alive = self.status.instances.iter().any(|status| status.id == claim.instance && status.alive);
