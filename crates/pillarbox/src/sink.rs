@@ -16,18 +16,17 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Where a subscription delivers to.
 ///
-/// **Order.** The engine never has two batches with the same key under way. Within a batch the events of a
-/// key stand in order. A sink that says `ordered_batch` stops a key at its first failure: later events of
-/// that key in the batch are answered with [`Outcome::NotTried`]. To any other sink the engine hands at most
-/// one event of a key at a time.
+/// **Order.** The engine never has two batches with the same key under way. Within a batch, the events of a key are in
+/// order. A sink with `ordered_batch` stops a key at its first failure: its outcome for later events of that key in the
+/// batch is [`Outcome::NotTried`]. Any other sink gets at most one event of a key at a time.
 ///
 /// **Duplicates.** Delivery is at least once; `event.id` is the same each time.
 ///
 /// **Cancellation.** The future may be dropped at any await (time-out, shutdown, a lost lane); the events of
 /// that batch come again.
 ///
-/// **What the answer means.** One [`Outcome`] an event, in the batch's order. `Delivered` means that the
-/// receiver has it durably, as far as that protocol can say. A missing outcome is taken as `NotTried`.
+/// **What the result means.** There is one [`Outcome`] per event, in the batch's order. `Delivered` means that the
+/// receiver has the event durably, as far as the protocol can tell. A missing outcome counts as `NotTried`.
 pub trait Sink: Send + Sync + 'static {
     /// What this sink can do.
     fn features(&self) -> SinkFeatures;
@@ -40,7 +39,7 @@ pub trait Sink: Send + Sync + 'static {
         Box::pin(async {})
     }
 
-    /// Whether the receiver can be reached and would take events, without delivering one; what `doctor` asks.
+    /// Checks for `doctor` whether the receiver can be reached and would accept events, without delivering one.
     fn check(&self) -> BoxFuture<'_, Result<(), Failure>> {
         Box::pin(async { Ok(()) })
     }
@@ -49,48 +48,48 @@ pub trait Sink: Send + Sync + 'static {
 /// What a sink can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SinkFeatures {
-    /// See [`Sink`]: a batch may hold several events of a key.
+    /// Whether a batch may contain several events of a key: see [`Sink`].
     pub ordered_batch: bool,
-    /// A batch is worked event by event, so that a few events are better spread over all workers.
+    /// Whether a batch is processed event by event, so that a few events are better distributed over all workers.
     pub one_by_one: bool,
-    /// What it delivers it settles itself, in the same transaction: see [`Transact`](crate::Transact).
+    /// Whether it settles what it delivers itself, in the same transaction: see [`Transact`](crate::Transact).
     pub settles: bool,
-    /// All events go to one receiver: when several different keys are refused in a row, it is considered unwell and the
-    /// subscription waits as for one that is down.
+    /// Whether all events go to one receiver. If it refuses several different keys in a row, it is considered to be
+    /// failing, and the subscription waits as if it were down.
     pub one_receiver: bool,
 }
 
-/// Events on their way to a sink.
+/// Events handed to a sink together.
 #[derive(Debug, Clone)]
 pub struct Batch {
     /// The subscription's name.
     pub subscription: Arc<str>,
-    /// Where they come from, for sinks that can fence.
+    /// The origin of the events, for sinks that can fence.
     pub origin: Origin,
     /// The events.
     pub events: Vec<Attempt>,
 }
 
-/// The subscription of one log. Lanes and epochs compare within the same one; a later incarnation, and then a later number of the
-/// subscription, supersedes an earlier.
+/// The subscription of a log. Lanes and epochs can be compared only within one origin; a later incarnation, and then a
+/// later number of the subscription, supersedes an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin {
     /// The log.
     pub log_id: Uuid,
-    /// Of the log.
+    /// The incarnation of the log.
     pub incarnation: i64,
     /// The subscription's number.
     pub subscription: SubscriptionId,
 }
 
-/// One try to deliver one event.
+/// One attempt to deliver one event.
 #[derive(Debug, Clone)]
 pub struct Attempt {
     /// The event.
     pub event: Arc<Event>,
-    /// 1 for the first try; only failures that were the event's fault count.
+    /// Number of the attempt, from 1; only failures caused by the event count.
     pub number: u32,
-    /// The lane, if its owner delivers the event. None: it was claimed from a queue, where no lane owns it.
+    /// The lane, if its owner delivers the event. None: the event was claimed from a queue.
     pub lane: Option<u32>,
     /// The lane's epoch, for sinks that can fence.
     pub epoch: Epoch,
@@ -105,42 +104,44 @@ pub enum Outcome {
     Delivered,
     /// It failed.
     Failed(Failure),
-    /// Nothing was sent, or nobody knows; it comes again, and no attempt is counted.
+    /// Nothing was sent, or it is unknown whether it was; the event comes again, and no attempt is counted.
     NotTried,
 }
 
 /// Why a delivery failed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
-    /// Whose fault it was.
+    /// The side at fault.
     pub fault: Fault,
-    /// No retry can help; the event is dead at once.
+    /// Whether no retry can help; the event is then dead at once.
     pub permanent: bool,
-    /// Not before this wait, if the receiver asked for one.
+    /// The minimum wait before the next try, if the receiver requested one.
     pub retry_after: Option<Duration>,
-    /// Nothing was sent. An event's failure then says nothing of the receiver; a sink's (it could not be reached) says nothing of the event.
+    /// Whether nothing was sent. A failure of the event then says nothing about the receiver, and a failure of the sink
+    /// (it could not be reached) says nothing about the event.
     pub unsent: bool,
-    /// The receiver accepts no more events: the subscription is paused, with this failure as the reason, until somebody resumes it.
+    /// Whether the receiver accepts no more events. The subscription is then paused, with this failure as the reason,
+    /// until it is resumed.
     pub pause: bool,
     /// A short constant name for counters, like `timeout`.
     pub kind: &'static str,
-    /// What happened, for people. No secret, no payload.
+    /// What happened, for people; without secrets and payload.
     pub message: String,
 }
 
-/// Whose fault a failure was.
+/// The side at fault for a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The receiver said so about this event: an attempt is counted.
+    /// The event: the receiver refused this event; an attempt is counted.
     Event,
-    /// The receiver is down: the subscription waits, no attempt is counted.
+    /// The receiver: it is down; the subscription waits, and no attempt is counted.
     Sink,
-    /// Nobody can say: it is the event's only if other events succeed there meanwhile.
+    /// Unknown: it counts as the event's fault only if other events succeed there meanwhile.
     Unclear,
 }
 
 impl Failure {
-    /// The event's fault; tried again by the retry policy.
+    /// The event's fault; retried by the retry policy.
     pub fn event(message: impl Into<String>) -> Self {
         Failure {
             fault: Fault::Event,
@@ -168,23 +169,24 @@ impl Failure {
         Failure { fault: Fault::Sink, kind: "sink", ..Failure::event(message) }
     }
 
-    /// The receiver could not be reached, so that this is no event's fault.
+    /// The receiver could not be reached, so the failure says nothing about the event.
     pub fn unreachable(kind: &'static str, message: impl Into<String>) -> Self {
         Failure { unsent: true, kind, ..Failure::sink(message) }
     }
 
-    /// The receiver has gone for good: the subscription is paused.
+    /// The receiver accepts no more events: the subscription is paused.
     pub fn gone(message: impl Into<String>) -> Self {
         Failure { pause: true, kind: "gone", ..Failure::sink(message) }
     }
 
-    /// Nobody can say whose fault it was.
+    /// The side at fault is unknown.
     pub fn unclear(kind: &'static str, message: impl Into<String>) -> Self {
         Failure { fault: Fault::Unclear, kind, ..Failure::event(message) }
     }
 }
 
-/// Any error of a handler is the event's fault, also one of `anyhow`; tell others with [`Failure::sink`].
+/// Any error of a handler is the event's fault, including an error of `anyhow`. Use [`Failure::sink`] for failures of
+/// the receiver.
 impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Failure {
     fn from(error: E) -> Self {
         let error = error.into();
