@@ -12,40 +12,40 @@ pub const LANES_MAX: u32 = 256;
 const PROCESSING_TIMEOUT: RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(100 * 365 * 86_400);
 
-/// A named durable reader of the log: what it wants and how it is treated. Where it delivers to is a
-/// [`Sink`](crate::Sink) beside it.
+/// A named durable reader of the log: which events it wants and how they are processed. The [`Sink`](crate::Sink) that
+/// it delivers to is given separately.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Subscription {
-    /// The name that its cursor is kept under.
+    /// The name under which its cursor is stored.
     pub name: String,
-    /// Which events it wants. Default: all.
+    /// The filter. Default: all events.
     pub filter: Filter,
     /// Stream (the default) or queue.
     pub mode: Mode,
-    /// How many slices its keys are cut into; fixed when the subscription is created. Default: 8.
+    /// Number of lanes into which its keys are divided; fixed when the subscription is created. Default: 8.
     pub lanes: u32,
     /// What a dead event does to its key. Default: block.
     pub on_dead: OnDead,
-    /// Where it begins, when it is created. Default: the beginning of the log.
+    /// Where it begins when it is created. Default: the beginning of the log.
     pub start: Start,
-    /// How long it may hold retention back; None: for ever.
+    /// The time for which it may hold retention back; None: for ever.
     pub hold: Option<Duration>,
-    /// When a failed event is tried again, and when it is dead.
+    /// The retry policy.
     pub retry: RetryPolicy,
-    /// In a stream: how long one delivery may take before it is cancelled. In a queue: for how long the process that works on a
-    /// delivery may give no sign of life before others take it. Default: 5 min.
+    /// In a stream: the time after which a delivery is cancelled. In a queue: the time without a sign of life after
+    /// which the claims of a process are recovered. Default: 5 min.
     pub processing_timeout: Duration,
-    /// In a queue: a handler that has not called [`heartbeat`](crate::heartbeat) for this long is cancelled. Default: none, it may take as
-    /// long as it likes.
+    /// In a queue: the time without a call of [`heartbeat`](crate::heartbeat) after which a handler is cancelled.
+    /// Default: none; a handler may then take any length of time.
     pub heartbeat_timeout: Option<Duration>,
-    /// How many batches are being delivered at once. Default: 4.
+    /// Number of batches that are delivered at once. Default: 4.
     pub workers: usize,
-    /// How many events are handed to the sink at once. Default: 100.
+    /// Number of events that are handed to the sink at once. Default: 100.
     pub batch_size: usize,
 }
 
 impl Subscription {
-    /// A stream: events in the order of their keys, and only failures cost a row. What [`Subscription::new`] makes too.
+    /// A stream: events in order per key, and only failures cost a row. Same as [`Subscription::new`].
     ///
     /// ```
     /// use std::time::Duration;
@@ -61,7 +61,8 @@ impl Subscription {
         Subscription::new(name)
     }
 
-    /// A queue: for handlers of minutes and hours, and for transactional ones. All relays compete for its events.
+    /// A queue, for handlers that take minutes or hours, and for transactional handlers. All relays compete for its
+    /// events.
     ///
     /// ```
     /// use std::time::Duration;
@@ -103,67 +104,69 @@ impl Subscription {
         self
     }
 
-    /// Where it begins, when it is created. Default: the beginning of the log.
+    /// Sets where it begins when it is created. Default: the beginning of the log.
     #[must_use]
     pub fn start(self, start: Start) -> Self {
         Subscription { start, ..self }
     }
 
-    /// How many slices its keys are cut into, when it is created. Default: 8.
+    /// Sets the number of lanes into which its keys are divided when it is created. Default: 8.
     #[must_use]
     pub fn lanes(self, lanes: u32) -> Self {
         Subscription { lanes, ..self }
     }
 
-    /// How many events are handled at once. Default: 4.
+    /// Sets how many events are handled at once. Default: 4.
     #[must_use]
     pub fn workers(self, workers: usize) -> Self {
         Subscription { workers, ..self }
     }
 
-    /// How many events are handed to a sink at once. Default: 100.
+    /// Sets how many events are handed to a sink at once. Default: 100.
     #[must_use]
     pub fn batch_size(self, batch_size: usize) -> Self {
         Subscription { batch_size, ..self }
     }
 
-    /// What a dead event does to its key. Default: block.
+    /// Sets what a dead event does to its key. Default: block.
     #[must_use]
     pub fn on_dead(self, on_dead: OnDead) -> Self {
         Subscription { on_dead, ..self }
     }
 
-    /// When a failed event is tried again, and when it is dead.
+    /// Sets when a failed event is retried, and when it is dead.
     #[must_use]
     pub fn retry(self, retry: RetryPolicy) -> Self {
         Subscription { retry, ..self }
     }
 
-    /// After how many failed attempts an event is dead, whatever time they take. Default: 8.
+    /// Sets the number of failed attempts after which an event is dead, whatever time they take. Default: 8.
     #[must_use]
     pub fn max_attempts(self, max_attempts: u32) -> Self {
         Subscription { retry: self.retry.attempts(max_attempts), ..self }
     }
 
-    /// See the field of this name. Default: 5 min.
+    /// Sets the field `processing_timeout`. Default: 5 min.
     #[must_use]
     pub fn processing_timeout(self, processing_timeout: Duration) -> Self {
         Subscription { processing_timeout, ..self }
     }
 
-    /// In a queue: a handler that has not called [`heartbeat`](crate::heartbeat) for this long is cancelled. Default: none.
+    /// Sets, for a queue, the time without a call of [`heartbeat`](crate::heartbeat) after which a handler is
+    /// cancelled. Default: none.
     #[must_use]
     pub fn heartbeat_timeout(self, heartbeat_timeout: Duration) -> Self {
         Subscription { heartbeat_timeout: Some(heartbeat_timeout), ..self }
     }
 
-    /// For how long it may hold retention back; after that, events that it has not received are dropped. Default: for ever.
+    /// Sets the time for which it may hold retention back; after that, events that it has not received are dropped.
+    /// Default: for ever.
     #[must_use]
     pub fn hold(self, hold: Duration) -> Self {
         Subscription { hold: Some(hold), ..self }
     }
 
-    /// Refuses what cannot run; the message says what to change.
+    /// Refuses settings that cannot work; the message says what to change.
     pub fn validate(&self) -> Result<()> {
         let invalid =
             |message: String| Err(Error::new(ErrorKind::Invalid, format!("subscription '{}': {message}", self.name)));
@@ -198,7 +201,7 @@ impl Subscription {
     }
 }
 
-/// Which events a subscription wants: those that match one of the topics and one of the types.
+/// The events that a subscription wants: those that match one of the topics and one of the types.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Filter {
     /// Exact topics or prefixes that end in `*`; empty: all.
@@ -234,14 +237,14 @@ impl Filter {
     }
 }
 
-/// How events reach their instance.
+/// How the instances share the events of a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// The lane's owner reads the log; only failures cost a row.
+    /// The owner of a lane delivers its events in order; only failures cost a row.
     Stream,
-    /// What is quick is handled from memory like a stream; what takes longer becomes a row of the delivery table, and instances compete
-    /// for rows.
+    /// Quick events are handled from memory as in a stream. An event that takes longer gets a row in the delivery
+    /// table, and all instances compete for these rows.
     Queue,
 }
 
@@ -251,16 +254,16 @@ pub enum Mode {
 pub enum OnDead {
     /// Later events of the key wait for an operator.
     Block,
-    /// Later events of the key go on.
+    /// Later events of the key continue.
     Skip,
 }
 
 /// Where a new subscription begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Everything the log still has.
+    /// The first event that is still in the log.
     Beginning,
-    /// Only what is committed after the subscription was made.
+    /// After the creation of the subscription: only events committed later.
     Now,
     /// The events above this position.
     Position(Position),
