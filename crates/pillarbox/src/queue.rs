@@ -9,20 +9,20 @@ use crate::{
     State, SubscriptionId, TakeCause, Timestamp, lane_of,
 };
 
-/// How many rows of a subscription that could be claimed are counted.
+/// Maximum number of claimable rows of a subscription that are counted.
 pub const WAITING_COUNTED: usize = 10_000;
 
-/// How many keys of a subscription with rows in its queue are told at once, at least, if there are more.
+/// Minimum number of keys with rows in a queue that one answer contains, if there are more.
 pub const KEYS_TOLD_MAX: usize = 1_000;
 
-/// How many keys of a queue with rows its lanes are loaded with at most. With more, every event of theirs gets a row until the keys have been
-/// asked for.
+/// Maximum number of keys with rows with which the lanes of a queue are loaded. If there are more, every event with a
+/// key gets a row until the keys have been requested.
 pub const QUEUED_KEYS_MAX: usize = 10_000;
 
-/// So many rows of a subscription are counted in a second, at most.
+/// Maximum number of rows of a subscription that are counted per second.
 const ROWS_COUNTED_A_SECOND: u64 = 10_000;
 
-/// When the rows of a subscription are counted again of which there were so many.
+/// Time until the rows of a subscription are counted again, given their last count.
 pub fn recount_after(rows: u64) -> Duration {
     if rows < ROWS_COUNTED_A_SECOND {
         return Duration::ZERO;
@@ -30,85 +30,88 @@ pub fn recount_after(rows: u64) -> Duration {
     Duration::from_millis(rows.saturating_mul(1_000) / ROWS_COUNTED_A_SECOND).min(RECOUNT_AFTER_MAX)
 }
 
-/// Even a million rows are counted again after this time.
+/// Maximum time until rows are counted again, however many there are.
 const RECOUNT_AFTER_MAX: Duration = Duration::from_secs(100);
 
-/// Of deliveries that were recovered from this many crashes an instance works on one at a time: one may be what kills the process.
+/// Number of crashes after which a delivery is a suspect. An instance works on one suspect at a time, because it may be
+/// the cause of the crashes.
 pub const SUSPECT_AFTER: u32 = 2;
 
 /// The kind of the error that a recovery leaves with a delivery whose process ended.
 pub const CRASH: &str = "crash";
 
-/// A claim's number; with the instance that made it, it is never used twice. Whoever does not have the current claim of a delivery
-/// cannot change it.
+/// Number of a claim; together with the instance that made it, it is never used twice. Only the holder of the current
+/// claim of a delivery can change the delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ClaimId(pub i64);
 
-/// An event that leaves the log for the queue: a row that instances compete for.
+/// An event that moves from the log to the queue, as a row for which instances compete.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Queued {
-    /// The row; its place among those of its key (`arrival`) is given by the store, in the order in which they are handed over.
-    /// With a claim it is processing; otherwise pending, delayed, retrying or dead.
+    /// The row. The store assigns its place among the rows of its key (`arrival`), in the order in which they are
+    /// passed. With a claim it is processing; otherwise pending, delayed, retrying or dead.
     pub delivery: DeliveryRow,
-    /// This instance works on it already.
+    /// The claim, if this instance already works on it.
     pub claim: Option<ClaimId>,
-    /// The error to be kept with it.
+    /// The error to store with it.
     pub error: Option<AttemptError>,
 }
 
-/// Asks for deliveries to work on.
+/// A request for deliveries to work on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimRequest {
-    /// Of this subscription.
+    /// The subscription.
     pub subscription: SubscriptionId,
-    /// At most so many; 0: only the figures.
+    /// Maximum number of deliveries; 0: only the figures.
     pub limit: usize,
-    /// The claims are numbered from here on.
+    /// The number of the first claim; the others follow.
     pub first: ClaimId,
-    /// One that was recovered from [`SUSPECT_AFTER`] crashes may be among them.
+    /// Whether a delivery that was recovered from [`SUSPECT_AFTER`] crashes may be among them.
     pub suspect: bool,
-    /// Whether [`Claims::keys`] and [`Claims::rows`] are of use, and above which key; an empty text: from the first on.
+    /// The key above which [`Claims::keys`] begins; an empty text: from the first key. None: neither [`Claims::keys`]
+    /// nor [`Claims::rows`] is needed.
     pub tell: Option<Box<str>>,
-    /// The same was asked for before and was not answered: what it claimed then and still has is told now, and if there is nothing
-    /// it is asked for anew.
+    /// Whether this repeats a request that was not answered. The answer then contains what that request claimed and
+    /// this instance still has; if there is nothing, new deliveries are claimed.
     pub again: bool,
 }
 
 /// The answer to a [`ClaimRequest`].
 #[derive(Debug, Clone, Default)]
 pub struct Claims {
-    /// What is this instance's to work on now, in the order in which it became ready.
+    /// The deliveries that this instance has to work on now, in the order in which they became ready.
     pub claimed: Vec<Claimed>,
-    /// How many more could have been claimed, counted up to [`WAITING_COUNTED`].
+    /// Number of further deliveries that could have been claimed, counted up to [`WAITING_COUNTED`].
     pub waiting: usize,
-    /// When the next becomes due of those that are not yet.
+    /// The earliest time at which a delivery that is not due yet becomes due.
     pub next_due: Option<Timestamp>,
-    /// If asked for: the next keys with a row of whatever state, in the store's order. Fewer than [`KEYS_TOLD_MAX`]: there are no more.
+    /// If requested: the next keys with a row of any state, in the store's order. If there are fewer than
+    /// [`KEYS_TOLD_MAX`], there are no more.
     pub keys: Option<Vec<Box<str>>>,
-    /// If asked for and known: how many rows there are that are neither dead nor delayed, or were when they were last counted; many are
-    /// counted less often.
+    /// If requested and known: the number of rows that are neither dead nor delayed, as of the last count; large
+    /// numbers are counted less often.
     pub rows: Option<u64>,
 }
 
-/// A delivery that is this instance's to work on.
+/// A delivery that this instance has claimed.
 #[derive(Debug, Clone)]
 pub struct Claimed {
-    /// Names the claim when it ends.
+    /// The number that identifies the claim when it ends.
     pub claim: ClaimId,
-    /// The row, processing.
+    /// The row, in state processing.
     pub delivery: DeliveryRow,
-    /// Its event; None: it is neither in the log nor kept aside.
+    /// The event; None: it is neither in the log nor among the kept copies.
     pub event: Option<Arc<Event>>,
-    /// It was recovered from [`SUSPECT_AFTER`] crashes or more.
+    /// Whether it was recovered from [`SUSPECT_AFTER`] crashes or more.
     pub suspect: bool,
 }
 
-/// A claim that is over.
+/// The end of a claim.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClaimEnd {
-    /// Of this subscription.
+    /// The subscription.
     pub subscription: SubscriptionId,
-    /// Which delivery.
+    /// The position of the delivery.
     pub position: Position,
     /// The claim.
     pub claim: ClaimId,
@@ -116,10 +119,10 @@ pub struct ClaimEnd {
     pub fate: ClaimFate,
 }
 
-/// What becomes of a delivery whose claim is over.
+/// What becomes of a delivery whose claim ends.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ClaimFate {
-    /// It is done; its row goes.
+    /// It is done; its row is removed.
     Done,
     /// The attempt failed.
     Failed(Failed),
@@ -132,36 +135,36 @@ pub enum ClaimFate {
 pub struct Failed {
     /// Retrying or dead.
     pub state: State,
-    /// How many attempts are counted now.
+    /// Number of attempts, including this one.
     pub attempts: u32,
-    /// Not to be tried before.
+    /// The time before which it is not tried.
     pub due_at: Timestamp,
-    /// To be kept with it.
+    /// The error to store with it.
     pub error: AttemptError,
 }
 
-/// Asks for the claims of those who will not end them any more.
+/// A request to recover claims from owners that will no longer end them.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RecoverRequest {
-    /// Instances that were seen to be dead, how, and for [`RecoveryCause::Lease`] the beat at which they stood still: one that has
-    /// beaten since keeps its claims.
+    /// Instances that were found to have ended, the evidence, and for [`RecoveryCause::Lease`] the last observed beat:
+    /// an instance that has beaten since keeps its claims.
     pub dead: Vec<(InstanceId, RecoveryCause, Option<i64>)>,
-    /// Also every claim whose owner has no row any more, and every one whose owner has given no sign of life for the
-    /// `processing_timeout` of the subscription, by the database's clock.
+    /// Whether to recover also every claim whose owner no longer has a row, and every claim whose owner has given no
+    /// sign of life for the `processing_timeout` of the subscription, by the database's clock.
     pub sweep: bool,
 }
 
-/// Why claims were taken from their owner.
+/// The reason why claims were taken from their owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecoveryCause {
     /// The owner's lock came free, or its row is gone: the process ended.
     Crash,
-    /// The owner has not beaten for the lease's time.
+    /// The owner has not beaten for the time of the lease.
     Lease,
     /// No sign of life for the subscription's `processing_timeout`.
     Timeout,
-    /// An operator said so.
+    /// An operator requested it.
     Operator,
 }
 
@@ -189,12 +192,12 @@ impl From<TakeCause> for RecoveryCause {
 /// What was recovered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// How many claims, by subscription and cause.
+    /// Number of claims, by subscription and cause.
     pub claims: Vec<(SubscriptionId, RecoveryCause, u64)>,
 }
 
-/// What a recovery makes of a delivery that somebody was working on: an attempt is counted, so that an event which kills its process
-/// ends as dead. The first time it is due at once, later after the policy's wait.
+/// The result of recovering a delivery that was being worked on: an attempt is counted, so that an event which kills
+/// its process ends as dead. The first time it is due at once, later after the policy's wait.
 pub fn recovered(policy: &RetryPolicy, delivery: &DeliveryRow, cause: RecoveryCause, now: Timestamp) -> Failed {
     let attempts = delivery.attempts + 1;
     let message = match cause {
@@ -216,8 +219,8 @@ pub fn recovered(policy: &RetryPolicy, delivery: &DeliveryRow, cause: RecoveryCa
     }
 }
 
-/// Tells lanes which of their keys have rows, of the keys of whole queues, or that these are too many to be told (`left_out` or more than
-/// [`QUEUED_KEYS_MAX`]); `counts` says how many lanes each has.
+/// Distributes the keys with rows of whole queues to their lanes, or records that there are too many (`left_out`, or
+/// more than [`QUEUED_KEYS_MAX`]); `counts` has the number of lanes of each subscription.
 pub fn tell_keys(
     lanes: &[(LaneRef, Epoch)],
     counts: &HashMap<SubscriptionId, u32>,
