@@ -1,28 +1,28 @@
 use crate::{Page, Position, RangeSet, Scan, Writer};
 
-/// So many stretches are told apart; beyond it the two highest are one.
+/// Maximum number of stretches that are kept apart; beyond it, the two highest are merged.
 const STRETCHES_MAX: usize = 64;
 
-/// Decides which positions are dead: handed out to transactions that have ended without showing them.
+/// Decides which positions are closed: drawn by transactions that have ended without showing them.
 ///
-/// A position is drawn before its row is visible, so a gap may still fill. The poll reads the horizon, then the
-/// writers, then the rows. Once every writer seen beside a horizon has ended, whatever a *later or the same* poll's
-/// rows do not show up to that horizon never comes. New writers never extend an old grace period, and one that has been idle
-/// since before the horizon was last read has drawn nothing above it.
+/// A position is drawn before its row is visible, so a hole may still be filled. The poll reads the horizon, then the
+/// writers, then the rows. Once every writer that was read with a horizon has ended, a position up to that horizon that
+/// the rows of the *same or a later* poll do not show will never be filled. New writers never extend an old grace
+/// period, and a writer that has been idle since before the horizon was last read has drawn nothing above it.
 #[derive(Debug, Default)]
 pub struct Grace {
-    /// Positions whose every possible writer has ended.
+    /// Positions of which every possible writer has ended.
     proven: RangeSet,
-    /// What lies above, lowest first.
+    /// The stretches above them, lowest first.
     open: Vec<Stretch>,
-    /// The horizon of the last look at the writers, and the database's clock before it was read.
+    /// The horizon when the writers were last read, and the database's clock before that.
     horizon: Position,
     clock: i64,
-    /// The session that saw the writers.
+    /// The session that read the writers.
     session: u64,
 }
 
-/// Positions from `low` to `high`, and those who may have drawn them and have not ended.
+/// Positions from `low` to `high`, and the writers that may have drawn them and have not ended.
 #[derive(Debug)]
 struct Stretch {
     low: Position,
@@ -31,7 +31,7 @@ struct Stretch {
 }
 
 impl Grace {
-    /// Takes the horizon and writers of a poll into account. Call it before asking [`Grace::dead`] about its scans.
+    /// Takes the horizon and writers of a poll into account. Call it before [`Grace::dead`] for the scans of that poll.
     pub fn observe(&mut self, page: &Page) {
         let Some(seen) = &page.writers else { return };
         if self.session != page.session || page.clock < self.clock {
@@ -65,8 +65,8 @@ impl Grace {
         }
     }
 
-    /// The positions that this scan proves dead. A full page proves nothing beyond its last position, and nothing
-    /// below `log_start` is ever dead: retention took it.
+    /// The positions that this scan proves to be closed. A full page proves nothing beyond its last position, and no
+    /// position below `log_start` is ever closed: retention removed it.
     pub fn dead(&self, scan: &Scan, log_start: Position) -> RangeSet {
         let low = (scan.after + 1).max(log_start);
         let high = scan.covered_to.min(self.proven.last().unwrap_or(0));
