@@ -1,23 +1,25 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How many distinct keys the guard looks back.
+/// Number of distinct keys that the guard looks back.
 pub const FLOOD_KEYS: usize = 50;
-/// Where there are few keys, so many events may die while most of the keys fail: less may be a few bad events and no bad deploy.
+/// If there are few keys: number of events that may become dead while most keys fail. Fewer may be single bad events
+/// and not a bad deploy.
 pub const FLOOD_DEAD_MAX: usize = 10;
-/// Within this time.
+/// The period for [`FLOOD_DEAD_MAX`], and the time after which a failure is forgotten.
 pub const FLOOD_DEAD_WITHIN: Duration = Duration::from_secs(3600);
 
-/// Suspects a bad deploy when more than half of the last [`FLOOD_KEYS`] distinct keys failed, or of the fewer that there were, if
-/// [`FLOOD_DEAD_MAX`] events have died within [`FLOOD_DEAD_WITHIN`]; while it does, nothing becomes dead.
+/// Suspects a bad deploy when more than half of the last [`FLOOD_KEYS`] distinct keys failed. If there are fewer keys,
+/// more than half of them must fail, and [`FLOOD_DEAD_MAX`] events must have died within [`FLOOD_DEAD_WITHIN`]. While a
+/// bad deploy is suspected, nothing becomes dead.
 #[derive(Debug, Default)]
 pub(crate) struct FloodGuard {
-    /// The last keys, newest at the back. Successes are noted only while a failure is in sight.
+    /// The last keys, newest at the back. Successes are recorded only while a failure is among them.
     keys: VecDeque<Ended>,
     failed: usize,
-    /// When the last events died.
+    /// The times at which the last events died.
     dead: VecDeque<Duration>,
-    /// Too many have died, and most keys have failed ever since.
+    /// Whether too many events have died, and most keys have failed since.
     flooded: bool,
 }
 
@@ -30,8 +32,8 @@ struct Ended {
 }
 
 impl FloodGuard {
-    /// Notes how the newest event of a key ended. A key whose event died may never come again: after [`FLOOD_DEAD_WITHIN`] it says nothing
-    /// of those that do.
+    /// Records how the newest event of a key ended. A key whose event died may never come again: after
+    /// [`FLOOD_DEAD_WITHIN`] it says nothing about the other keys.
     pub(crate) fn note(&mut self, now: Duration, key: u64, failed: bool) {
         if !failed && self.failed == 0 {
             return;
