@@ -4,30 +4,32 @@ use std::time::Duration;
 use crate::dispatcher::{BatchId, Item};
 use crate::{BreakerReport, Failure, Fault, Now, Position, Timestamp};
 
-/// An event that fails where nobody can say whose fault it is, with no other event at hand to tell, is charged after this time.
+/// Time after which an unclear failure is charged to the event, if no other event can show whose fault it is.
 pub const BREAKER_SUSPECT_AFTER: Duration = Duration::from_secs(15 * 60);
 /// The first wait for a sink that is down; it doubles.
 pub const BREAKER_BASE: Duration = Duration::from_millis(500);
 /// The longest wait for a sink that is down.
 pub const BREAKER_CAP: Duration = Duration::from_secs(30);
 
-/// When so many different keys have failed in a row the sink is down, not they; and a sink with one receiver is considered unwell when the
-/// first tries of so many were refused in a row.
+/// Number of different keys that fail in a row, at which the sink counts as down; and number of keys whose first tries
+/// are refused in a row, at which a sink with one receiver counts as failing.
 pub const BREAKER_KEYS_MAX: usize = 5;
 
-/// While two keys fail or more, and less than [`BREAKER_KEYS_MAX`], an event of another key is tried so long after the last of them began to.
+/// While two or more keys fail, but fewer than [`BREAKER_KEYS_MAX`]: time after the last of them began to fail until an
+/// event of another key is tried.
 pub const BREAKER_OTHER_WAIT: Duration = Duration::from_secs(1);
 
-/// A sink that fails for one key alone is said to be down after so many failures in a row with no other event to tell.
+/// Number of failures in a row after which a sink that fails for one key alone counts as down, if there is no other
+/// event to test it with.
 pub const BREAKER_ALONE_MAX: u32 = 3;
 
-/// How many events the breaker remembers whose failures were not said to be their own fault.
+/// Maximum number of events that the breaker remembers because their failures may or may not be their own fault.
 pub const BREAKER_SUSPECTS_MAX: usize = 1_000;
 
-/// The longest wait that a receiver can ask for.
+/// The longest wait that a receiver can request.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
-/// Keeps a sink that is down from burning attempts, and one poison event from looking like an outage.
+/// Prevents a sink that is down from using up attempts, and a single poison event from looking like an outage.
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
     state: State,
@@ -106,25 +108,25 @@ struct Suspect {
 /// What may be sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Permit {
-    /// Anything.
+    /// Any event.
     All,
-    /// One event, to see whether the sink is back; the fittest that there is.
+    /// One event, the most suitable, to test whether the sink is back.
     Probe,
-    /// One event of another key than those that fail: it tells whether the sink is down, and is not to wait if it is not.
+    /// One event of a key that does not fail: it shows whether the sink is down, and must not wait if it is not.
     Other,
     /// Nothing.
     Nothing,
 }
 
-/// Who pays for a failure.
+/// What a failure is charged to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Charge {
     /// The event: an attempt is counted.
     Event,
     /// The sink: the event waits, no attempt is counted.
     Sink,
-    /// The event is known to fail where others succeed, but none has been sent since it last did: it waits for so long by itself, no
-    /// attempt is counted.
+    /// Neither: the event is known to fail where others succeed, but none has been sent since it last failed. It waits
+    /// alone for this time, and no attempt is counted.
     Nobody(Duration),
 }
 
@@ -231,8 +233,9 @@ impl Breaker {
         self.retry_next && self.refuses_all()
     }
 
-    /// How little an event is fit for what is permitted: 0 is best, [`u8::MAX`] is not at all. One under suspicion tells least. Where
-    /// many keys were refused, the first try of another tells whether that goes on; then it is the turn of one that was refused before.
+    /// How unsuitable an event is for what is permitted: 0 is best, [`u8::MAX`] is unsuitable. A suspect says least
+    /// about the sink. If many keys were refused, the first try of another key shows whether this continues; after
+    /// that, an event that was refused before is next.
     pub(crate) fn unfitness(&self, permit: Permit, position: Position, key: u64, first_try: bool) -> u8 {
         let refused_before = !first_try || self.refused.contains(&key);
         match permit {
@@ -274,8 +277,9 @@ impl Breaker {
         self.error = error.to_owned();
     }
 
-    /// The failure of this event was not said to be its own fault: it is all the same, once others succeed and it does not. If it was
-    /// not said to be the sink's either (`unclear`) and no other event is at hand to tell, it is the event's after a while.
+    /// The sink did not blame this event. The failure is still charged to the event if other events succeed while it
+    /// keeps failing. If the failure is `unclear` and no other event can show whose fault it is, it is charged to the
+    /// event after a while.
     pub(crate) fn suspect(&mut self, now: Now, item: &Item, failure: &Failure) -> Charge {
         let position = item.event.position;
         if failure.unsent {
@@ -365,7 +369,7 @@ impl Breaker {
         }
     }
 
-    /// Whether this event failed before in a way that nobody could explain; such an event travels alone.
+    /// Whether this event failed before for an unknown reason; such an event is sent alone.
     pub(crate) fn suspects(&self, position: Position) -> bool {
         !self.suspects.is_empty() && self.suspects.contains_key(&position)
     }
@@ -394,7 +398,7 @@ impl Breaker {
         matches!(&self.doubt, Doubt::Keys(keys) if keys.len() == 1)
     }
 
-    /// Whether sending failed so often in a row that waiting is no use to somebody in a hurry.
+    /// Whether sending has failed so often in a row that a caller with little time should not wait.
     pub(crate) fn is_hopeless(&self) -> bool {
         self.is_open() && !self.wary && self.failures >= 3
     }
