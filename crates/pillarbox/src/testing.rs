@@ -1,6 +1,7 @@
 //! Helpers for the tests of applications that publish or handle events.
 //!
-//! What an open transaction has published is seen by the store's own crate, for example `pillarbox_sqlite::testing::published`.
+//! The crate of each store shows what an open transaction has published, for example
+//! `pillarbox_sqlite::testing::published`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::{
     SinkFeatures, Store,
 };
 
-/// A sink that keeps what it gets. Clones share it.
+/// A sink that keeps the events that it gets. Clones share them.
 #[derive(Clone)]
 pub struct Capture {
     events: Arc<Mutex<Vec<Arc<Event>>>>,
@@ -29,17 +30,17 @@ impl Default for Capture {
 }
 
 impl Capture {
-    /// Takes everything.
+    /// A sink that accepts every event.
     pub fn new() -> Self {
         Capture::default()
     }
 
-    /// Answers with the failure that `refuse` gives for an event.
+    /// A sink that fails an event with the failure that `refuse` returns for it.
     pub fn refusing(refuse: impl Fn(&Event) -> Option<Failure> + Send + Sync + 'static) -> Self {
         Capture { events: Arc::default(), count: Arc::new(watch::channel(0).0), refuse: Arc::new(refuse) }
     }
 
-    /// What has arrived, in order of arrival.
+    /// The events that have arrived, in order of arrival.
     pub fn events(&self) -> Vec<Arc<Event>> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -81,14 +82,15 @@ impl Sink for Capture {
     }
 }
 
-/// Runs a relay until nothing can be delivered now, then drains it: what a test needs between publishing and looking.
+/// Runs a relay until nothing more can be delivered now, then drains it. Call it in a test between publishing and
+/// checking.
 pub async fn run_until_idle<S: Store + Operator>(relay: RelayBuilder<S>) -> Result<()> {
     let relay: Relay = relay.start().await?;
     relay.until_idle().await?;
     relay.drain().await
 }
 
-/// Calls a handler with one event as the engine would: a panic and a time-out are failures, not the test's end.
+/// Calls a handler with one event as the engine would: a panic or a time-out is a failure and does not end the test.
 pub async fn run_handler(handler: &impl Handler, event: Event, timeout: Duration) -> Outcome {
     call(handler, Delivery::first(event, "test"), Patience::Total(timeout)).await
 }
