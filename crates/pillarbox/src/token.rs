@@ -3,22 +3,22 @@ use std::str::FromStr;
 
 use crate::{Error, ErrorKind, Position, RangeSet, Result};
 
-/// Where a reader of the log stands, for it to go on there later. Opaque for users: keep it whole, compare nothing.
+/// The place at which a reader of the log continues later. Opaque for users: store it whole, and do not compare tokens.
 ///
-/// A bare position cannot say this: an event with a lower position may become visible later. So a token names the
-/// incarnation of the log, the floor up to which everything was seen, and what was seen above it.
+/// A bare position is not sufficient, because an event with a lower position may become visible later. So a token
+/// contains the incarnation of the log, the floor up to which everything was seen, and what was seen above it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ResumeToken {
     /// The incarnation that the positions belong to.
     pub incarnation: i64,
-    /// Everything at or below was seen, or can never appear.
+    /// The position up to which everything was seen, or can never appear.
     pub floor: Position,
-    /// What was seen above the floor.
+    /// The positions seen above the floor.
     pub seen: RangeSet,
 }
 
 impl ResumeToken {
-    /// Nothing seen above `floor`.
+    /// A token with nothing seen above `floor`.
     pub fn new(incarnation: i64, floor: Position) -> Self {
         ResumeToken { incarnation, floor, seen: RangeSet::new() }
     }
@@ -36,7 +36,7 @@ impl ResumeToken {
         }
     }
 
-    /// Nothing more can appear at or below `floor`.
+    /// Records that nothing more can appear at or below `floor`.
     pub fn raise_floor(&mut self, floor: Position) {
         self.floor = self.floor.max(floor);
         self.absorb();
