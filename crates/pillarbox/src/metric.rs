@@ -1,6 +1,6 @@
 //! The names of all metrics; `docs/metrics.md` lists them.
 
-/// Counter, by `subscription`: events that a sink took.
+/// Counter, by `subscription`: events that a sink or handler accepted.
 pub const DELIVERED: &str = "pillarbox_delivered_total";
 /// Counter, by `subscription` and `kind`: failed attempts.
 pub const FAILURES: &str = "pillarbox_failures_total";
@@ -28,7 +28,8 @@ pub const PAUSED: &str = "pillarbox_paused";
 pub const STATUS_AGE: &str = "pillarbox_status_age_seconds";
 /// Gauge, by `version`: 1.
 pub const BUILD_INFO: &str = "pillarbox_build_info";
-/// Counter, by `subscription` and `cause`: claims of queues that were taken from those who would not end them any more.
+/// Counter, by `subscription` and `cause`: claims of queues that were recovered from owners that would no longer end
+/// them.
 pub const RECOVERED: &str = "pillarbox_recovered_total";
 /// Counter, by `subscription`: claims that this relay ended after they had been taken from it.
 pub const REFUSED: &str = "pillarbox_claims_refused_total";
