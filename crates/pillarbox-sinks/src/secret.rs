@@ -1,7 +1,11 @@
 use std::fmt;
 
-/// A value that is never shown: not by `Debug`, not in an error, not in a log.
-#[derive(Clone, PartialEq, Eq)]
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A value that is never shown: not by `Debug`, not in an error, not in a log, not in a configuration that is printed.
+///
+/// It is read as a newtype of this name, so that who reads a configuration knows which of its values are secrets.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
 pub struct Secret(String);
 
 impl Secret {
@@ -18,6 +22,18 @@ impl Secret {
     /// The text without this value, for what a library or a receiver says.
     pub fn redact(&self, text: &str) -> String {
         if self.0.is_empty() { text.to_owned() } else { text.replace(&self.0, "***") }
+    }
+}
+
+/// Reads a URL, of which only the password and what else is secret in it is hidden where it is printed.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+pub(crate) fn in_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Secret, D::Error> {
+    String::deserialize(deserializer).map(Secret)
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str("***")
     }
 }
 
@@ -47,6 +63,7 @@ mod tests {
     fn is_never_shown() {
         let secret = Secret::new("canary");
         assert_eq!(format!("{secret:?} {:#?}", Some(&secret)), "*** Some(\n    ***,\n)");
+        assert_eq!(serde_json::to_string(&secret).unwrap(), "\"***\"");
         assert_eq!(secret.redact("no 'canary' here"), "no '***' here");
         assert_eq!(Secret::new("").redact("as it is"), "as it is");
     }

@@ -1,0 +1,134 @@
+//! What a user writes for a sink, and the parts that such configurations are made of.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox::sink::Sink;
+use pillarbox::{Error, ErrorKind, Result};
+use serde::Deserialize;
+use serde::de::{self, Deserializer, Visitor};
+
+/// The configuration of one kind of sink: a struct with `#[derive(Deserialize)]` and `#[serde(deny_unknown_fields)]`, whose fields are
+/// the keys that a user writes. A [`Secret`](crate::Secret) among them is never printed.
+///
+/// Nothing here connects to anything.
+pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
+    /// The keys without which there is no sink, with an example of each. Their values say where the sink delivers to.
+    fn required() -> &'static [(&'static str, &'static str)]
+    where
+        Self: Sized;
+
+    /// All that is wrong with it, key by key.
+    fn faults(&self) -> Vec<ConfigFault> {
+        Vec::new()
+    }
+
+    /// How long one delivery of so many events may take by its time-outs; None if it has none.
+    fn delivery_time(&self, _batch_size: usize) -> Option<DeliveryTime> {
+        None
+    }
+
+    /// The sink, for events of this `source`, a URI like `urn:pillarbox:<log_id>`.
+    fn build(&self, source: String) -> Result<Arc<dyn Sink>>;
+}
+
+/// What is wrong with one key of a sink's configuration.
+#[derive(Debug)]
+pub struct ConfigFault {
+    /// The key at fault.
+    pub key: &'static str,
+    /// The key that it does not go together with. If that one is wrong itself, this one is not to blame.
+    pub beside: Option<&'static str>,
+    /// What is wrong, and what to do.
+    pub error: Error,
+}
+
+impl ConfigFault {
+    /// A key that is wrong by itself.
+    pub fn new(key: &'static str, error: Error) -> Self {
+        ConfigFault { key, beside: None, error }
+    }
+
+    /// A key that does not go together with another one.
+    pub fn beside(self, other: &'static str) -> Self {
+        ConfigFault { beside: Some(other), ..self }
+    }
+
+    /// The entries of a list that are wrong, told as one fault: the first one's, with the numbers of the others.
+    pub(crate) fn of_list<T>(
+        key: &'static str,
+        entries: &[T],
+        check: impl Fn(usize, &T) -> Result<()>,
+    ) -> Option<ConfigFault> {
+        let refused = entries.iter().enumerate().filter_map(|(at, entry)| Some((at + 1, check(at, entry).err()?)));
+        let (numbers, mut errors): (Vec<usize>, Vec<Error>) = refused.unzip();
+        if numbers.len() < 2 {
+            return errors.pop().map(|error| ConfigFault::new(key, error));
+        }
+        let numbers: Vec<String> = numbers.iter().map(usize::to_string).collect();
+        let message = format!("{}; refused are the entries {} of this list", errors[0], numbers.join(", "));
+        Some(ConfigFault::new(key, Error::new(ErrorKind::Invalid, message)))
+    }
+}
+
+/// How long one delivery may take by the time-outs of its sink, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeliveryTime {
+    /// The longest time.
+    pub max: Duration,
+    /// The reason, for people.
+    pub why: String,
+}
+
+/// Reads a string, or a number as its digits, with `parse`.
+pub fn parsed<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    parse: impl FnOnce(&str) -> std::result::Result<T, String>,
+) -> std::result::Result<T, D::Error> {
+    deserializer.deserialize_any(Parsed(parse))
+}
+
+struct Parsed<F>(F);
+
+impl<'de, T, F: FnOnce(&str) -> std::result::Result<T, String>> Visitor<'de> for Parsed<F> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<T, E> {
+        (self.0)(text).map_err(E::custom)
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> std::result::Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> std::result::Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+}
+
+/// Reads a whole number from 1 to `MAX`.
+pub fn count<'de, const MAX: u64, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<usize, D::Error> {
+    let number = i64::deserialize(deserializer)?;
+    match usize::try_from(number) {
+        Ok(count) if (1..=MAX).contains(&(count as u64)) => Ok(count),
+        _ => Err(de::Error::custom(format!("{number} is outside 1 to {MAX}"))),
+    }
+}
+
+/// Reads a whole number from 1 to `MAX` that may be left out.
+pub fn maybe_count<'de, const MAX: u64, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<usize>, D::Error> {
+    count::<MAX, D>(deserializer).map(Some)
+}
+
+/// `true`, for `#[serde(default = "…")]`.
+pub(crate) fn yes() -> bool {
+    true
+}
