@@ -1,11 +1,12 @@
 use std::fmt;
 
+use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A value that is never shown: not by `Debug`, not in an error, not in a log, not in a configuration that is printed.
 ///
 /// It is read as a newtype of this name, so that who reads a configuration knows which of its values are secrets.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
@@ -29,6 +30,30 @@ impl Secret {
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) fn in_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Secret, D::Error> {
     String::deserialize(deserializer).map(Secret)
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_newtype_struct("Secret", SecretVisitor)
+    }
+}
+
+struct SecretVisitor;
+
+impl<'de> Visitor<'de> for SecretVisitor {
+    type Value = Secret;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<Secret, D::Error> {
+        String::deserialize(deserializer).map(Secret)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Secret, E> {
+        Ok(Secret::new(text))
+    }
 }
 
 impl Serialize for Secret {

@@ -2,11 +2,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 
-use serde::de::value::StringDeserializer;
-use serde::de::{
-    self, DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess, SeqAccess, Unexpected, VariantAccess,
-    Visitor,
-};
+use serde::de::value::{SeqDeserializer, StrDeserializer};
+use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, Unexpected, Visitor};
 use serde::forward_to_deserialize_any;
 
 use super::problem::nearest;
@@ -270,11 +267,14 @@ impl<'de> Deserializer<'de> for Reading<'_, '_> {
     /// A list of strings; in an environment variable, with commas.
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         match &self.node.value {
-            Value::List(items) => visitor.visit_seq(Items { reading: &self, items, at: 0 }),
+            Value::List(items) => {
+                let items = items.iter().filter(|item| !self.section.passes_over(item));
+                // The path is the key's: entries may be on one line.
+                visitor.visit_seq(SeqDeserializer::new(items.map(|item| self.below(item, self.path.clone()))))
+            }
             Value::Text(text) if self.is_from_environment() => {
                 let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
-                let parts: Vec<Part> = parts.map(|part| Part(part.to_owned())).collect();
-                visitor.visit_seq(de::value::SeqDeserializer::new(parts.into_iter()))
+                visitor.visit_seq(SeqDeserializer::new(parts))
             }
             _ => Err(self.wrong("a list of strings")),
         }
@@ -318,7 +318,7 @@ impl<'de> Deserializer<'de> for Reading<'_, '_> {
         _variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ReadError> {
-        self.with_text(|text| visitor.visit_enum(Word(text)))
+        self.with_text(|text| visitor.visit_enum(StrDeserializer::new(text)))
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
@@ -342,27 +342,15 @@ impl Reading<'_, '_> {
     }
 }
 
-struct Items<'r, 's, 'n> {
-    reading: &'r Reading<'s, 'n>,
-    items: &'s [Node],
-    at: usize,
-}
+impl<'de> IntoDeserializer<'de, ReadError> for Reading<'_, '_> {
+    type Deserializer = Self;
 
-impl<'de> SeqAccess<'de> for Items<'_, '_, '_> {
-    type Error = ReadError;
-
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, ReadError> {
-        while let Some(node) = self.items.get(self.at) {
-            self.at += 1;
-            if !self.reading.section.passes_over(node) {
-                // Of a list, the key is told: its entries may be on one line.
-                return seed.deserialize(self.reading.below(node, self.reading.path.clone())).map(Some);
-            }
-        }
-        Ok(None)
+    fn into_deserializer(self) -> Self {
+        self
     }
 }
 
+/// The entries of a table. An error that a type makes of a value after it was read belongs to that value.
 struct Entries<'s, 'n> {
     entries: std::vec::IntoIter<(String, Reading<'s, 'n>)>,
     value: Option<Reading<'s, 'n>>,
@@ -380,74 +368,5 @@ impl<'de> MapAccess<'de> for Entries<'_, '_> {
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ReadError> {
         let reading = self.value.take().ok_or_else(|| de::Error::custom("a value before its key"))?;
         seed.deserialize(reading.clone()).map_err(|error| reading.placed(error))
-    }
-}
-
-/// One of several values in an environment variable; it may be a newtype.
-struct Part(String);
-
-impl<'de> IntoDeserializer<'de, ReadError> for Part {
-    type Deserializer = Part;
-
-    fn into_deserializer(self) -> Part {
-        self
-    }
-}
-
-impl<'de> Deserializer<'de> for Part {
-    type Error = ReadError;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        visitor.visit_string(self.0)
-    }
-
-    fn deserialize_newtype_struct<V: Visitor<'de>>(
-        self,
-        _name: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, ReadError> {
-        visitor.visit_newtype_struct(StringDeserializer::new(self.0))
-    }
-
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct seq tuple
-        tuple_struct map struct enum identifier ignored_any
-    }
-}
-
-/// One of a few words.
-struct Word<'t>(&'t str);
-
-impl<'de> EnumAccess<'de> for Word<'_> {
-    type Error = ReadError;
-    type Variant = Self;
-
-    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), ReadError> {
-        let word = seed.deserialize(IntoDeserializer::<ReadError>::into_deserializer(self.0))?;
-        Ok((word, self))
-    }
-}
-
-impl<'de> VariantAccess<'de> for Word<'_> {
-    type Error = ReadError;
-
-    fn unit_variant(self) -> Result<(), ReadError> {
-        Ok(())
-    }
-
-    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, _seed: T) -> Result<T::Value, ReadError> {
-        Err(de::Error::custom("a word has no value"))
-    }
-
-    fn tuple_variant<V: Visitor<'de>>(self, _len: usize, _visitor: V) -> Result<V::Value, ReadError> {
-        Err(de::Error::custom("a word has no values"))
-    }
-
-    fn struct_variant<V: Visitor<'de>>(
-        self,
-        _fields: &'static [&'static str],
-        _visitor: V,
-    ) -> Result<V::Value, ReadError> {
-        Err(de::Error::custom("a word has no keys"))
     }
 }
