@@ -57,7 +57,7 @@ impl ConfigFault {
     }
 
     /// The entries of a list that are wrong, told as one fault: the first one's, with the numbers of the others.
-    pub(crate) fn of_list<T>(
+    pub fn of_list<T>(
         key: &'static str,
         entries: &[T],
         check: impl Fn(usize, &T) -> Result<()>,
@@ -129,6 +129,6 @@ pub fn maybe_count<'de, const MAX: u64, D: Deserializer<'de>>(
 }
 
 /// `true`, for `#[serde(default = "…")]`.
-pub(crate) fn yes() -> bool {
+pub fn yes() -> bool {
     true
 }

@@ -45,3 +45,18 @@ pub use secret::Secret;
 #[cfg(feature = "stdout")]
 pub use stdout::{Stdout, StdoutConfig};
 pub use template::{TEMPLATE_BYTES_MAX, Template};
+
+/// Calls a macro with the kinds of sinks that the command offers as features: the name that a user writes, the feature, and the type of
+/// the configuration.
+#[macro_export]
+macro_rules! sink_kinds {
+    ($call:ident) => {
+        $call! {
+            "http" "http" HttpConfig,
+            "kafka" "kafka" KafkaConfig,
+            "redis_pubsub" "redis" RedisPubSubConfig,
+            "redis_stream" "redis" RedisStreamConfig,
+            "postgres" "postgres" PostgresSinkConfig,
+        }
+    };
+}

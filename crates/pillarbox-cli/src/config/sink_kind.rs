@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use super::problem::nearest;
 use super::section::{Needs, Section};
 
-/// A kind of sink: a new one is a row in [`KINDS`], with the type that a user's configuration is read into.
+/// A kind of sink: a new one is a row in [`pillarbox_sinks::sink_kinds`], with the type that a user's configuration is read into.
 #[derive(Debug)]
 pub(crate) struct SinkKind {
     /// As it is written in the config.
@@ -54,21 +54,23 @@ const fn later(name: &'static str) -> SinkKind {
     SinkKind { name, form: Form::Later }
 }
 
+macro_rules! all_kinds {
+    ($($name:literal $feature:literal $config:ident,)*) => {
+        &[
+            SinkKind { name: "stdout", form: typed::<pillarbox_sinks::StdoutConfig>() },
+            SinkKind { name: "file", form: typed::<pillarbox_sinks::FileConfig>() },
+            $(kind!($name, $feature, $config),)*
+            SinkKind { name: "chain", form: Form::Chain },
+            later("nats"),
+            later("rabbitmq"),
+            later("sqs"),
+            later("websocket"),
+        ]
+    };
+}
+
 /// All kinds of the contract, whether or not this build has them.
-static KINDS: [SinkKind; 12] = [
-    SinkKind { name: "stdout", form: typed::<pillarbox_sinks::StdoutConfig>() },
-    SinkKind { name: "file", form: typed::<pillarbox_sinks::FileConfig>() },
-    kind!("http", "http", HttpConfig),
-    kind!("kafka", "kafka", KafkaConfig),
-    kind!("redis_pubsub", "redis", RedisPubSubConfig),
-    kind!("redis_stream", "redis", RedisStreamConfig),
-    kind!("postgres", "postgres", PostgresSinkConfig),
-    SinkKind { name: "chain", form: Form::Chain },
-    later("nats"),
-    later("rabbitmq"),
-    later("sqs"),
-    later("websocket"),
-];
+static KINDS: &[SinkKind] = pillarbox_sinks::sink_kinds!(all_kinds);
 
 /// The keys of every sink that are not its type's.
 const COMMON_KEYS: [&str; 2] = ["kind", "source"];
