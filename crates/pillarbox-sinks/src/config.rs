@@ -10,8 +10,10 @@ use pillarbox::{Error, ErrorKind, Result};
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
+use crate::Secret;
+
 /// The configuration of one kind of sink: a struct with `#[derive(Deserialize)]` and `#[serde(deny_unknown_fields)]`, whose fields are
-/// the keys that a user writes. A [`Secret`](crate::Secret) among them is never printed.
+/// the keys that a user writes. A [`Secret`] among them is never printed.
 ///
 /// Nothing here connects to anything.
 pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
@@ -126,6 +128,11 @@ pub fn maybe_count<'de, const MAX: u64, D: Deserializer<'de>>(
     deserializer: D,
 ) -> std::result::Result<Option<usize>, D::Error> {
     count::<MAX, D>(deserializer).map(Some)
+}
+
+/// Reads a URL, of which only the password and what else is secret in it is hidden where it is printed.
+pub fn url<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Secret, D::Error> {
+    String::deserialize(deserializer).map(Secret::new)
 }
 
 /// `true`, for `#[serde(default = "…")]`.

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::{ConfigFault, DeliveryTime, SinkConfig, yes};
-use crate::{Secret, duration, secret};
+use crate::{Secret, config, duration};
 
 mod append;
 mod connection;
@@ -42,7 +42,7 @@ const STATEMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
 #[serde(deny_unknown_fields)]
 pub struct PostgresSinkConfig {
     /// The database, as in `database` of the configuration.
-    #[serde(deserialize_with = "secret::in_url")]
+    #[serde(deserialize_with = "config::url")]
     pub url: Secret,
     /// The table, `name` or `schema.name`. Capitals count, as if it stood in double quotes.
     pub table: String,

@@ -26,12 +26,6 @@ impl Secret {
     }
 }
 
-/// Reads a URL, of which only the password and what else is secret in it is hidden where it is printed.
-#[cfg(any(feature = "postgres", feature = "redis"))]
-pub(crate) fn in_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Secret, D::Error> {
-    String::deserialize(deserializer).map(Secret)
-}
-
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_newtype_struct("Secret", SecretVisitor)

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{RedisConfig, RedisPubSub, RedisStream, TIMEOUT, route};
 use crate::config::{ConfigFault, DeliveryTime, SinkConfig, maybe_count};
-use crate::{Secret, Template, duration, secret};
+use crate::{Secret, Template, duration};
 
 /// The longest stream that can be asked for, in entries.
 const MAXLEN_MAX: u64 = 1_000_000_000_000;
@@ -22,7 +22,7 @@ macro_rules! redis_config {
         pub struct $name {
             $($own)*
             /// See [`RedisConfig::url`].
-            #[serde(deserialize_with = "secret::in_url")]
+            #[serde(deserialize_with = "crate::config::url")]
             pub url: Secret,
             /// See [`RedisConfig::sentinels`].
             #[serde(default)]
