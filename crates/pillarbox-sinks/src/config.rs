@@ -139,3 +139,48 @@ pub fn url<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Se
 pub fn yes() -> bool {
     true
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Keys {
+        #[serde(default, deserialize_with = "maybe_count::<5, _>")]
+        count: Option<usize>,
+        #[serde(default, deserialize_with = "crate::duration::positive::deserialize_some")]
+        time: Option<Duration>,
+        #[serde(default)]
+        secret: Option<Secret>,
+    }
+
+    fn refused(text: &str, part: &str) {
+        let error = serde_json::from_str::<Keys>(text).unwrap_err().to_string();
+        assert!(error.contains(part), "{text}: {error}");
+    }
+
+    #[test]
+    fn the_parts_of_a_configuration_have_limits_in_any_format() {
+        let keys: Keys = serde_json::from_str(r#"{"count": 5, "time": "1ms", "secret": "canary"}"#).unwrap();
+        assert_eq!((keys.count, keys.time), (Some(5), Some(Duration::from_millis(1))));
+        assert_eq!(keys.secret, Some(Secret::new("canary")));
+        refused(r#"{"count": 6}"#, "6 is outside 1 to 5");
+        refused(r#"{"count": 0}"#, "0 is outside 1 to 5");
+        refused(r#"{"time": "0s"}"#, "longer than 0");
+        refused(r#"{"time": 5}"#, "'5' has no unit");
+        refused(r#"{"tiem": "1s"}"#, "unknown field `tiem`");
+    }
+
+    #[test]
+    fn a_list_has_one_fault_that_names_all_its_wrong_entries() {
+        let check = |at: usize, entry: &u32| match entry {
+            0 => Err(Error::new(ErrorKind::Invalid, format!("entry {} is 0", at + 1))),
+            _ => Ok(()),
+        };
+        let of = |entries: &[u32]| ConfigFault::of_list("key", entries, check).map(|fault| fault.error.to_string());
+        assert_eq!(of(&[1, 2]), None);
+        assert_eq!(of(&[1, 0]).as_deref(), Some("entry 2 is 0"));
+        assert_eq!(of(&[0, 1, 0]).as_deref(), Some("entry 1 is 0; refused are the entries 1, 3 of this list"));
+    }
+}
