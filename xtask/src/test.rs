@@ -11,9 +11,6 @@ use crate::{lock_file, metrics, tool};
 const WORKSPACE: [&str; 3] =
     ["--workspace", "--features", "pillarbox-cli/failpoints,pillarbox-cli/full,pillarbox-sinks/full"];
 
-/// The features of `pillarbox-sinks`, each of which builds alone.
-const SINKS: [&str; 6] = ["stdout", "file", "http", "kafka", "redis", "postgres"];
-
 /// The test of every store that compares the committed schema with what the migrations make.
 const SCHEMA_TEST: &str = "schema::the_committed_schema_is_what_the_migrations_make";
 
@@ -161,7 +158,15 @@ fn each_sink_alone() -> Result<()> {
     let without = ["clippy", "--package", "pillarbox-sinks", "--all-targets", "--no-default-features"];
     let lint = |features: &[&str]| run(cargo(&[&without[..], features, &["--", "-D", "warnings"]].concat()));
     lint(&[])?;
-    SINKS.iter().try_for_each(|sink| lint(&["--features", sink]))
+    let manifest = std::fs::read_to_string(root().join("crates/pillarbox-sinks/Cargo.toml"))?;
+    let sinks = features_of_full(&manifest).context("pillarbox-sinks has no feature `full`")?;
+    sinks.iter().try_for_each(|sink| lint(&["--features", sink]))
+}
+
+/// The features that `full` turns on.
+fn features_of_full(manifest: &str) -> Option<Vec<&str>> {
+    let line = manifest.lines().find_map(|line| line.strip_prefix("full = [")?.strip_suffix(']'))?;
+    Some(line.split(',').map(|name| name.trim().trim_matches('"')).collect())
 }
 
 /// A filter that finds no test passes too; that would be a check that checks nothing.

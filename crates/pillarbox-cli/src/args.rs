@@ -7,7 +7,7 @@ use pillarbox::admin::State;
 use pillarbox::{Start, Timestamp};
 use uuid::Uuid;
 
-use crate::config::{parse_duration, parse_listen, parse_start};
+use crate::config::{parse_listen, parse_start};
 
 /// The heading of what every command takes.
 const GLOBAL: &str = "Global options";
@@ -202,7 +202,7 @@ pub(crate) struct PublishArgs {
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_header)]
     pub(crate) header: Vec<(String, String)>,
     /// Deliver after this time from now
-    #[arg(long, value_parser = parse_duration, conflicts_with = "deliver_at")]
+    #[arg(long, value_parser = pillarbox_sinks::duration::parse, conflicts_with = "deliver_at")]
     pub(crate) delay: Option<Duration>,
     /// Deliver at this time, like 2026-01-31T12:00:00Z
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
@@ -315,7 +315,7 @@ pub(crate) struct RecoverArgs {
     pub(crate) instance: Option<i64>,
     /// Only from instances that have given no sign of life for this long, by the database's clock. 0s: from all, also from those
     /// that are well and go on working
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = pillarbox_sinks::duration::parse)]
     pub(crate) silent_for: Duration,
     #[command(flatten)]
     pub(crate) confirm: ConfirmArgs,
@@ -440,7 +440,7 @@ pub(crate) struct AuditArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct PruneArgs {
     /// Remove events older than this that every subscription has passed, in place of retention.keep
-    #[arg(long, value_parser = parse_duration)]
+    #[arg(long, value_parser = pillarbox_sinks::duration::parse)]
     pub(crate) keep: Option<Duration>,
     /// Only say what would be removed
     #[arg(long)]

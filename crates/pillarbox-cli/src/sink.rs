@@ -1,14 +1,6 @@
 mod discreet;
-#[cfg(feature = "http")]
-mod http;
 mod into_the_log;
-#[cfg(feature = "kafka")]
-mod kafka;
 mod panic;
-#[cfg(feature = "postgres")]
-mod postgres;
-#[cfg(feature = "redis")]
-mod redis;
 mod stdout;
 
 use std::fmt;
@@ -16,10 +8,12 @@ use std::sync::Arc;
 
 use pillarbox::sink::Sink;
 use pillarbox::{Error, Failure};
-use pillarbox_sinks::{Chain, FileSink};
+use pillarbox_sinks::{Chain, StdoutConfig};
+#[cfg(feature = "http")]
+use pillarbox_sinks::{HttpConfig, HttpSink};
 use tokio::sync::Notify;
 
-use crate::config::SinkSettings;
+use crate::config::{Parts, SinkSettings};
 use crate::exit::chain;
 use discreet::Discreet;
 pub(crate) use into_the_log::into_the_log;
@@ -52,10 +46,10 @@ pub(crate) enum Answer {
 /// Asks the receiver whether it would take events; none is delivered.
 pub(crate) async fn ask(settings: &SinkSettings) -> Result<Result<Answer, Failure>, Refusal> {
     #[cfg(feature = "http")]
-    if settings.kind.name == "http" {
+    if let Some(config) = settings.config_of::<HttpConfig>() {
         let redactions = settings.redactions();
         panic::hide(&redactions);
-        let sink = http::sink(settings, ANY_SOURCE.to_owned())?;
+        let sink = HttpSink::new(config.clone(), ANY_SOURCE)?;
         let redacted = |failure: Failure| Failure { message: redactions.apply(&failure.message), ..failure };
         return Ok(sink.ask().await.map(Answer::Status).map_err(redacted));
     }
@@ -64,25 +58,15 @@ pub(crate) async fn ask(settings: &SinkSettings) -> Result<Result<Answer, Failur
 }
 
 fn build_bare(settings: &SinkSettings, source: &str, closed: &Arc<Notify>) -> Built {
-    let source = || settings.text("source").unwrap_or(source).to_owned();
-    match settings.kind.name {
-        "stdout" => Ok(Arc::new(stdout::WatchedStdout::new(source(), closed))),
-        "file" => {
-            let sink = FileSink::new(required(settings, "path")?, source());
-            Ok(Arc::new(sink.fsync(settings.flag("fsync").unwrap_or(true))))
-        }
-        #[cfg(feature = "http")]
-        "http" => http::build(settings, source()),
-        #[cfg(feature = "kafka")]
-        "kafka" => kafka::build(settings, source()),
-        #[cfg(feature = "redis")]
-        "redis_pubsub" => redis::build_pubsub(settings, source()),
-        #[cfg(feature = "redis")]
-        "redis_stream" => redis::build_stream(settings, source()),
-        #[cfg(feature = "postgres")]
-        "postgres" => postgres::build(settings, source()),
-        "chain" => build_chain(settings, &source(), closed),
-        _ => Err(Refusal(settings.kind.absence())),
+    let source = settings.source.as_deref().unwrap_or(source).to_owned();
+    if settings.config_of::<StdoutConfig>().is_some() {
+        return Ok(Arc::new(stdout::WatchedStdout::new(source, closed)));
+    }
+    match (&settings.parts, settings.config()) {
+        (Parts::Chain(steps), _) => build_chain(steps, &source, closed),
+        (_, Some(config)) => Ok(config.build(source)?),
+        (Parts::Own(_), None) => Err(Refusal("a key that it needs is missing or cannot be read".to_owned())),
+        (Parts::Unknown, None) => Err(Refusal(settings.kind.absence())),
     }
 }
 
@@ -94,9 +78,9 @@ pub(crate) fn try_to_build(settings: &SinkSettings) -> Result<(), Refusal> {
 /// The source of sinks that never deliver.
 pub(crate) const ANY_SOURCE: &str = "urn:pillarbox:none";
 
-fn build_chain(settings: &SinkSettings, source: &str, closed: &Arc<Notify>) -> Built {
+fn build_chain(steps: &[SinkSettings], source: &str, closed: &Arc<Notify>) -> Built {
     let step = |step: &SinkSettings| build_bare(step, source, closed).map(|sink| (step.kind.name.to_owned(), sink));
-    let steps = settings.chain().iter().map(step).collect::<Result<Vec<_>, Refusal>>()?;
+    let steps = steps.iter().map(step).collect::<Result<Vec<_>, Refusal>>()?;
     Ok(Arc::new(Chain::new(steps)?))
 }
 
@@ -114,15 +98,11 @@ impl std::error::Error for Refusal {}
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        Refusal(chain(&error.into()))
+        Refusal(text_of(error))
     }
 }
 
-fn required<'a>(settings: &'a SinkSettings, key: &'static str) -> Result<&'a str, Refusal> {
-    settings.text(key).ok_or_else(|| Refusal(format!("`{key}` is missing")))
-}
-
-#[cfg(any(feature = "http", feature = "kafka", feature = "redis"))]
-fn template(settings: &SinkSettings, key: &'static str) -> Result<pillarbox_sinks::Template, Refusal> {
-    Ok(required(settings, key)?.parse::<pillarbox_sinks::Template>()?)
+/// An error with its causes.
+pub(crate) fn text_of(error: Error) -> String {
+    chain(&error.into())
 }

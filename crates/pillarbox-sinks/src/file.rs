@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use pillarbox::Failure;
 use pillarbox::sink::{Batch, BoxFuture, CLOUD_EVENT_START, CloudEvents, Outcome, Sink, SinkFeatures};
 
+use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use crate::config::{SinkConfig, yes};
 use crate::lines::{Cancelled, deliver_whole, lines_of};
 
 /// Appends CloudEvents to a file, one JSON object a line, one write a batch.
@@ -21,6 +23,27 @@ use crate::lines::{Cancelled, deliver_whole, lines_of};
 pub struct FileSink {
     format: CloudEvents,
     target: Arc<Target>,
+}
+
+/// What a user writes for a [`FileSink`].
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileConfig {
+    /// The file that is appended to.
+    pub path: PathBuf,
+    /// Whether each batch is flushed to the disk before it counts as delivered. Default: true.
+    #[serde(default = "yes")]
+    pub fsync: bool,
+}
+
+impl SinkConfig for FileConfig {
+    fn required() -> &'static [(&'static str, &'static str)] {
+        &[("path", "out.ndjson")]
+    }
+
+    fn build(&self, source: String) -> pillarbox::Result<Arc<dyn Sink>> {
+        Ok(Arc::new(FileSink::new(&self.path, source).fsync(self.fsync)))
+    }
 }
 
 /// How long another process may hold the file's lock before the sink is considered down.

@@ -9,14 +9,17 @@ mod target;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{self, StreamExt};
 use pillarbox::sink::{Attempt, Batch, BoxFuture, CloudEvents, Fault, Outcome, Sink, SinkFeatures};
 use pillarbox::{Error, ErrorKind, Failure, Result};
 use reqwest::{Certificate, Client, Method, Response, StatusCode, Url, redirect, retry};
+use serde::Deserialize;
 
-use crate::{Secret, Template};
+use crate::config::{ConfigFault, DeliveryTime, SinkConfig, count};
+use crate::{Secret, Template, duration};
 use address::PublicOnly;
 use answer::{judge, no_answer};
 use course::Course;
@@ -28,40 +31,78 @@ use target::{Target, shown};
 /// The most requests that one batch may have under way.
 const CONCURRENCY_MAX: usize = 1024;
 
+/// The most that is read of an answer, in bytes.
+const RESPONSE_BYTES_MAX: u64 = 16 * 1024 * 1024;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const CONCURRENCY: usize = 16;
+const RESPONSE_BYTES: usize = 64 * 1024;
+
 /// How long the rest of an answer is waited for. What the answer means is known by then; only the connection is at stake.
 const DRAIN_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// How long an idle connection is kept: less than the 5 s after which common servers close theirs.
 const IDLE_MAX: Duration = Duration::from_secs(4);
 
-/// How [`HttpSink`] sends.
-#[derive(Clone)]
+/// How [`HttpSink`] sends, and what a user writes for it.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct HttpConfig {
     /// Where to. Placeholders are allowed after the host only, and what fills them is escaped.
     pub url: Template,
-    /// Secrets of Standard Webhooks (`whsec_…`); each makes one signature, so that a receiver can change from one to the next.
-    /// None: nothing is signed.
+    /// A secret of Standard Webhooks (`whsec_…`), the first of all. Default: none.
+    #[serde(default)]
+    pub secret: Option<Secret>,
+    /// Further secrets; each makes one signature, so that a receiver can change from one to the next. Without any secret, nothing is
+    /// signed.
+    #[serde(default)]
     pub secrets: Vec<Secret>,
     /// Headers of every request, for example `Authorization`. Their values are never shown.
+    #[serde(default, deserialize_with = "header::deserialize")]
     pub headers: Vec<(String, Secret)>,
     /// How an event is written. Default: structured.
+    #[serde(default)]
     pub mode: HttpMode,
     /// How long one request may take, with its answer. Default: 30 s.
+    #[serde(default = "timeout", with = "duration::positive")]
     pub timeout: Duration,
     /// How long connecting may take. Default: 10 s.
+    #[serde(default = "connect_timeout", with = "duration::positive")]
     pub connect_timeout: Duration,
     /// Requests under way at once for one batch, 1 to 1,024; a batched sink has one. Default: 16.
+    #[serde(default = "concurrency", deserialize_with = "count::<{ CONCURRENCY_MAX as u64 }, _>")]
     pub concurrency: usize,
     /// What of an answer is read, at most, in bytes; only so that its connection can be used again. Default: 64 KiB.
+    #[serde(default = "response_bytes", deserialize_with = "count::<RESPONSE_BYTES_MAX, _>")]
     pub response_bytes_max: usize,
     /// Refuses to connect to addresses that are not public, for URLs that users of an application enter. Default: off.
+    #[serde(default)]
     pub block_private_addresses: bool,
     /// A file of certificates (PEM) that are trusted beside the system's.
+    #[serde(default)]
     pub ca_file: Option<PathBuf>,
 }
 
+fn timeout() -> Duration {
+    TIMEOUT
+}
+
+fn connect_timeout() -> Duration {
+    CONNECT_TIMEOUT
+}
+
+fn concurrency() -> usize {
+    CONCURRENCY
+}
+
+fn response_bytes() -> usize {
+    RESPONSE_BYTES
+}
+
 /// How an event is written into a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum HttpMode {
     /// One request an event, with all of it as JSON in the body: a signature covers everything.
     #[default]
@@ -77,34 +118,102 @@ impl HttpConfig {
     pub fn new(url: Template) -> Self {
         HttpConfig {
             url,
+            secret: None,
             secrets: Vec::new(),
             headers: Vec::new(),
             mode: HttpMode::default(),
-            timeout: Duration::from_secs(30),
-            connect_timeout: Duration::from_secs(10),
-            concurrency: 16,
-            response_bytes_max: 64 * 1024,
+            timeout: TIMEOUT,
+            connect_timeout: CONNECT_TIMEOUT,
+            concurrency: CONCURRENCY,
+            response_bytes_max: RESPONSE_BYTES,
             block_private_addresses: false,
             ca_file: None,
         }
     }
 
-    fn validate(&self) -> Result<()> {
-        let invalid = |message: String| Err(Error::new(ErrorKind::Invalid, message));
+    /// All its secrets, in the order in which they sign.
+    fn all_secrets(&self) -> Vec<Secret> {
+        self.secret.iter().chain(&self.secrets).cloned().collect()
+    }
+
+    fn limit_faults(&self) -> Vec<ConfigFault> {
+        let mut faults = Vec::new();
+        let mut invalid = |key, message: String| {
+            faults.push(ConfigFault::new(key, Error::new(ErrorKind::Invalid, message)));
+        };
         if !(1..=CONCURRENCY_MAX).contains(&self.concurrency) {
             let concurrency = self.concurrency;
-            return invalid(format!("concurrency = {concurrency} of an http sink is outside 1 to {CONCURRENCY_MAX}"));
+            let message = format!("concurrency = {concurrency} of an http sink is outside 1 to {CONCURRENCY_MAX}");
+            invalid("concurrency", message);
         }
-        if self.timeout.is_zero() || self.connect_timeout.is_zero() {
-            return invalid("timeout and connect_timeout of an http sink are more than 0".into());
+        for (key, time) in [("timeout", self.timeout), ("connect_timeout", self.connect_timeout)] {
+            if time.is_zero() {
+                invalid(key, format!("{key} of an http sink must be more than 0"));
+            }
+        }
+        faults
+    }
+
+    fn secret_faults(&self) -> Vec<ConfigFault> {
+        let (first, count) = (usize::from(self.secret.is_some()), self.all_secrets().len());
+        let check = |at: usize, secret: &Secret| signature::check(secret, at + 1, count);
+        let of_first = self.secret.iter().filter_map(|secret| check(0, secret).err());
+        let of_others = ConfigFault::of_list("secrets", &self.secrets, |at, secret| check(at + first, secret));
+        of_first.map(|error| ConfigFault::new("secret", error)).chain(of_others).collect()
+    }
+
+    fn place_faults(&self) -> Vec<ConfigFault> {
+        let mut faults = Vec::new();
+        if let Err(error) = Target::new(self.url.clone(), self.block_private_addresses) {
+            faults.push(ConfigFault::new("url", error));
         }
         if self.mode == HttpMode::Batched && !self.url.is_constant() {
-            return invalid(
-                "mode = \"batched\" of an http sink needs a url without placeholders: one request has many events"
-                    .into(),
-            );
+            let message =
+                "mode = \"batched\" of an http sink needs a url without placeholders: one request has many events";
+            faults.push(ConfigFault::new("mode", Error::new(ErrorKind::Invalid, message)).beside("url"));
         }
-        Ok(())
+        if let Some(Err(error)) = self.ca_file.as_deref().map(certificates) {
+            faults.push(ConfigFault::new("ca_file", error));
+        }
+        faults
+    }
+}
+
+impl SinkConfig for HttpConfig {
+    fn required() -> &'static [(&'static str, &'static str)] {
+        &[("url", "https://example.com/events")]
+    }
+
+    fn faults(&self) -> Vec<ConfigFault> {
+        let headers = header::faults(&self.headers).into_iter().map(|error| ConfigFault::new("headers", error));
+        let mut faults = self.limit_faults();
+        faults.extend(self.secret_faults());
+        faults.extend(headers);
+        faults.extend(self.place_faults());
+        faults
+    }
+
+    /// The time until the last request of a batch begins, and that request's. All events of a batch may be of one key, and go one after
+    /// the other.
+    fn delivery_time(&self, batch_size: usize) -> Option<DeliveryTime> {
+        let written = duration::format(self.timeout);
+        // A batch that is refused is halved until the event is found which the receiver does not want.
+        let requests = if self.mode == HttpMode::Batched { 2 * batch_size - 1 } else { batch_size };
+        let earlier = self.timeout.saturating_mul(u32::try_from(requests - 1).unwrap_or(u32::MAX));
+        let (earlier, why) = if earlier < HTTP_BATCH_TIME_MAX {
+            let why = format!("http may send {requests} requests one after the other, timeout = \"{written}\" each");
+            (earlier, why)
+        } else {
+            let begins = duration::format(HTTP_BATCH_TIME_MAX);
+            let why =
+                format!("http begins requests of a batch for {begins}, and the last may take timeout = \"{written}\"");
+            (HTTP_BATCH_TIME_MAX, why)
+        };
+        Some(DeliveryTime { max: self.timeout.saturating_add(earlier), why })
+    }
+
+    fn build(&self, source: String) -> Result<Arc<dyn Sink>> {
+        Ok(Arc::new(HttpSink::new(self.clone(), source)?))
     }
 }
 
@@ -112,6 +221,7 @@ impl fmt::Debug for HttpConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpConfig")
             .field("url", &shown(&self.url))
+            .field("secret", &self.secret)
             .field("secrets", &self.secrets)
             .field("headers", &self.headers)
             .field("mode", &self.mode)
@@ -143,11 +253,13 @@ pub struct HttpSink {
 impl HttpSink {
     /// A sink whose events are of this `source`, a URI like `urn:pillarbox:<log_id>`. Nothing is connected to yet.
     pub fn new(config: HttpConfig, source: impl Into<String>) -> Result<Self> {
-        config.validate()?;
+        if let Some(fault) = config.faults().into_iter().next() {
+            return Err(fault.error);
+        }
         let writer = Writer {
             format: CloudEvents::new(source),
             configured: header::configured(&config.headers)?,
-            signer: Signer::new(&config.secrets)?,
+            signer: Signer::new(&config.all_secrets())?,
         };
         Ok(HttpSink {
             client: client(&config)?,

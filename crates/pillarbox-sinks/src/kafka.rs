@@ -1,13 +1,16 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::sink::{Batch, BoxFuture, CloudEvents, Outcome, Sink, SinkFeatures};
 use pillarbox::{Error, ErrorKind, Failure, Result};
+use serde::Deserialize;
 use tokio::time::Instant;
 
-use crate::{Secret, Template};
+use crate::config::{ConfigFault, DeliveryTime, SinkConfig};
+use crate::{Secret, Template, duration};
 
 mod failure;
 mod producer;
@@ -17,16 +20,19 @@ mod record;
 use failure::{Place, Verdict};
 use producer::{Abandon, Producer, Slot};
 
-/// How [`KafkaSink`] writes.
-#[derive(Debug, Clone)]
+/// How [`KafkaSink`] writes, and what a user writes for it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct KafkaConfig {
     /// The brokers to begin with, `host:port` with commas between.
     pub brokers: String,
     /// The topic.
     pub topic: Template,
     /// How long a batch may take until its acknowledgements, at least [`KAFKA_TIMEOUT_MIN`]. Default: 30 s.
+    #[serde(default = "default_timeout", with = "duration::positive")]
     pub timeout: Duration,
     /// Further properties of librdkafka, for example `security.protocol`. Those that would break a promise are refused.
+    #[serde(default, deserialize_with = "properties::deserialize")]
     pub properties: BTreeMap<String, Secret>,
 }
 
@@ -41,6 +47,10 @@ pub const KAFKA_TOPIC_BYTES_MAX: usize = 249;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
+fn default_timeout() -> Duration {
+    TIMEOUT
+}
+
 /// How often a batch is sent anew because another one, given up, took the producer with it.
 const SENDS_MAX: usize = 3;
 
@@ -52,6 +62,56 @@ impl KafkaConfig {
     pub fn new(brokers: impl Into<String>, topic: Template) -> Self {
         KafkaConfig { brokers: brokers.into(), topic, timeout: TIMEOUT, properties: BTreeMap::new() }
     }
+}
+
+impl SinkConfig for KafkaConfig {
+    fn required() -> &'static [(&'static str, &'static str)] {
+        &[("brokers", "localhost:9092"), ("topic", "{topic}")]
+    }
+
+    fn faults(&self) -> Vec<ConfigFault> {
+        let mut faults = Vec::new();
+        let keys = [
+            ("timeout", check_timeout(self.timeout)),
+            ("topic", check_constant_topic(&self.topic)),
+            ("brokers", properties::check_brokers(&self.brokers)),
+        ];
+        faults.extend(keys.into_iter().filter_map(|(key, check)| Some(ConfigFault::new(key, check.err()?))));
+        // librdkafka is asked about the properties alone.
+        let sound = KafkaConfig { brokers: "localhost".to_owned(), timeout: TIMEOUT, ..self.clone() };
+        let properties = properties::faults(sound).into_iter();
+        faults.extend(properties.map(|error| ConfigFault::new("properties", error)));
+        faults
+    }
+
+    fn delivery_time(&self, _batch_size: usize) -> Option<DeliveryTime> {
+        let why = format!("kafka waits timeout = \"{}\" for its acknowledgements", duration::format(self.timeout));
+        Some(DeliveryTime { max: self.timeout, why })
+    }
+
+    fn build(&self, source: String) -> Result<Arc<dyn Sink>> {
+        Ok(Arc::new(KafkaSink::new(self.clone(), source)?))
+    }
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::Invalid, message)
+}
+
+fn check_timeout(timeout: Duration) -> Result<()> {
+    if (KAFKA_TIMEOUT_MIN..=KAFKA_TIMEOUT_MAX).contains(&timeout) {
+        return Ok(());
+    }
+    let (min, max) = (KAFKA_TIMEOUT_MIN.as_secs(), KAFKA_TIMEOUT_MAX.as_secs());
+    Err(invalid(format!("the kafka sink's timeout is {} ms; it must be {min} to {max} s", timeout.as_millis())))
+}
+
+/// A constant template needs no event to be rendered; its text may have doubled braces, which no topic can have.
+fn check_constant_topic(topic: &Template) -> Result<()> {
+    if !topic.is_constant() {
+        return Ok(());
+    }
+    check_topic(topic.as_str()).map_err(|why| invalid(format!("'{}' is no topic: {why}", topic.as_str())))
 }
 
 /// Writes each event as one record, as the Kafka binding of CloudEvents says it in binary mode.
@@ -76,19 +136,8 @@ pub struct KafkaSink {
 impl KafkaSink {
     /// A sink for events of this `source`, a URI like `urn:pillarbox:<log_id>`. Checks the config and connects to nothing yet.
     pub fn new(config: KafkaConfig, source: impl Into<String>) -> Result<Self> {
-        let invalid = |message: String| Error::new(ErrorKind::Invalid, message);
-        if !(KAFKA_TIMEOUT_MIN..=KAFKA_TIMEOUT_MAX).contains(&config.timeout) {
-            let (min, max) = (KAFKA_TIMEOUT_MIN.as_secs(), KAFKA_TIMEOUT_MAX.as_secs());
-            return Err(invalid(format!(
-                "the kafka sink's timeout is {} ms; it must be {min} to {max} s",
-                config.timeout.as_millis()
-            )));
-        }
-        if config.topic.is_constant() {
-            // A constant template needs no event to be rendered; its text may have doubled braces, which no topic can have.
-            check_topic(config.topic.as_str())
-                .map_err(|why| invalid(format!("'{}' is no topic: {why}", config.topic.as_str())))?;
-        }
+        check_timeout(config.timeout)?;
+        check_constant_topic(&config.topic)?;
         let together = properties::settings(&config)?;
         let alone = together.alone();
         let sink = KafkaSink {

@@ -10,6 +10,8 @@
 //! | `postgres` | `PostgresSink` | a table of events in another database |
 //! | | [`Chain`] | several of them, one after the other |
 mod chain;
+pub mod config;
+pub mod duration;
 #[cfg(feature = "file")]
 mod file;
 #[cfg(feature = "http")]
@@ -28,8 +30,9 @@ mod stdout;
 mod template;
 
 pub use chain::{CHAIN_STEPS_MAX, Chain};
+pub use config::{ConfigFault, DeliveryTime, SinkConfig};
 #[cfg(feature = "file")]
-pub use file::{FileSink, LOCK_WAIT_MAX, TAIL_BYTES_MAX};
+pub use file::{FileConfig, FileSink, LOCK_WAIT_MAX, TAIL_BYTES_MAX};
 #[cfg(feature = "http")]
 pub use http::{HTTP_BATCH_TIME_MAX, HttpConfig, HttpMode, HttpSink};
 #[cfg(feature = "kafka")]
@@ -37,8 +40,23 @@ pub use kafka::{KAFKA_TIMEOUT_MAX, KAFKA_TIMEOUT_MIN, KAFKA_TOPIC_BYTES_MAX, Kaf
 #[cfg(feature = "postgres")]
 pub use postgres::{POSTGRES_CONNECTIONS_MAX, PostgresSink, PostgresSinkConfig, TABLE_NAME_BYTES_MAX};
 #[cfg(feature = "redis")]
-pub use redis::{RedisConfig, RedisPubSub, RedisStream};
+pub use redis::{RedisConfig, RedisPubSub, RedisPubSubConfig, RedisStream, RedisStreamConfig};
 pub use secret::Secret;
 #[cfg(feature = "stdout")]
-pub use stdout::Stdout;
+pub use stdout::{Stdout, StdoutConfig};
 pub use template::{TEMPLATE_BYTES_MAX, Template};
+
+/// Calls a macro with the kinds of sinks that the command offers as features: the name that a user writes, the feature, and the type of
+/// the configuration.
+#[macro_export]
+macro_rules! sink_kinds {
+    ($call:ident) => {
+        $call! {
+            "http" "http" HttpConfig,
+            "kafka" "kafka" KafkaConfig,
+            "redis_pubsub" "redis" RedisPubSubConfig,
+            "redis_stream" "redis" RedisStreamConfig,
+            "postgres" "postgres" PostgresSinkConfig,
+        }
+    };
+}

@@ -1,13 +1,16 @@
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::sink::{Attempt, Batch, BoxFuture, Outcome, Sink, SinkFeatures};
 use pillarbox::store::Epoch;
 use pillarbox::{Error, ErrorKind, Failure, Result};
 use pillarbox_postgres::PgConfig;
+use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 
-use crate::Secret;
+use crate::config::{ConfigFault, DeliveryTime, SinkConfig, yes};
+use crate::{Secret, config, duration};
 
 mod append;
 mod connection;
@@ -34,17 +37,25 @@ const POSTGRES_TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 /// What one statement may carry, roughly; larger batches are appended in parts.
 const STATEMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Where [`PostgresSink`] appends to.
-#[derive(Debug, Clone)]
+/// Where [`PostgresSink`] appends to, and what a user writes for it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PostgresSinkConfig {
     /// The database, as in `database` of the configuration.
+    #[serde(deserialize_with = "config::url")]
     pub url: Secret,
     /// The table, `name` or `schema.name`. Capitals count, as if it stood in double quotes.
     pub table: String,
     /// Whether to make the table and its fence if they are not there. Default: yes.
+    #[serde(default = "yes")]
     pub create: bool,
     /// How long connecting and one batch may take. Default: 30 s.
+    #[serde(default = "default_timeout", with = "duration::positive")]
     pub timeout: Duration,
+}
+
+fn default_timeout() -> Duration {
+    TIMEOUT
 }
 
 impl PostgresSinkConfig {
@@ -57,6 +68,52 @@ impl PostgresSinkConfig {
     pub fn schema_sql(table: &str) -> Result<String> {
         Ok(Table::parse(table)?.sql(include_str!("postgres/create.sql")))
     }
+}
+
+impl SinkConfig for PostgresSinkConfig {
+    fn required() -> &'static [(&'static str, &'static str)] {
+        &[("url", "postgres://localhost/app"), ("table", "event_store")]
+    }
+
+    fn faults(&self) -> Vec<ConfigFault> {
+        let keys = [
+            ("table", Table::parse(&self.table).map(drop)),
+            ("url", place(&self.url).map(drop)),
+            ("timeout", check_timeout(self.timeout)),
+        ];
+        keys.into_iter().filter_map(|(key, check)| Some(ConfigFault::new(key, check.err()?))).collect()
+    }
+
+    fn delivery_time(&self, _batch_size: usize) -> Option<DeliveryTime> {
+        let why = format!("postgres waits timeout = \"{}\" for its acknowledgements", duration::format(self.timeout));
+        Some(DeliveryTime { max: self.timeout, why })
+    }
+
+    fn build(&self, source: String) -> Result<Arc<dyn Sink>> {
+        Ok(Arc::new(PostgresSink::new(self.clone(), source)?))
+    }
+}
+
+fn invalid(message: &str) -> Error {
+    Error::new(ErrorKind::Invalid, message)
+}
+
+fn place(url: &Secret) -> Result<PgConfig> {
+    let place: PgConfig = url.expose().parse()?;
+    if url.expose().contains("?schema=") || url.expose().contains("&schema=") {
+        return Err(invalid("schema= in a sink's url has no meaning; write it before the table: schema.name"));
+    }
+    Ok(place)
+}
+
+fn check_timeout(timeout: Duration) -> Result<()> {
+    if timeout.is_zero() {
+        return Err(invalid("timeout = 0 leaves no time to deliver; write a duration like 30s"));
+    }
+    if timeout > POSTGRES_TIMEOUT_MAX {
+        return Err(invalid("timeout of a postgres sink is at most postgres_timeout_max = 1h"));
+    }
+    Ok(())
 }
 
 /// Appends events to a table of another PostgreSQL database: an event store.
@@ -78,18 +135,9 @@ pub struct PostgresSink {
 impl PostgresSink {
     /// A sink for events of this `source`, a URI like `urn:pillarbox:<log_id>`. Nothing is connected to before the first batch.
     pub fn new(config: PostgresSinkConfig, source: impl Into<String>) -> Result<Self> {
-        let invalid = |message: &str| Error::new(ErrorKind::Invalid, message);
         let table = Table::parse(&config.table)?;
-        let place: PgConfig = config.url.expose().parse()?;
-        if config.url.expose().contains("?schema=") || config.url.expose().contains("&schema=") {
-            return Err(invalid("schema= in a sink's url has no meaning; write it before the table: schema.name"));
-        }
-        if config.timeout.is_zero() {
-            return Err(invalid("timeout = 0 leaves no time to deliver; write a duration like 30s"));
-        }
-        if config.timeout > POSTGRES_TIMEOUT_MAX {
-            return Err(invalid("timeout of a postgres sink is at most postgres_timeout_max = 1h"));
-        }
+        let place = place(&config.url)?;
+        check_timeout(config.timeout)?;
         let source = source.into();
         if source.contains('\0') {
             return Err(invalid("the source has a NUL character, which PostgreSQL cannot store"));

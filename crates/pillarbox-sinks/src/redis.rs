@@ -1,3 +1,4 @@
+mod config;
 mod exchange;
 mod pubsub;
 mod refusal;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use crate::Secret;
 
+pub use config::{RedisPubSubConfig, RedisStreamConfig};
 pub use pubsub::RedisPubSub;
 pub use stream::RedisStream;
 

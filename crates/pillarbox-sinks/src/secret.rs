@@ -1,6 +1,11 @@
 use std::fmt;
 
-/// A value that is never shown: not by `Debug`, not in an error, not in a log.
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A value that is never shown: not by `Debug`, not in an error, not in a log, not in a configuration that is printed.
+///
+/// It is read as a newtype of this name, so that who reads a configuration knows which of its values are secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -18,6 +23,36 @@ impl Secret {
     /// The text without this value, for what a library or a receiver says.
     pub fn redact(&self, text: &str) -> String {
         if self.0.is_empty() { text.to_owned() } else { text.replace(&self.0, "***") }
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_newtype_struct("Secret", SecretVisitor)
+    }
+}
+
+struct SecretVisitor;
+
+impl<'de> Visitor<'de> for SecretVisitor {
+    type Value = Secret;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<Secret, D::Error> {
+        String::deserialize(deserializer).map(Secret)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Secret, E> {
+        Ok(Secret::new(text))
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str("***")
     }
 }
 
@@ -47,6 +82,7 @@ mod tests {
     fn is_never_shown() {
         let secret = Secret::new("canary");
         assert_eq!(format!("{secret:?} {:#?}", Some(&secret)), "*** Some(\n    ***,\n)");
+        assert_eq!(serde_json::to_string(&secret).unwrap(), "\"***\"");
         assert_eq!(secret.redact("no 'canary' here"), "no '***' here");
         assert_eq!(Secret::new("").redact("as it is"), "as it is");
     }

@@ -1,9 +1,12 @@
 use std::io::{self, ErrorKind, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::sink::{Batch, BoxFuture, CloudEvents, Outcome, Sink, SinkFeatures};
 use pillarbox::{Failure, visible_json};
+use serde::Deserialize;
 
+use crate::config::SinkConfig;
 use crate::lines::{Cancelled, deliver_whole, lines_of};
 
 /// Writes CloudEvents to the standard output, one JSON object a line, one write a batch.
@@ -15,6 +18,21 @@ use crate::lines::{Cancelled, deliver_whole, lines_of};
 #[derive(Debug, Clone)]
 pub struct Stdout {
     format: CloudEvents,
+}
+
+/// What a user writes for [`Stdout`]: no keys.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StdoutConfig {}
+
+impl SinkConfig for StdoutConfig {
+    fn required() -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+
+    fn build(&self, source: String) -> pillarbox::Result<Arc<dyn Sink>> {
+        Ok(Arc::new(Stdout::new(source)))
+    }
 }
 
 /// The wait before a terminal or pipe that takes nothing at the moment is tried again.

@@ -3,6 +3,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use pillarbox::{Error, ErrorKind, Event, Failure, Result};
+use serde::{Deserialize, Deserializer};
 
 /// The longest name that a template makes, in bytes.
 pub const TEMPLATE_BYTES_MAX: usize = 4096;
@@ -170,6 +171,12 @@ impl FromStr for Template {
             return Err(invalid("it is empty".to_owned()));
         }
         Ok(Template { text: text.to_owned(), parts })
+    }
+}
+
+impl<'de> Deserialize<'de> for Template {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 

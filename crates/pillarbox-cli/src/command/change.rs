@@ -6,7 +6,6 @@ use serde_json::json;
 
 use super::Scope;
 use crate::args::{ConfirmArgs, NameArgs, PauseArgs, RecoverArgs, RequeueArgs, RewindArgs, SkipArgs};
-use crate::config::format_duration;
 use crate::exit::Exit;
 
 /// The limit of a requeue that names none.
@@ -164,7 +163,7 @@ fn would(change: &Change, changed: &Changed, status: &Status) -> String {
             };
             let (silent, risk) = match silent_for.is_zero() {
                 true => ("whether they live or not".to_owned(), format!("; {RECOVER_ALL_RISK}")),
-                false => (format!("silent for {}", format_duration(*silent_for)), String::new()),
+                false => (format!("silent for {}", pillarbox_sinks::duration::format(*silent_for)), String::new()),
             };
             format!("would take {deliveries}{of} from {whom}, {silent}, each counted as an attempt{risk}")
         }

@@ -3,8 +3,8 @@ use std::time::Duration;
 use pillarbox::admin::PrunePolicy;
 use pillarbox::engine::{EngineConfig, Recovery};
 use pillarbox::{Filter, Mode, RelayConfig, RetryPolicy, Subscription, Timestamp};
+use pillarbox_sinks::duration;
 
-use super::duration;
 use super::file::{Config, SubscriptionSettings};
 
 impl Config {

@@ -5,24 +5,30 @@ use std::time::Duration;
 use pillarbox::engine::RecoveryProfile;
 use pillarbox::limit::LANES_MAX;
 use pillarbox::{Mode, OnDead, RetryPolicy, Start, Subscription};
-use pillarbox_sinks::Secret;
-use serde::{Serialize, Serializer};
+use pillarbox_sinks::config::{count, maybe_count, parsed};
+use pillarbox_sinks::{Secret, duration};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::duration;
+use super::problem::Problems;
+use super::reading::not_one_of;
 use super::section::Section;
 use super::sink::SinkSettings;
+use super::tree::Node;
 use crate::database::Database;
 use crate::exit::chain;
-use crate::secret::{MASK, masked_database};
+use crate::secret::masked_database;
 
 /// The most that any limit of the relay can be set to.
-const LIMIT_MAX: i64 = 100_000_000;
+const LIMIT_MAX: u64 = 100_000_000;
 /// The most workers of one subscription.
-const WORKERS_MAX: i64 = 1_024;
+const WORKERS_MAX: u64 = 1_024;
 /// The most events that are handed to a sink at once.
-const BATCH_SIZE_MAX: i64 = 10_000;
+const BATCH_SIZE_MAX: u64 = 10_000;
+/// The lanes of a subscription that does not say.
+const LANES: u32 = 8;
 /// The most attempts before an event is dead.
-const ATTEMPTS_MAX: i64 = 1_000_000;
+const ATTEMPTS_MAX: u64 = 1_000_000;
 /// What the names of subscriptions begin with that end with their process.
 pub(crate) const EPHEMERAL_PREFIX: &str = "ephemeral.";
 /// The time that a delivery may take unless the user says otherwise.
@@ -30,7 +36,7 @@ const PROCESSING_TIMEOUT: Duration = Duration::from_secs(300);
 /// The shortest time that a delivery may take, or that the process which works on it may be silent for.
 const PROCESSING_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 /// The most connections of the listener.
-const HTTP_CONNECTIONS_MAX: i64 = 65_536;
+const HTTP_CONNECTIONS_MAX: u64 = 65_536;
 /// The shortest time between two looks at the claims of all queues.
 const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(100);
 
@@ -50,69 +56,78 @@ pub(crate) struct Config {
 }
 
 /// How this relay works.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct Relay {
     /// Concurrent batches per subscription. Default: 4.
+    #[serde(deserialize_with = "count::<WORKERS_MAX, _>")]
     pub(crate) workers: usize,
     /// Events handed to a sink at once. Default: 100.
+    #[serde(deserialize_with = "count::<BATCH_SIZE_MAX, _>")]
     pub(crate) batch_size: usize,
     /// The watchdog: the log is read at least this often. Default: 5 s.
-    #[serde(serialize_with = "in_words")]
+    #[serde(with = "duration::positive")]
     pub(crate) poll_interval: Duration,
     /// Wake-ups are gathered for this long. Default: 0.
-    #[serde(serialize_with = "in_words")]
+    #[serde(with = "duration")]
     pub(crate) debounce: Duration,
     /// An instance that has not beaten for this long is taken over. Default: 10 s.
-    #[serde(serialize_with = "in_words")]
+    #[serde(with = "duration::positive")]
     pub(crate) lease_ttl: Duration,
     /// How long a clean stop may take. Default: 25 s.
-    #[serde(serialize_with = "in_words")]
+    #[serde(with = "duration")]
     pub(crate) shutdown_grace: Duration,
     /// Events of a subscription that are read and not yet settled; what a crash can deliver twice. Default: 10,000.
+    #[serde(deserialize_with = "count::<LIMIT_MAX, _>")]
     pub(crate) in_flight: usize,
     /// Failing keys of a subscription at which it stops. Default: 10,000.
+    #[serde(deserialize_with = "count::<LIMIT_MAX, _>")]
     pub(crate) max_parked: usize,
     /// Deliveries of a subscription behind failing keys at which it stops. Default: 1,000,000.
+    #[serde(deserialize_with = "count::<LIMIT_MAX, _>")]
     pub(crate) max_blocked: usize,
 }
 
 /// How what other processes were working on in queues is taken back.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct Recovery {
     /// Default: true.
     pub(crate) enabled: bool,
     /// How soon. Default: fast.
-    #[serde(serialize_with = "profile_in_words")]
+    #[serde(serialize_with = "profile_in_words", deserialize_with = "read_profile")]
     pub(crate) profile: RecoveryProfile,
     /// How often claims are looked through for owners that give no sign of life. Default: 1 min.
-    #[serde(serialize_with = "in_words")]
+    #[serde(with = "duration")]
     pub(crate) check_interval: Duration,
 }
 
 /// The listener.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct Http {
     /// None: no listener. Default: 127.0.0.1:7070.
-    #[serde(serialize_with = "or_off")]
+    #[serde(serialize_with = "or_off", deserialize_with = "read_listen")]
     pub(crate) listen: Option<SocketAddr>,
     /// Connections that are open at once; one more closes the oldest idle one. Default: 128.
+    #[serde(deserialize_with = "count::<HTTP_CONNECTIONS_MAX, _>")]
     pub(crate) connections_max: usize,
     /// Who may use more than the health checks.
-    #[serde(serialize_with = "hidden")]
     pub(crate) tokens: Vec<Secret>,
 }
 
 /// What is kept.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct Retention {
     /// Events, after every subscription has passed; None: for ever. Default: 7 d.
-    #[serde(serialize_with = "or_forever")]
+    #[serde(with = "duration::or_forever")]
     pub(crate) keep: Option<Duration>,
     /// Dead deliveries; None (the default): for ever.
-    #[serde(serialize_with = "or_forever")]
+    #[serde(with = "duration::or_forever")]
     pub(crate) dead: Option<Duration>,
     /// What inboxes have accepted; None: for ever. Default: 30 d.
-    #[serde(serialize_with = "or_forever")]
+    #[serde(with = "duration::or_forever")]
     pub(crate) inbox: Option<Duration>,
     /// Whether the file says so: then it holds for the log, and not only for this relay.
     #[serde(skip)]
@@ -126,10 +141,11 @@ pub(crate) struct Retention {
 }
 
 /// Deduplication of what is published.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct Dedup {
     /// Default: 24 h.
-    #[serde(serialize_with = "in_words")]
+    #[serde(with = "duration")]
     pub(crate) window: Duration,
     /// The user wrote it, so that it replaces what the log was set to.
     #[serde(skip)]
@@ -147,68 +163,72 @@ pub(crate) struct SubscriptionSettings {
     pub(crate) on_dead: OnDead,
     #[serde(serialize_with = "start_in_words")]
     pub(crate) start: Start,
-    #[serde(serialize_with = "or_forever")]
+    #[serde(serialize_with = "duration::or_forever::serialize")]
     pub(crate) hold: Option<Duration>,
-    #[serde(serialize_with = "in_words")]
+    #[serde(serialize_with = "duration::serialize")]
     pub(crate) processing_timeout: Duration,
     #[serde(serialize_with = "maybe_in_words", skip_serializing_if = "Option::is_none")]
     pub(crate) heartbeat_timeout: Option<Duration>,
     pub(crate) workers: usize,
     pub(crate) batch_size: usize,
-    #[serde(serialize_with = "in_words")]
+    #[serde(serialize_with = "duration::serialize")]
     pub(crate) poll_interval: Duration,
     #[serde(serialize_with = "retry_in_words")]
     pub(crate) retry: RetryPolicy,
     pub(crate) sink: SinkSettings,
 }
 
+/// The file as it is written, apart from what inherits from other sections.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Written {
+    database: Option<String>,
+    relay: Relay,
+    recovery: Recovery,
+    http: Http,
+    retention: Retention,
+    dedup: Dedup,
+    #[serde(rename = "subscription")]
+    _subscription: IgnoredAny,
+}
+
 impl Config {
-    /// Reads the whole file; what is wrong with it goes to the section's problems.
-    pub(crate) fn read(mut root: Section<'_>) -> Self {
-        let database = read_database(&mut root);
-        let relay = Relay::read(root.section("relay"));
-        let recovery = Recovery::read(root.section("recovery"));
-        let http = Http::read(root.section("http"));
-        let retention = Retention::read(root.section("retention"));
-        let dedup = Dedup::read(root.section("dedup"));
-        let mut names = HashSet::new();
-        let sections = root.sections("subscription").into_iter();
-        let subscriptions =
-            sections.filter_map(|section| SubscriptionSettings::read(section, &relay, &mut names)).collect();
-        root.finish();
-        Config { database, relay, recovery, http, retention, dedup, subscriptions }
-    }
-}
-
-/// The URL as it was written; one that names no database is a problem.
-fn read_database(root: &mut Section<'_>) -> Option<Secret> {
-    let url = root.text("database")?.value;
-    if let Err(error) = Database::parse(&url) {
-        root.problem_of("database", chain(&error));
-    }
-    Some(Secret::new(url))
-}
-
-impl Relay {
-    fn read(mut section: Section<'_>) -> Self {
-        let relay = Relay {
-            workers: section.count("workers", 1..=WORKERS_MAX).unwrap_or(4) as usize,
-            batch_size: section.count("batch_size", 1..=BATCH_SIZE_MAX).unwrap_or(100) as usize,
-            poll_interval: section.duration("poll_interval").unwrap_or(Duration::from_secs(5)),
-            debounce: section.duration("debounce").unwrap_or(Duration::ZERO),
-            lease_ttl: section.duration("lease_ttl").unwrap_or(Duration::from_secs(10)),
-            shutdown_grace: section.duration("shutdown_grace").unwrap_or(Duration::from_secs(25)),
-            in_flight: section.count("in_flight", 1..=LIMIT_MAX).unwrap_or(10_000) as usize,
-            max_parked: section.count("max_parked", 1..=LIMIT_MAX).unwrap_or(10_000) as usize,
-            max_blocked: section.count("max_blocked", 1..=LIMIT_MAX).unwrap_or(1_000_000) as usize,
-        };
-        for (key, time) in [("poll_interval", relay.poll_interval), ("lease_ttl", relay.lease_ttl)] {
-            if time.is_zero() {
-                section.problem_of(key, "must be longer than 0");
-            }
+    /// Reads the whole file, and says all that is wrong with it.
+    pub(super) fn read(root: &Node, problems: &Problems) -> Self {
+        let section = Section::new("", root, problems);
+        let Written { database, relay, recovery, http, mut retention, mut dedup, .. } =
+            section.read().unwrap_or_default();
+        if let Some(Err(error)) = database.as_deref().map(Database::parse) {
+            section.problem_of("database", chain(&error));
         }
-        section.finish();
-        relay
+        recovery.check(&section);
+        http.check_written(&section);
+        let has = |table: &str, key: &str| root.get(table).is_some_and(|table| table.get(key).is_some());
+        retention.keep_written = has("retention", "keep");
+        retention.dead_written = has("retention", "dead");
+        retention.inbox_written = has("retention", "inbox");
+        dedup.written = has("dedup", "window");
+        let mut names = HashSet::new();
+        let read =
+            |(path, node): (String, &Node)| SubscriptionSettings::read(&path, node, problems, &relay, &mut names);
+        let subscriptions = section.tables("subscription").into_iter().filter_map(read).collect();
+        Config { database: database.map(Secret::new), relay, recovery, http, retention, dedup, subscriptions }
+    }
+}
+
+impl Default for Relay {
+    fn default() -> Self {
+        Relay {
+            workers: 4,
+            batch_size: 100,
+            poll_interval: Duration::from_secs(5),
+            debounce: Duration::ZERO,
+            lease_ttl: Duration::from_secs(10),
+            shutdown_grace: Duration::from_secs(25),
+            in_flight: 10_000,
+            max_parked: 10_000,
+            max_blocked: 1_000_000,
+        }
     }
 }
 
@@ -216,46 +236,55 @@ impl Relay {
 const PROFILES: [(&str, RecoveryProfile); 2] =
     [("fast", RecoveryProfile::Fast), ("conservative", RecoveryProfile::Conservative)];
 
+impl Default for Recovery {
+    fn default() -> Self {
+        Recovery { enabled: true, profile: RecoveryProfile::Fast, check_interval: Duration::from_secs(60) }
+    }
+}
+
 impl Recovery {
-    fn read(mut section: Section<'_>) -> Self {
-        let recovery = Recovery {
-            enabled: section.flag("enabled").unwrap_or(true),
-            profile: section.one_of("profile", &PROFILES).unwrap_or(RecoveryProfile::Fast),
-            check_interval: section.duration("check_interval").unwrap_or(Duration::from_secs(60)),
-        };
-        if recovery.check_interval < CHECK_INTERVAL_MIN {
-            let (given, least) = (duration::format(recovery.check_interval), duration::format(CHECK_INTERVAL_MIN));
-            section.problem_of(
-                "check_interval",
+    fn check(&self, root: &Section<'_>) {
+        if self.check_interval < CHECK_INTERVAL_MIN {
+            let (given, least) = (duration::format(self.check_interval), duration::format(CHECK_INTERVAL_MIN));
+            root.problem_of(
+                "recovery.check_interval",
                 format!(
                     "\"{given}\" would look at the database all the time; write at least \"{least}\", or \
                  enabled = false to turn recovery off"
                 ),
             );
         }
-        section.finish();
-        recovery
     }
+}
+
+fn read_profile<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RecoveryProfile, D::Error> {
+    parsed(deserializer, |text| {
+        let named = PROFILES.iter().find(|(name, _)| *name == text);
+        named.map(|(_, profile)| *profile).ok_or_else(|| not_one_of(text, &PROFILES.map(|(name, _)| name)))
+    })
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Http { listen: Some(Http::LISTEN), connections_max: 128, tokens: Vec::new() }
+    }
+}
+
+fn read_listen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+    parsed(deserializer, parse_listen)
 }
 
 impl Http {
     /// Where the listener is unless the user says otherwise.
     pub(crate) const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
 
-    fn read(mut section: Section<'_>) -> Self {
-        let listen = section.parsed("listen", parse_listen).unwrap_or(Some(Http::LISTEN));
-        let tokens: Vec<Secret> =
-            section.texts("tokens").unwrap_or_default().into_iter().map(|token| Secret::new(token.value)).collect();
-        if tokens.iter().any(|token| token.expose().is_empty()) {
-            section.problem_of("tokens", "an empty token lets everybody in; give it a value");
+    fn check_written(&self, root: &Section<'_>) {
+        if self.tokens.iter().any(|token| token.expose().is_empty()) {
+            root.problem_of("http.tokens", "an empty token lets everybody in; give it a value");
         }
-        let connections_max = section.count("connections_max", 1..=HTTP_CONNECTIONS_MAX).unwrap_or(128) as usize;
-        let http = Http { listen, connections_max, tokens };
-        if let Err(message) = http.check() {
-            section.problem_of("listen", message);
+        if let (Err(message), false) = (self.check(), root.is_unread("http.tokens")) {
+            root.problem_of("http.listen", message);
         }
-        section.finish();
-        http
     }
 
     /// Refuses to be reached by others without a token.
@@ -282,69 +311,139 @@ pub(crate) fn parse_listen(text: &str) -> Result<Option<SocketAddr>, String> {
     }
 }
 
-impl Retention {
-    fn read(mut section: Section<'_>) -> Self {
-        let days = |count: u64| Some(Duration::from_secs(count * 86_400));
-        let retention = Retention {
-            keep_written: section.has("keep"),
-            dead_written: section.has("dead"),
-            inbox_written: section.has("inbox"),
-            keep: section.duration_or_forever("keep").unwrap_or(days(7)),
-            dead: section.duration_or_forever("dead").unwrap_or(None),
-            inbox: section.duration_or_forever("inbox").unwrap_or(days(30)),
-        };
-        section.finish();
-        retention
+const DAY: Duration = Duration::from_secs(86_400);
+
+impl Default for Retention {
+    fn default() -> Self {
+        Retention {
+            keep: Some(7 * DAY),
+            dead: None,
+            inbox: Some(30 * DAY),
+            keep_written: false,
+            dead_written: false,
+            inbox_written: false,
+        }
     }
 }
 
-impl Dedup {
-    fn read(mut section: Section<'_>) -> Self {
-        let written = section.has("window");
-        let dedup = Dedup { window: section.duration("window").unwrap_or(Duration::from_secs(86_400)), written };
-        section.finish();
-        dedup
+impl Default for Dedup {
+    fn default() -> Self {
+        Dedup { window: DAY, written: false }
     }
+}
+
+/// A subscription as it is written.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct WrittenSubscription {
+    name: Option<String>,
+    topics: Vec<String>,
+    types: Vec<String>,
+    mode: Option<Mode>,
+    #[serde(deserialize_with = "maybe_count::<{ LANES_MAX as u64 }, _>")]
+    lanes: Option<usize>,
+    on_dead: Option<OnDead>,
+    #[serde(deserialize_with = "read_start")]
+    start: Option<Start>,
+    #[serde(with = "duration::or_forever")]
+    hold: Option<Duration>,
+    #[serde(with = "duration::maybe")]
+    processing_timeout: Option<Duration>,
+    #[serde(with = "duration::maybe")]
+    heartbeat_timeout: Option<Duration>,
+    #[serde(deserialize_with = "maybe_count::<WORKERS_MAX, _>")]
+    workers: Option<usize>,
+    #[serde(deserialize_with = "maybe_count::<BATCH_SIZE_MAX, _>")]
+    batch_size: Option<usize>,
+    #[serde(deserialize_with = "duration::positive::deserialize_some")]
+    poll_interval: Option<Duration>,
+    retry: WrittenRetry,
+    #[serde(rename = "sink")]
+    _sink: IgnoredAny,
+}
+
+/// A retry policy as it is written.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct WrittenRetry {
+    #[serde(deserialize_with = "maybe_count::<ATTEMPTS_MAX, _>")]
+    max_attempts: Option<usize>,
+    #[serde(with = "duration::maybe")]
+    base: Option<Duration>,
+    #[serde(with = "duration::maybe")]
+    cap: Option<Duration>,
+    jitter: Option<bool>,
+    #[serde(with = "duration::maybe")]
+    min_dead_age: Option<Duration>,
+}
+
+impl WrittenRetry {
+    /// With the defaults; whoever limits the attempts and says nothing of the age means the attempts.
+    fn policy(self) -> RetryPolicy {
+        let default = RetryPolicy::sink();
+        let default = if self.max_attempts.is_some() { default.attempts(default.max_attempts) } else { default };
+        RetryPolicy {
+            max_attempts: self.max_attempts.map_or(default.max_attempts, |count| count as u32),
+            base: self.base.unwrap_or(default.base),
+            cap: self.cap.unwrap_or(default.cap),
+            jitter: self.jitter.unwrap_or(default.jitter),
+            min_dead_age: self.min_dead_age.unwrap_or(default.min_dead_age),
+        }
+    }
+}
+
+fn read_start<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Start>, D::Error> {
+    parsed(deserializer, parse_start).map(Some)
 }
 
 impl SubscriptionSettings {
     /// None: what is wrong was said. `names` are those of the subscriptions before this one.
-    fn read(mut section: Section<'_>, relay: &Relay, names: &mut HashSet<String>) -> Option<Self> {
-        let name = read_name(&mut section, names);
-        let times = Times::read(&mut section);
-        let texts = |list: Option<Vec<super::section::Text>>| {
-            list.unwrap_or_default().into_iter().map(|text| text.value).collect::<Vec<String>>()
-        };
-        let subscription = SubscriptionSettings {
-            topics: texts(section.texts("topics")),
-            types: texts(section.texts("types")),
-            mode: times.mode,
-            lanes: section.count("lanes", 1..=i64::from(LANES_MAX)).unwrap_or(8) as u32,
-            on_dead: section
-                .one_of("on_dead", &[("block", OnDead::Block), ("skip", OnDead::Skip)])
-                .unwrap_or(OnDead::Block),
-            start: section.parsed("start", parse_start).unwrap_or(Start::Beginning),
-            hold: section.duration_or_forever("hold").unwrap_or(None),
-            processing_timeout: times.processing,
-            heartbeat_timeout: times.heartbeat,
-            workers: section.count("workers", 1..=WORKERS_MAX).map_or(relay.workers, |count| count as usize),
-            batch_size: section
-                .count("batch_size", 1..=BATCH_SIZE_MAX)
-                .map_or(relay.batch_size, |count| count as usize),
-            poll_interval: section.duration("poll_interval").unwrap_or(relay.poll_interval),
-            retry: read_retry(section.section("retry")),
-            sink: SinkSettings::stdout(),
-            name: name.clone().unwrap_or_default(),
-        };
-        let sink = read_sink(&mut section);
+    fn read(path: &str, node: &Node, problems: &Problems, relay: &Relay, names: &mut HashSet<String>) -> Option<Self> {
+        // The name by which the others call it is read with a section of its own.
+        let name = Section::new(path, node, &Problems::default()).value::<String>("name");
+        let path = name.as_ref().map_or_else(|| path.to_owned(), |name| format!("subscription '{name}'"));
+        let section = Section::new(&path, node, problems);
+        let written: WrittenSubscription = section.read()?;
+        check_name(&section, written.name.as_deref(), names);
+        let subscription = SubscriptionSettings::with_defaults(written, &section, relay);
+        let sink = read_sink(&path, node, &section, problems);
         subscription.check_times(&section);
         subscription.check_parts(&section);
-        if let (Some(sink), true) = (&sink, times.are_sound()) {
+        if let (Some(sink), true) = (&sink, subscription.has_sound_times(&section)) {
             subscription.check_delivery_time(sink, &section);
         }
-        section.finish();
         name?;
         Some(SubscriptionSettings { sink: sink?, ..subscription })
+    }
+
+    /// What was written, with the defaults and without its sink.
+    fn with_defaults(written: WrittenSubscription, section: &Section<'_>, relay: &Relay) -> Self {
+        // A mode that cannot be read is believed to be one that goes with the rest.
+        let is_queue = section.is_unread("mode") && written.heartbeat_timeout.is_some();
+        SubscriptionSettings {
+            name: written.name.unwrap_or_default(),
+            topics: written.topics,
+            types: written.types,
+            mode: written.mode.unwrap_or(if is_queue { Mode::Queue } else { Mode::Stream }),
+            lanes: written.lanes.map_or(LANES, |count| count as u32),
+            on_dead: written.on_dead.unwrap_or(OnDead::Block),
+            start: written.start.unwrap_or(Start::Beginning),
+            hold: written.hold,
+            processing_timeout: written.processing_timeout.unwrap_or(PROCESSING_TIMEOUT),
+            heartbeat_timeout: written.heartbeat_timeout,
+            workers: written.workers.unwrap_or(relay.workers),
+            batch_size: written.batch_size.unwrap_or(relay.batch_size),
+            poll_interval: written.poll_interval.unwrap_or(relay.poll_interval),
+            retry: written.retry.policy(),
+            sink: SinkSettings::stdout(),
+        }
+    }
+
+    /// Whether its times could be read and make sense by themselves, so that they can be compared with others.
+    fn has_sound_times(&self, section: &Section<'_>) -> bool {
+        let are_unread = section.is_unread("processing_timeout") || section.is_unread("heartbeat_timeout");
+        let is_zero = self.heartbeat_timeout.is_some_and(|time| time.is_zero());
+        !are_unread && !is_zero && self.processing_timeout >= PROCESSING_TIMEOUT_MIN
     }
 
     /// Says which times nothing could keep to.
@@ -365,8 +464,9 @@ impl SubscriptionSettings {
                  leave it out",
             );
         }
-        if self.poll_interval.is_zero() && section.is_written("poll_interval") {
-            section.problem_of("poll_interval", "must be longer than 0");
+        let is_read = !section.is_unread("retry.base") && !section.is_unread("retry.cap");
+        if is_read && self.retry.cap < self.retry.base {
+            section.problem_of("retry.cap", "is the longest wait and cannot be shorter than base, the first one");
         }
     }
 
@@ -396,7 +496,7 @@ impl SubscriptionSettings {
             _ => ("processing_timeout", self.processing_timeout),
         };
         let Some(needed) = sink.delivery_time(self.batch_size).filter(|needed| given <= needed.max) else { return };
-        let (default, place) = if section.is_written(key) { ("", key) } else { (" (the default)", "sink") };
+        let (default, place) = if section.has(key) { ("", key) } else { (" (the default)", "sink") };
         section.problem_of(
             place,
             format!(
@@ -411,37 +511,6 @@ impl SubscriptionSettings {
     }
 }
 
-/// How long a delivery may take, and by what.
-struct Times {
-    mode: Mode,
-    processing: Duration,
-    heartbeat: Option<Duration>,
-    /// Something else stands there, which could not be read.
-    are_unread: bool,
-}
-
-impl Times {
-    fn read(section: &mut Section<'_>) -> Self {
-        let mode = section.one_of("mode", &[("stream", Mode::Stream), ("queue", Mode::Queue)]);
-        let (processing, heartbeat) = (section.duration("processing_timeout"), section.duration("heartbeat_timeout"));
-        // A mode that cannot be read is believed to be one that goes with the rest.
-        let is_queue = section.is_unread("mode", &mode) && heartbeat.is_some();
-        Times {
-            mode: mode.unwrap_or(if is_queue { Mode::Queue } else { Mode::Stream }),
-            processing: processing.unwrap_or(PROCESSING_TIMEOUT),
-            heartbeat,
-            are_unread: section.is_unread("processing_timeout", &processing)
-                || section.is_unread("heartbeat_timeout", &heartbeat),
-        }
-    }
-
-    /// Whether it makes sense to compare them with others.
-    fn are_sound(&self) -> bool {
-        let is_zero = self.heartbeat.is_some_and(|time| time.is_zero());
-        !self.are_unread && !is_zero && self.processing >= PROCESSING_TIMEOUT_MIN
-    }
-}
-
 /// The next round time above this one: nobody wants to be told to write 91s.
 fn rounded_up(time: Duration) -> Duration {
     let step = if time.as_secs() < 60 { 10 } else { 60 };
@@ -449,24 +518,21 @@ fn rounded_up(time: Duration) -> Duration {
 }
 
 /// The name, which no other subscription has.
-fn read_name(section: &mut Section<'_>, names: &mut HashSet<String>) -> Option<String> {
-    let name = section.text("name").map(|text| text.value);
-    match &name {
-        Some(name) => {
-            section.rename(format!("subscription '{name}'"));
-            say_invalid(section, "name", &Subscription::new(name));
-            if name.starts_with(EPHEMERAL_PREFIX) {
-                let message = format!("names that begin with `{EPHEMERAL_PREFIX}` belong to `pillarbox run --stdout`");
-                section.problem_of("name", message);
-            }
-            if !names.insert(name.clone()) {
-                section.problem_of("name", "there are two subscriptions of this name; each needs its own");
-            }
+fn check_name(section: &Section<'_>, name: Option<&str>, names: &mut HashSet<String>) {
+    let Some(name) = name else {
+        if !section.has("name") {
+            section.problem("a subscription needs a name, for example name = \"orders-to-file\"");
         }
-        None if section.is_written("name") => {}
-        None => section.problem("a subscription needs a name, for example name = \"orders-to-file\""),
+        return;
+    };
+    say_invalid(section, "name", &Subscription::new(name));
+    if name.starts_with(EPHEMERAL_PREFIX) {
+        let message = format!("names that begin with `{EPHEMERAL_PREFIX}` belong to `pillarbox run --stdout`");
+        section.problem_of("name", message);
     }
-    name
+    if !names.insert(name.to_owned()) {
+        section.problem_of("name", "there are two subscriptions of this name; each needs its own");
+    }
 }
 
 /// What the engine has against it.
@@ -478,34 +544,12 @@ fn say_invalid(section: &Section<'_>, key: &str, subscription: &Subscription) {
     }
 }
 
-fn read_sink(section: &mut Section<'_>) -> Option<SinkSettings> {
-    let is_there = section.has("sink");
-    let sink = section.section("sink");
-    if !is_there {
+fn read_sink(path: &str, node: &Node, section: &Section<'_>, problems: &Problems) -> Option<SinkSettings> {
+    let Some(sink) = node.get("sink") else {
         section.problem("a subscription needs a sink, for example sink = { kind = \"file\", path = \"out.ndjson\" }");
         return None;
-    }
-    SinkSettings::read(sink)
-}
-
-fn read_retry(mut section: Section<'_>) -> RetryPolicy {
-    let default = RetryPolicy::sink();
-    let max_attempts = section.count("max_attempts", 1..=ATTEMPTS_MAX);
-    let (base, cap) = (section.duration("base"), section.duration("cap"));
-    let is_unread = section.is_unread("base", &base) || section.is_unread("cap", &cap);
-    let default = if max_attempts.is_some() { default.attempts(default.max_attempts) } else { default };
-    let retry = RetryPolicy {
-        max_attempts: max_attempts.map_or(default.max_attempts, |count| count as u32),
-        base: base.unwrap_or(default.base),
-        cap: cap.unwrap_or(default.cap),
-        jitter: section.flag("jitter").unwrap_or(default.jitter),
-        min_dead_age: section.duration("min_dead_age").unwrap_or(default.min_dead_age),
     };
-    if retry.cap < retry.base && !is_unread {
-        section.problem_of("cap", "is the longest wait and cannot be shorter than base, the first one");
-    }
-    section.finish();
-    retry
+    SinkSettings::read(&format!("{path}.sink"), sink, problems)
 }
 
 /// Where a subscription begins: `beginning`, `now`, a position or a time.
@@ -525,10 +569,6 @@ pub(crate) fn parse_start(text: &str) -> Result<Start, String> {
     }
 }
 
-fn in_words<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&duration::format(*value))
-}
-
 fn maybe_in_words<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&duration::format(value.unwrap_or_default()))
 }
@@ -538,16 +578,8 @@ fn profile_in_words<S: Serializer>(value: &RecoveryProfile, serializer: S) -> Re
     serializer.serialize_str(named.map_or("", |(name, _)| name))
 }
 
-fn or_forever<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&value.map_or_else(|| "forever".to_owned(), duration::format))
-}
-
 fn or_off<S: Serializer>(value: &Option<SocketAddr>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&value.map_or_else(|| "off".to_owned(), |address| address.to_string()))
-}
-
-fn hidden<S: Serializer>(value: &[Secret], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(value.iter().map(|_| MASK))
 }
 
 fn masked_url<S: Serializer>(value: &Option<Secret>, serializer: S) -> Result<S::Ok, S::Error> {

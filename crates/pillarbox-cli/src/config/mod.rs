@@ -1,11 +1,9 @@
 //! What the user wrote: read with every problem gathered, and turned into what the engine gets.
 
-mod delivery_time;
-mod duration;
 mod engine;
-mod fault;
 mod file;
 mod problem;
+mod reading;
 mod section;
 mod sink;
 mod sink_kind;
@@ -20,10 +18,9 @@ use anyhow::Result;
 use crate::database::NO_DATABASE;
 use crate::exit::{Exit, Stop};
 
-pub(crate) use duration::{format as format_duration, parse as parse_duration};
 pub(crate) use file::{Config, EPHEMERAL_PREFIX, parse_listen, parse_start};
 pub(crate) use problem::Problem;
-pub(crate) use sink::SinkSettings;
+pub(crate) use sink::{Parts, SinkSettings};
 
 use problem::Problems;
 use section::Section;
@@ -85,7 +82,7 @@ pub(crate) fn database(flag: Option<&Path>) -> Result<Option<String>> {
     let problems = Problems::default();
     // Where the file is not TOML, a value that can be read may still not be the one that was meant.
     let root = tree::parse(&text, &problems);
-    let database = Section::new("", Some(root), &problems).text("database").map(|text| text.value);
+    let database = Section::new("", &root, &problems).value::<String>("database");
     refuse(file.as_deref(), &problems.into_vec())?;
     if database.is_none() {
         let (_, problems) = read(&text, environment());
@@ -138,11 +135,11 @@ fn lines(problems: &[Problem]) -> Vec<String> {
 fn read(text: &str, environment: impl IntoIterator<Item = (String, String)>) -> (Config, Vec<Problem>) {
     let problems = Problems::default();
     let mut root = match text.is_empty() {
-        true => Node { value: Value::Table(Default::default()), origin: Origin::Nowhere },
+        true => Node::new(Value::Table(Default::default()), Origin::Nowhere),
         false => tree::parse(text, &problems),
     };
     tree::overlay(&mut root, environment, &problems);
-    let config = Config::read(Section::new("", Some(root), &problems));
+    let config = Config::read(&root, &problems);
     (config, problems.into_vec())
 }
 

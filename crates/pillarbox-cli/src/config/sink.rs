@@ -1,148 +1,229 @@
+use std::any::Any;
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::Arc;
 
-use pillarbox_sinks::CHAIN_STEPS_MAX;
+use pillarbox_sinks::config::parsed;
+use pillarbox_sinks::{CHAIN_STEPS_MAX, ConfigFault, DeliveryTime, SinkConfig};
+use serde::de::IgnoredAny;
 use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::duration;
-use super::section::{Section, Text};
-use super::sink_kind::{Key, Shape, SinkKind};
+use super::problem::Problems;
+use super::reading::{flattened, is_reference};
+use super::section::Section;
+use super::sink_kind::{Form, SinkKind, Typed};
+use super::tree::{Node, Origin, Text, Value};
 use crate::secret::{MASK, Redactions, masked, secrets_in};
+use crate::sink;
 
 /// How deep a chain may contain chains.
 const CHAIN_DEPTH_MAX: usize = 4;
 
-/// A sink as the user wrote it. Every kind of the contract is read, whether or not this build has it.
+/// A sink as the user wrote it. Every kind of the contract is kept, whether or not this build has it.
 #[derive(Debug, Clone)]
 pub(crate) struct SinkSettings {
     /// The kind.
     pub(crate) kind: &'static SinkKind,
-    pub(super) settings: BTreeMap<&'static str, Setting>,
-    /// The keys at which something stands that could not be read.
-    pub(super) unread: Vec<&'static Key>,
+    /// The CloudEvents source; none given: `urn:pillarbox:<log_id>`.
+    pub(crate) source: Option<String>,
+    pub(crate) parts: Parts,
+    /// What was written, with what is not to be seen marked.
+    written: Node,
 }
 
-/// What stands at one of its keys.
+/// What a sink is built of.
 #[derive(Debug, Clone)]
-pub(super) enum Setting {
-    Text(Text),
-    Texts(Vec<Text>),
-    Word(&'static str),
-    Count(i64),
-    Duration(Duration),
-    Flag(bool),
-    Map(BTreeMap<String, Text>),
-    Sinks(Vec<SinkSettings>),
+pub(crate) enum Parts {
+    /// Its own configuration.
+    Own(OwnParts),
+    /// The sinks of a chain, in order.
+    Chain(Vec<SinkSettings>),
+    /// Nothing: this build cannot read it.
+    Unknown,
+}
+
+/// The configuration of a sink that is not a chain.
+#[derive(Clone)]
+pub(crate) struct OwnParts {
+    config: Arc<dyn SinkConfig>,
+    /// Nothing is missing.
+    is_whole: bool,
+    is_timeout_unread: bool,
+}
+
+/// Any string of a config may be a secret.
+impl std::fmt::Debug for OwnParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OwnParts").field("is_whole", &self.is_whole).finish_non_exhaustive()
+    }
+}
+
+/// The kind by its name.
+struct Kind(&'static SinkKind);
+
+impl<'de> Deserialize<'de> for Kind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        parsed(deserializer, SinkKind::named).map(Kind)
+    }
 }
 
 impl SinkSettings {
     /// The sink of a relay without a config.
     pub(crate) fn stdout() -> Self {
-        SinkSettings::empty(SinkKind::stdout())
-    }
-
-    pub(super) fn empty(kind: &'static SinkKind) -> Self {
-        SinkSettings { kind, settings: BTreeMap::new(), unread: Vec::new() }
+        let parts = OwnParts {
+            config: Arc::new(pillarbox_sinks::StdoutConfig::default()),
+            is_whole: true,
+            is_timeout_unread: false,
+        };
+        let kind = ("kind".to_owned(), Node::new(Value::Text("stdout".to_owned()), Origin::Nowhere));
+        let written = Node::new(Value::Table(BTreeMap::from([kind])), Origin::Nowhere);
+        SinkSettings { kind: SinkKind::stdout(), source: None, parts: Parts::Own(parts), written }
     }
 
     /// None: what is wrong was said.
-    pub(crate) fn read(section: Section<'_>) -> Option<Self> {
-        SinkSettings::read_nested(section, 0)
+    pub(super) fn read(path: &str, node: &Node, problems: &Problems) -> Option<Self> {
+        SinkSettings::read_nested(path, node, problems, 0)
     }
 
-    fn read_nested(mut section: Section<'_>, depth: usize) -> Option<Self> {
+    fn read_nested(path: &str, node: &Node, problems: &Problems, depth: usize) -> Option<Self> {
+        let section = Section::new(path, node, problems);
+        if !matches!(node.value, Value::Table(_)) {
+            section.problem(format!("must be a table, not {}", node.value.kind()));
+            return None;
+        }
         if !section.has("kind") {
             section.problem(format!("a sink needs a kind: one of {}", SinkKind::names()));
             return None;
         }
-        let kind = section.parsed("kind", SinkKind::named)?;
-        let problems_before = section.problem_count();
-        let mut sink = SinkSettings::empty(kind);
-        for key in kind.keys {
-            if let (Some(example), false) = (key.example, section.has(key.name)) {
-                section.problem(needed(kind, key, example));
+        let Kind(kind) = section.value("kind")?;
+        let problems_before = problems.count();
+        let section = section.needing(kind.needs());
+        let (source, parts) = match &kind.form {
+            Form::Typed(typed) => (section.value("source"), read_own(typed, &section)),
+            Form::Chain => (None, Parts::Chain(read_chain(&section, problems, depth))),
+            Form::NotBuilt(_) | Form::Later => {
+                section.problem(kind.absence());
+                (None, Parts::Unknown)
             }
-            match read_key(&mut section, key, depth) {
-                Some(setting) => _ = sink.settings.insert(key.name, setting),
-                None if section.is_written(key.name) => sink.unread.push(key),
-                None => {}
-            }
+        };
+        let sink = SinkSettings { kind, source, parts, written: node.clone() };
+        sink.say_faults(&section);
+        // What is wrong with a key was said, and would be found again.
+        if problems.count() == problems_before {
+            sink.say_refusal(&section);
         }
-        // What is wrong within a chain would be found a second time by the chain.
-        let is_known = kind.is_chain() && section.problem_count() > problems_before;
-        if !kind.is_built() {
-            section.problem(kind.absence());
-        } else if !is_known {
-            sink.say_faults(&section);
-        }
-        section.finish();
         Some(sink)
     }
 }
 
-/// What stands at its keys, for those who build the sink.
-#[cfg_attr(
-    not(all(feature = "http", feature = "redis")),
-    allow(dead_code, reason = "the sinks that ask are not in this build")
-)]
+/// What a chain has; its sinks are read one by one.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct ChainKeys {
+    #[serde(rename = "kind")]
+    _kind: IgnoredAny,
+    #[serde(rename = "sinks")]
+    _sinks: IgnoredAny,
+}
+
+fn read_own(typed: &Typed, section: &Section<'_>) -> Parts {
+    match (typed.read)(section) {
+        Some(config) => Parts::Own(OwnParts {
+            config: config.into(),
+            is_whole: section.is_whole(),
+            is_timeout_unread: section.is_unread("timeout"),
+        }),
+        None => Parts::Unknown,
+    }
+}
+
+fn read_chain(section: &Section<'_>, problems: &Problems, depth: usize) -> Vec<SinkSettings> {
+    section.read::<ChainKeys>();
+    if depth >= CHAIN_DEPTH_MAX {
+        section.problem(format!("chains may be nested at most chain_depth_max = {CHAIN_DEPTH_MAX} deep"));
+        return Vec::new();
+    }
+    if !section.has("sinks") {
+        section.problem("sink kind 'chain' needs `sinks`, for example sinks = [{ kind = \"…\" }, …]");
+    }
+    let sinks = section.tables("sinks");
+    if section.has("sinks") && sinks.is_empty() {
+        section.problem_of("sinks", "a chain needs at least one sink");
+    }
+    if sinks.len() > CHAIN_STEPS_MAX {
+        let count = sinks.len();
+        section.problem_of(
+            "sinks",
+            format!("a chain of {count} sinks is longer than chain_steps_max = {CHAIN_STEPS_MAX}"),
+        );
+    }
+    let read = |(path, node): (String, &Node)| SinkSettings::read_nested(&path, node, problems, depth + 1);
+    sinks.into_iter().filter_map(read).collect()
+}
+
+/// What only the sink itself knows to be wrong.
 impl SinkSettings {
-    /// One of its strings, or words.
-    pub(crate) fn text(&self, key: &str) -> Option<&str> {
-        match self.settings.get(key) {
-            Some(Setting::Text(text)) => Some(&text.value),
-            Some(Setting::Word(word)) => Some(word),
-            _ => None,
-        }
-    }
-
-    /// One of its lists.
-    pub(crate) fn texts(&self, key: &str) -> impl Iterator<Item = &str> {
-        let texts = match self.settings.get(key) {
-            Some(Setting::Texts(texts)) => texts.as_slice(),
-            _ => &[],
+    fn say_faults(&self, section: &Section<'_>) {
+        let faults = match &self.parts {
+            Parts::Own(own) => own.config.faults(),
+            _ => Vec::new(),
         };
-        texts.iter().map(|text| text.value.as_str())
-    }
-
-    /// One of its tables.
-    pub(crate) fn map(&self, key: &str) -> impl Iterator<Item = (&str, &str)> {
-        let map = match self.settings.get(key) {
-            Some(Setting::Map(map)) => Some(map),
-            _ => None,
+        let redactions = self.redactions();
+        let is_wrong = |key: &str| {
+            let has_fault = faults.iter().any(|fault| fault.key == key && fault.beside.is_none());
+            has_fault || section.is_unread(key) || section.is_replaced(key)
         };
-        map.into_iter().flatten().map(|(name, text)| (name.as_str(), text.value.as_str()))
-    }
-
-    /// One of its numbers.
-    pub(crate) fn count(&self, key: &str) -> Option<u64> {
-        match self.settings.get(key) {
-            Some(Setting::Count(count)) => u64::try_from(*count).ok(),
-            _ => None,
+        let is_to_blame = |fault: &&ConfigFault| {
+            let is_known = section.is_unread(fault.key) || section.is_replaced(fault.key);
+            !is_known && !fault.beside.is_some_and(is_wrong)
+        };
+        let blamed: Vec<bool> = faults.iter().map(|fault| is_to_blame(&fault)).collect();
+        for (fault, _) in faults.into_iter().zip(blamed).filter(|(_, is_blamed)| *is_blamed) {
+            section.problem_of(fault.key, redactions.apply(&sink::text_of(fault.error)));
         }
     }
 
-    /// One of its times.
-    pub(crate) fn duration(&self, key: &str) -> Option<Duration> {
-        match self.settings.get(key) {
-            Some(Setting::Duration(duration)) => Some(*duration),
-            _ => None,
+    /// Tries to build it, without connecting to anything: what is wrong with the whole.
+    fn say_refusal(&self, section: &Section<'_>) {
+        if let Err(refusal) = sink::try_to_build(self) {
+            section.problem(self.redactions().apply(&refusal.to_string()));
         }
     }
+}
 
-    /// One of its switches.
-    pub(crate) fn flag(&self, key: &str) -> Option<bool> {
-        match self.settings.get(key) {
-            Some(Setting::Flag(flag)) => Some(*flag),
-            _ => None,
-        }
-    }
-
+/// What it is built of.
+impl SinkSettings {
     /// The sinks of a chain, in order.
     pub(crate) fn chain(&self) -> &[SinkSettings] {
-        match self.settings.get("sinks") {
-            Some(Setting::Sinks(sinks)) => sinks,
+        match &self.parts {
+            Parts::Chain(sinks) => sinks,
             _ => &[],
+        }
+    }
+
+    /// Its own configuration, if nothing is missing.
+    pub(crate) fn config(&self) -> Option<&dyn SinkConfig> {
+        match &self.parts {
+            Parts::Own(own) if own.is_whole => Some(&*own.config),
+            _ => None,
+        }
+    }
+
+    /// Its own configuration, if it is of this type.
+    pub(crate) fn config_of<T: SinkConfig>(&self) -> Option<&T> {
+        self.config().and_then(|config| (config as &dyn Any).downcast_ref())
+    }
+
+    /// How long one delivery of so many events may take by its time-outs, if they could be read.
+    pub(super) fn delivery_time(&self, batch_size: usize) -> Option<DeliveryTime> {
+        match &self.parts {
+            Parts::Own(own) if !own.is_timeout_unread => own.config.delivery_time(batch_size),
+            Parts::Chain(steps) => {
+                let times: Vec<DeliveryTime> = steps.iter().filter_map(|step| step.delivery_time(batch_size)).collect();
+                let why = times.iter().map(|time| time.why.as_str()).collect::<Vec<_>>().join(", then ");
+                (!times.is_empty()).then(|| DeliveryTime { max: times.iter().map(|time| time.max).sum(), why })
+            }
+            _ => None,
         }
     }
 }
@@ -155,102 +236,51 @@ impl SinkSettings {
             let steps = self.chain().iter().map(|step| format!("{} {}", step.kind.name, step.destination()));
             return steps.map(|step| step.trim_end().to_owned()).collect::<Vec<_>>().join(", then ");
         }
-        let required = self.kind.keys.iter().filter(|key| key.example.is_some());
-        let shown = required.filter_map(|key| match self.settings.get(key.name) {
+        let shown = self.kind.required().iter().filter_map(|(key, _)| {
+            let text = self.written.get(key)?.read.get()?;
             // Tokens in the paths of webhooks are common.
-            Some(Setting::Text(text)) if key.name == "url" && !text.from_file => Some(without_http_path(&text.value)),
-            Some(Setting::Text(text)) => Some(shown(text, false)),
-            _ => None,
+            let is_url = *key == "url" && !text.is_hidden;
+            Some(if is_url { without_http_path(&text.value) } else { shown(text) })
         });
         shown.collect::<Vec<_>>().join(" ")
     }
 
     /// What is not to be seen in a message about this sink, whoever made it.
     pub(crate) fn redactions(&self) -> Redactions {
-        let of_text = |(text, hidden): (&Text, bool)| {
+        let mut texts = Vec::new();
+        collect_texts(&self.written, &mut texts);
+        let of_text = |text: &Text| {
             let within = secrets_in(&text.value).into_iter().map(|secret| (secret, MASK.to_owned()));
-            std::iter::once((text.value.clone(), shown(text, hidden))).chain(within).collect::<Vec<_>>()
+            std::iter::once((text.value.clone(), shown(text))).chain(within).collect::<Vec<_>>()
         };
-        Redactions::new(self.texts_with_secrecy().into_iter().flat_map(of_text))
+        Redactions::new(texts.into_iter().flat_map(of_text))
     }
 
-    /// Every string, those of a chain's sinks too, and whether it is a secret.
-    fn texts_with_secrecy(&self) -> Vec<(&Text, bool)> {
-        let of_key = |key: &'static Key| match self.settings.get(key.name) {
-            Some(Setting::Text(text)) => vec![(text, key.is_hidden())],
-            Some(Setting::Texts(texts)) => texts.iter().map(|text| (text, key.is_hidden())).collect(),
-            Some(Setting::Map(map)) => map.iter().map(|(name, text)| (text, key.hides(name))).collect(),
-            Some(Setting::Sinks(sinks)) => sinks.iter().flat_map(SinkSettings::texts_with_secrecy).collect(),
-            _ => Vec::new(),
-        };
-        self.kind.keys.iter().flat_map(of_key).collect()
-    }
-}
-
-fn needed(kind: &SinkKind, key: &Key, example: &str) -> String {
-    let (kind, key, quote) = (kind.name, key.name, if matches!(key.shape, Shape::Text) { "\"" } else { "" });
-    format!("sink kind '{kind}' needs `{key}`, for example {key} = {quote}{example}{quote}")
-}
-
-/// None: there is nothing, or what is wrong was said.
-fn read_key(section: &mut Section<'_>, key: &Key, depth: usize) -> Option<Setting> {
-    let name = key.name;
-    Some(match key.shape {
-        Shape::Text => Setting::Text(section.text(name).filter(|text| is_filled(section, key, text))?),
-        Shape::Texts => {
-            let texts = section.texts(name)?;
-            Setting::Texts(texts.into_iter().filter(|text| is_filled(section, key, text)).collect())
+    /// The string that stands at `key`.
+    #[cfg(test)]
+    pub(crate) fn text(&self, key: &str) -> Option<&str> {
+        let node = self.written.get(key)?;
+        match (node.read.get(), &node.value) {
+            (Some(text), _) => Some(&text.value),
+            (None, Value::Text(text)) => Some(text),
+            _ => None,
         }
-        Shape::Word(words) => {
-            let words: Vec<(&str, &'static str)> = words.iter().map(|word| (*word, *word)).collect();
-            Setting::Word(section.one_of(name, &words)?)
-        }
-        Shape::Count(most) => Setting::Count(section.count(name, 1..=most)?),
-        Shape::Duration => {
-            let duration = section.duration(name)?;
-            if duration.is_zero() {
-                section.problem_of(name, "must be longer than 0: no receiver could answer in time");
-                return None;
-            }
-            Setting::Duration(duration)
-        }
-        Shape::Flag => Setting::Flag(section.flag(name)?),
-        Shape::Map => Setting::Map(section.map(name)?),
-        Shape::Sinks => Setting::Sinks(read_chain(section, name, depth)),
-    })
+    }
 }
 
-fn is_filled(section: &Section<'_>, key: &Key, text: &Text) -> bool {
-    if text.value.is_empty() {
-        let problem = match key.example {
-            Some(example) => format!("must not be empty; for example {} = \"{example}\"", key.name),
-            None => "is empty; give it a value or leave it out".to_owned(),
-        };
-        section.problem_of(key.name, problem);
+/// Every string that was read, those of a chain's sinks too.
+fn collect_texts<'n>(node: &'n Node, texts: &mut Vec<&'n Text>) {
+    texts.extend(node.read.get());
+    match &node.value {
+        Value::List(items) => items.iter().for_each(|item| collect_texts(item, texts)),
+        Value::Table(entries) => entries.values().for_each(|node| collect_texts(node, texts)),
+        _ => {}
     }
-    !text.value.is_empty()
-}
-
-fn read_chain(section: &mut Section<'_>, key: &'static str, depth: usize) -> Vec<SinkSettings> {
-    let written = section.has(key);
-    let sections = section.sections(key);
-    if written && sections.is_empty() {
-        section.problem_of(key, "a chain needs at least one sink");
-    }
-    if sections.len() > CHAIN_STEPS_MAX {
-        let count = sections.len();
-        section.problem_of(key, format!("a chain of {count} sinks is longer than chain_steps_max = {CHAIN_STEPS_MAX}"));
-    }
-    if depth >= CHAIN_DEPTH_MAX {
-        section.problem(format!("chains may be nested at most chain_depth_max = {CHAIN_DEPTH_MAX} deep"));
-        return Vec::new();
-    }
-    sections.into_iter().filter_map(|sink| SinkSettings::read_nested(sink, depth + 1)).collect()
 }
 
 /// A string for people: secrets, what came out of a file, and passwords in URLs are masked.
-fn shown(text: &Text, hidden: bool) -> String {
-    if hidden || text.from_file { MASK.to_owned() } else { masked(&text.value) }
+fn shown(text: &Text) -> String {
+    if text.is_hidden { MASK.to_owned() } else { masked(&text.value) }
 }
 
 /// `https://host/…` of a URL of a webhook, other URLs whole; without secrets.
@@ -265,29 +295,38 @@ fn without_http_path(url: &str) -> String {
     format!("{}/…", masked(&format!("{scheme}://{host}")))
 }
 
+/// What people may see of what was read.
+fn printed(node: &Node) -> Option<serde_json::Value> {
+    if let Some(text) = node.read.get() {
+        return Some(match node.value {
+            Value::Integer(number) if !text.is_hidden => number.into(),
+            Value::Bool(value) if !text.is_hidden => value.into(),
+            _ => shown(text).into(),
+        });
+    }
+    match &node.value {
+        Value::List(items) => Some(items.iter().filter_map(printed).collect()),
+        Value::Table(entries) if !is_reference(entries) => {
+            let entries = flattened(entries).into_iter();
+            let entries = entries.filter_map(|(name, node)| Some((name, shown(node.read.get()?).into())));
+            Some(serde_json::Value::Object(entries.collect()))
+        }
+        _ => None,
+    }
+}
+
 impl Serialize for SinkSettings {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("kind", self.kind.name)?;
-        for key in self.kind.keys {
-            let hidden = key.is_hidden();
-            match self.settings.get(key.name) {
-                None => {}
-                Some(Setting::Text(text)) => map.serialize_entry(key.name, &shown(text, hidden))?,
-                Some(Setting::Texts(texts)) => {
-                    let texts: Vec<String> = texts.iter().map(|text| shown(text, hidden)).collect();
-                    map.serialize_entry(key.name, &texts)?;
-                }
-                Some(Setting::Word(word)) => map.serialize_entry(key.name, word)?,
-                Some(Setting::Count(count)) => map.serialize_entry(key.name, count)?,
-                Some(Setting::Duration(time)) => map.serialize_entry(key.name, &duration::format(*time))?,
-                Some(Setting::Flag(flag)) => map.serialize_entry(key.name, flag)?,
-                Some(Setting::Map(values)) => {
-                    let shown = values.iter().map(|(name, text)| (name, shown(text, key.hides(name))));
-                    map.serialize_entry(key.name, &shown.collect::<BTreeMap<_, _>>())?;
-                }
-                Some(Setting::Sinks(sinks)) => map.serialize_entry(key.name, sinks)?,
-            }
+        if let Parts::Chain(sinks) = &self.parts {
+            map.serialize_entry("sinks", sinks)?;
+            return map.end();
+        }
+        if let Value::Table(entries) = &self.written.value {
+            let others = entries.iter().filter(|(key, _)| *key != "kind");
+            let known = others.filter_map(|(key, node)| Some((key, printed(node)?)));
+            known.into_iter().try_for_each(|(key, value)| map.serialize_entry(key, &value))?;
         }
         map.end()
     }

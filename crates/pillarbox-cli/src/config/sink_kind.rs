@@ -1,230 +1,79 @@
-use super::problem::nearest;
+use pillarbox_sinks::SinkConfig;
+use serde::de::DeserializeOwned;
 
-/// A kind of sink: a new one is a row in [`KINDS`] and a function in `sink.rs`.
+use super::problem::nearest;
+use super::section::{Needs, Section};
+
+/// A kind of sink: a new one is a row in [`pillarbox_sinks::sink_kinds`], with the type that a user's configuration is read into.
 #[derive(Debug)]
 pub(crate) struct SinkKind {
     /// As it is written in the config.
     pub(crate) name: &'static str,
-    /// All its keys, in the order in which they are told.
-    pub(super) keys: &'static [Key],
-    home: Home,
+    pub(super) form: Form,
 }
 
-/// Where a kind can be found.
+/// How a kind is read.
 #[derive(Debug)]
-enum Home {
-    /// In every build.
-    Always,
-    /// In builds with this feature.
-    Feature { name: &'static str, built: bool },
-    /// In a later version.
+pub(super) enum Form {
+    /// Into its own type.
+    Typed(Typed),
+    /// As a list of other sinks.
+    Chain,
+    /// Not at all: this build was made without the feature of this name.
+    #[cfg_attr(feature = "full", allow(dead_code, reason = "a full build has all kinds"))]
+    NotBuilt(&'static str),
+    /// Not at all: a later version will.
     Later,
 }
 
-/// One key of a sink.
+/// What is known of the type of a kind.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Key {
-    pub(super) name: &'static str,
-    pub(super) shape: Shape,
-    /// The key has to be there; this is how it could look.
-    pub(super) example: Option<&'static str>,
-    /// What may stand there where another key needs it. Of a key that cannot be read it is believed, so that the other one is not
-    /// blamed.
-    pub(super) helpful: Option<&'static str>,
-    shown: Shown,
+pub(super) struct Typed {
+    /// The keys that have to be there, with an example of each.
+    pub(super) required: fn() -> &'static [(&'static str, &'static str)],
+    /// Reads it, and says what is wrong.
+    pub(super) read: fn(&Section<'_>) -> Option<Box<dyn SinkConfig>>,
 }
 
-/// What a key holds.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Shape {
-    Text,
-    Texts,
-    /// One of these words.
-    Word(&'static [&'static str]),
-    /// A whole number from 1 to this one.
-    Count(i64),
-    Duration,
-    Flag,
-    /// Strings with names of the user's choice.
-    Map,
-    /// The sinks of a chain.
-    Sinks,
+const fn typed<T: SinkConfig + DeserializeOwned>() -> Form {
+    Form::Typed(Typed { required: T::required, read: |section| Some(Box::new(section.read::<T>()?)) })
 }
 
-/// How much of a key is shown.
-#[derive(Debug, Clone, Copy)]
-enum Shown {
-    /// All but the passwords in URLs.
-    Masked,
-    /// Nothing.
-    Never,
-    /// Of a table, the values of these names.
-    Only(&'static [&'static str]),
+/// A kind of the feature with this name.
+macro_rules! kind {
+    ($name:literal, $feature:literal, $config:ident) => {{
+        #[cfg(feature = $feature)]
+        const FORM: Form = typed::<pillarbox_sinks::$config>();
+        #[cfg(not(feature = $feature))]
+        const FORM: Form = Form::NotBuilt($feature);
+        SinkKind { name: $name, form: FORM }
+    }};
 }
 
-impl Key {
-    /// Whether all of it is a secret.
-    pub(super) fn is_hidden(&self) -> bool {
-        matches!(self.shown, Shown::Never)
-    }
-
-    /// Whether the value of this name in its table is a secret.
-    pub(super) fn hides(&self, name: &str) -> bool {
-        match self.shown {
-            Shown::Masked => false,
-            Shown::Never => true,
-            Shown::Only(names) => !names.contains(&name),
-        }
-    }
+const fn later(name: &'static str) -> SinkKind {
+    SinkKind { name, form: Form::Later }
 }
 
-const fn key(name: &'static str, shape: Shape) -> Key {
-    Key { name, shape, example: None, helpful: None, shown: Shown::Masked }
+macro_rules! all_kinds {
+    ($($name:literal $feature:literal $config:ident,)*) => {
+        &[
+            SinkKind { name: "stdout", form: typed::<pillarbox_sinks::StdoutConfig>() },
+            SinkKind { name: "file", form: typed::<pillarbox_sinks::FileConfig>() },
+            $(kind!($name, $feature, $config),)*
+            SinkKind { name: "chain", form: Form::Chain },
+            later("nats"),
+            later("rabbitmq"),
+            later("sqs"),
+            later("websocket"),
+        ]
+    };
 }
-
-const fn required(name: &'static str, example: &'static str) -> Key {
-    Key { example: Some(example), ..key(name, Shape::Text) }
-}
-
-const fn secret(name: &'static str, shape: Shape) -> Key {
-    Key { shown: Shown::Never, ..key(name, shape) }
-}
-
-/// The CloudEvents source; none given: `urn:pillarbox:<log_id>`.
-const SOURCE: Key = key("source", Shape::Text);
-const TIMEOUT: Key = key("timeout", Shape::Duration);
-const CA_FILE: Key = key("ca_file", Shape::Text);
-
-/// The most requests of one batch that are under way at once.
-const CONCURRENCY_MAX: i64 = 1_024;
-/// The most that is read of an answer, in bytes.
-const RESPONSE_BYTES_MAX: i64 = 16 * 1024 * 1024;
-/// The longest stream that can be asked for, in entries.
-const MAXLEN_MAX: i64 = 1_000_000_000_000;
-
-/// The properties of librdkafka that are no secret, so that somebody who looks for a mistake can see them.
-const HARMLESS_PROPERTIES: [&str; 16] = [
-    "acks",
-    "api.version.request",
-    "batch.num.messages",
-    "batch.size",
-    "broker.version.fallback",
-    "client.id",
-    "compression.codec",
-    "compression.level",
-    "compression.type",
-    "enable.ssl.certificate.verification",
-    "linger.ms",
-    "message.max.bytes",
-    "sasl.mechanism",
-    "sasl.mechanisms",
-    "security.protocol",
-    "ssl.endpoint.identification.algorithm",
-];
-
-const HTTP: &[Key] = &[
-    required("url", "https://example.com/events"),
-    secret("secret", Shape::Text),
-    secret("secrets", Shape::Texts),
-    secret("headers", Shape::Map),
-    key("mode", Shape::Word(&["structured", "binary", "batched"])),
-    TIMEOUT,
-    key("connect_timeout", Shape::Duration),
-    key("concurrency", Shape::Count(CONCURRENCY_MAX)),
-    key("response_bytes_max", Shape::Count(RESPONSE_BYTES_MAX)),
-    key("block_private_addresses", Shape::Flag),
-    CA_FILE,
-    SOURCE,
-];
-
-const KAFKA: &[Key] = &[
-    required("brokers", "localhost:9092"),
-    required("topic", "{topic}"),
-    TIMEOUT,
-    Key { shown: Shown::Only(&HARMLESS_PROPERTIES), ..key("properties", Shape::Map) },
-    SOURCE,
-];
-
-const REDIS_PUBSUB: [Key; 9] = redis(required("channel", "{topic}"), key("require_receivers", Shape::Flag));
-
-const REDIS_STREAM: [Key; 9] = redis(required("stream", "{topic}"), key("maxlen", Shape::Count(MAXLEN_MAX)));
-
-/// The keys of a kind that delivers to Redis.
-const fn redis(destination: Key, option: Key) -> [Key; 9] {
-    [
-        // Certificates are for TLS alone, sentinels watch a master by name.
-        Key { helpful: Some("rediss://localhost"), ..required("url", "redis://localhost") },
-        destination,
-        option,
-        Key { helpful: Some("localhost:26379"), ..key("sentinels", Shape::Texts) },
-        Key { helpful: Some("master"), ..key("master", Shape::Text) },
-        secret("sentinel_password", Shape::Text),
-        CA_FILE,
-        TIMEOUT,
-        SOURCE,
-    ]
-}
-
-const POSTGRES: &[Key] = &[
-    required("url", "postgres://localhost/app"),
-    required("table", "event_store"),
-    key("create", Shape::Flag),
-    TIMEOUT,
-    SOURCE,
-];
 
 /// All kinds of the contract, whether or not this build has them.
-static KINDS: [SinkKind; 12] = [
-    SinkKind { name: "stdout", keys: &[SOURCE], home: Home::Always },
-    SinkKind {
-        name: "file",
-        keys: &[required("path", "out.ndjson"), key("fsync", Shape::Flag), SOURCE],
-        home: Home::Always,
-    },
-    SinkKind { name: "http", keys: HTTP, home: Home::Feature { name: "http", built: cfg!(feature = "http") } },
-    SinkKind { name: "kafka", keys: KAFKA, home: Home::Feature { name: "kafka", built: cfg!(feature = "kafka") } },
-    SinkKind {
-        name: "redis_pubsub",
-        keys: &REDIS_PUBSUB,
-        home: Home::Feature { name: "redis", built: cfg!(feature = "redis") },
-    },
-    SinkKind {
-        name: "redis_stream",
-        keys: &REDIS_STREAM,
-        home: Home::Feature { name: "redis", built: cfg!(feature = "redis") },
-    },
-    SinkKind {
-        name: "postgres",
-        keys: POSTGRES,
-        home: Home::Feature { name: "postgres", built: cfg!(feature = "postgres") },
-    },
-    SinkKind {
-        name: "nats",
-        keys: &[required("url", "nats://localhost"), required("subject", "{topic}"), SOURCE],
-        home: Home::Later,
-    },
-    SinkKind {
-        name: "rabbitmq",
-        keys: &[
-            required("url", "amqp://localhost"),
-            required("exchange", "events"),
-            required("routing_key", "{topic}"),
-            SOURCE,
-        ],
-        home: Home::Later,
-    },
-    SinkKind {
-        name: "sqs",
-        keys: &[required("queue_url", "https://sqs.eu-west-1.amazonaws.com/1/events"), SOURCE],
-        home: Home::Later,
-    },
-    SinkKind { name: "websocket", keys: &[required("room", "{topic}"), SOURCE], home: Home::Later },
-    SinkKind {
-        name: "chain",
-        keys: &[Key { example: Some("[{ kind = \"…\" }, …]"), ..key("sinks", Shape::Sinks) }],
-        home: Home::Always,
-    },
-];
+static KINDS: &[SinkKind] = pillarbox_sinks::sink_kinds!(all_kinds);
+
+/// The keys of every sink that are not its type's.
+const COMMON_KEYS: [&str; 2] = ["kind", "source"];
 
 impl SinkKind {
     /// The kind of this name; else what to say.
@@ -246,30 +95,32 @@ impl SinkKind {
         &KINDS[0]
     }
 
-    /// Whether it consists of other sinks.
-    pub(super) fn is_chain(&self) -> bool {
-        self.keys.iter().any(|key| matches!(key.shape, Shape::Sinks))
+    /// The keys that have to be there, with an example of each; they say where it delivers to.
+    pub(super) fn required(&self) -> &'static [(&'static str, &'static str)] {
+        match &self.form {
+            Form::Typed(typed) => (typed.required)(),
+            _ => &[],
+        }
     }
 
-    /// Whether this build has it.
-    pub(super) fn is_built(&self) -> bool {
-        match self.home {
-            Home::Always => true,
-            Home::Feature { built, .. } => built,
-            Home::Later => false,
+    /// What its table has to have, beside what the type says.
+    pub(super) fn needs(&self) -> Needs {
+        if !matches!(self.form, Form::Typed(_)) {
+            return Needs::default();
         }
+        Needs::new(format!("sink kind '{}'", self.name), self.required(), &COMMON_KEYS)
     }
 
     /// Why this build does not have it, and what to do.
     pub(crate) fn absence(&self) -> String {
         let name = self.name;
-        match self.home {
-            Home::Feature { name: feature, .. } => format!(
+        match self.form {
+            Form::NotBuilt(feature) => format!(
                 "sink kind '{name}' is not in this build, which was made without the feature `{feature}`: \
                  cargo build --release --features {feature}"
             ),
-            Home::Always | Home::Later => {
-                let built = names(SinkKind::is_built);
+            _ => {
+                let built = names(|kind| matches!(kind.form, Form::Typed(_) | Form::Chain));
                 format!(
                     "sink kind '{name}' is not in this version of pillarbox; a later one will have it. This build has {built}"
                 )

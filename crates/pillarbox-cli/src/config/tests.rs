@@ -265,6 +265,16 @@ fn listening_beyond_loopback_needs_tokens() {
 }
 
 #[test]
+fn tokens_may_stand_in_the_environment() {
+    let text = "[http]\nlisten = \"0.0.0.0:7070\"\n";
+    let (config, problems) = check_with(text, &[("PILLARBOX__HTTP__TOKENS", "canary-1, canary-2")]);
+    assert_eq!((config.http.tokens.len(), problems), (2, Vec::new()));
+    assert!(!toml::to_string(&config).unwrap().contains("canary"));
+    let (_, problems) = check(&format!("{text}tokens = [{{ env = \"PILLARBOX_NO_SUCH\" }}]\n"));
+    assert!(only(&problems).contains("http.tokens: the environment variable PILLARBOX_NO_SUCH"), "{problems:?}");
+}
+
+#[test]
 fn broken_syntax_names_its_line() {
     let (_, problems) = check("[relay]\nworkers = = 2\n");
     assert!(problems[0].starts_with("line 2: "), "{problems:?}");

@@ -1,20 +1,53 @@
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::OnceLock;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::problem::{Problem, Problems};
+use crate::secret::MASK;
 
 /// A value and where it was written.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
     pub(crate) value: Value,
     pub(crate) origin: Origin,
+    /// What it was read as, once it was: without this, no key asked for it.
+    pub(crate) read: OnceLock<Text>,
+}
+
+impl Node {
+    pub(crate) fn new(value: Value, origin: Origin) -> Self {
+        Node { value, origin, read: OnceLock::new() }
+    }
+
+    /// What stands at `key`, if this is a table.
+    pub(crate) fn get(&self, key: &str) -> Option<&Node> {
+        match &self.value {
+            Value::Table(entries) => entries.get(key),
+            _ => None,
+        }
+    }
+}
+
+/// A string, and whether people may see it.
+#[derive(Clone)]
+pub(crate) struct Text {
+    pub(crate) value: String,
+    /// It is a secret, or came out of a file.
+    pub(crate) is_hidden: bool,
+}
+
+/// Any string of a config may be a secret.
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(MASK)
+    }
 }
 
 /// What was written.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) enum Value {
     Text(String),
     Integer(i64),
@@ -38,11 +71,18 @@ impl Value {
     }
 }
 
+/// Any string of a config may be a secret.
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind())
+    }
+}
+
 /// Where something was written; in the order in which people read.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Origin {
-    /// In the file, on this line.
-    Line(usize),
+    /// In the file, on this line, at this byte of the file.
+    Line(usize, usize),
     /// In an environment variable.
     Environment(String),
     /// Nowhere: the file says nothing of it.
@@ -52,7 +92,7 @@ pub(crate) enum Origin {
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::Line(line) => write!(f, "line {line}"),
+            Origin::Line(line, _) => write!(f, "line {line}"),
             Origin::Environment(name) => write!(f, "environment variable {name}"),
             Origin::Nowhere => f.write_str("config"),
         }
@@ -63,11 +103,11 @@ impl fmt::Display for Origin {
 pub(crate) fn parse(text: &str, problems: &Problems) -> Node {
     let (table, errors) = DeTable::parse_recoverable(text);
     for error in errors {
-        let line = error.span().map_or(1, |span| line_of(text, span.start));
-        problems.add(Problem::new("", Origin::Line(line), error.message().replace('\n', ", ")));
+        let at = error.span().map_or(0, |span| span.start);
+        problems.add(Problem::new("", origin_of(text, at), error.message().replace('\n', ", ")));
     }
     let entries = entries(table.get_ref(), text);
-    Node { value: Value::Table(entries), origin: Origin::Line(1) }
+    Node::new(Value::Table(entries), Origin::Line(1, 0))
 }
 
 /// The other names of settings, for those who come from elsewhere.
@@ -107,13 +147,13 @@ fn put(root: &mut Node, path: &str, name: &str, value: String, problems: &Proble
         Value::Table(entries) => Some(
             entries
                 .entry((*part).to_owned())
-                .or_insert_with(|| Node { value: Value::Table(BTreeMap::new()), origin: origin.clone() }),
+                .or_insert_with(|| Node::new(Value::Table(BTreeMap::new()), origin.clone())),
         ),
         _ => None,
     });
     // Where the file has something other than a table, that is the problem, and the file's section says so.
     if let Some(Node { value: Value::Table(entries), .. }) = table {
-        entries.insert(last.to_owned(), Node { value: Value::Text(value), origin });
+        entries.insert(last.to_owned(), Node::new(Value::Text(value), origin));
     }
 }
 
@@ -134,9 +174,10 @@ fn node(spanned: &Spanned<DeValue<'_>>, at: usize, text: &str) -> Node {
         DeValue::Array(items) => Value::List(items.iter().map(|item| node(item, item.span().start, text)).collect()),
         DeValue::Table(table) => Value::Table(entries(table, text)),
     };
-    Node { value, origin: Origin::Line(line_of(text, at)) }
+    Node::new(value, origin_of(text, at))
 }
 
-fn line_of(text: &str, offset: usize) -> usize {
-    text.as_bytes()[..offset.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
+fn origin_of(text: &str, at: usize) -> Origin {
+    let line = text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1;
+    Origin::Line(line, at)
 }

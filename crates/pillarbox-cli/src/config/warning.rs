@@ -4,9 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::problem::Problems;
-use super::section::{Section, is_reference};
+use super::reading::is_reference;
+use super::tree::PREFIX;
 use super::tree::{self, Node, Origin, Value};
-use super::{Config, tree::PREFIX};
 use crate::secret::masked;
 
 /// A key whose name contains one of these has a secret as its value.
@@ -62,7 +62,7 @@ impl Secrets {
     /// Looks at everything below this key.
     fn collect(&mut self, key: &str, node: &Node) {
         let line = match node.origin {
-            Origin::Line(line) => Some(line),
+            Origin::Line(line, _) => Some(line),
             _ => None,
         };
         match &node.value {
@@ -112,9 +112,7 @@ fn misspelt(variables: impl Iterator<Item = String>) -> Vec<String> {
 
 /// The settings that have one value for the whole config, like `relay.workers`.
 fn settings() -> Vec<String> {
-    let problems = Problems::default();
-    let defaults = Config::read(Section::new("", None, &problems));
-    let defaults = serde_json::to_value(&defaults).unwrap_or_default();
+    let defaults = serde_json::to_value(super::read("", []).0).unwrap_or_default();
     let mut settings = vec!["database".to_owned()];
     for (section, keys) in defaults.as_object().into_iter().flatten() {
         settings.extend(keys.as_object().into_iter().flatten().map(|(key, _)| format!("{section}.{key}")));

@@ -1,6 +1,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use pillarbox_sinks::FileConfig;
+
 use crate::config::{Config, Problem, SinkSettings};
 use crate::database::Database;
 
@@ -15,12 +17,13 @@ pub(crate) fn into_the_log(config: &Config, database: &Database) -> Vec<Problem>
     )]
     let Database::Sqlite(log) = database else { return Vec::new() };
     let own: Vec<PathBuf> = BESIDE.iter().map(|end| real(&with_end(log, end))).collect();
-    let is_own = |path: &str| own.iter().any(|own| real(Path::new(path)).starts_with(own));
+    let is_own = |path: &Path| own.iter().any(|own| real(path).starts_with(own));
     let writes = config
         .subscriptions
         .iter()
         .filter_map(|one| Some((&one.name, paths(&one.sink).into_iter().find(|path| is_own(path))?)));
-    let problem = |(name, path): (&String, &str)| {
+    let problem = |(name, path): (&String, &Path)| {
+        let path = path.display();
         let message = format!("the file sink would write into the database itself ({path}); give it a file of its own");
         Problem::of_subscription(name, message)
     };
@@ -28,8 +31,8 @@ pub(crate) fn into_the_log(config: &Config, database: &Database) -> Vec<Problem>
 }
 
 /// The files that a sink, or one of a chain, appends to.
-fn paths(sink: &SinkSettings) -> Vec<&str> {
-    let own = sink.text("path").filter(|_| sink.kind.name == "file");
+fn paths(sink: &SinkSettings) -> Vec<&Path> {
+    let own = sink.config_of::<FileConfig>().map(|config| config.path.as_path());
     own.into_iter().chain(sink.chain().iter().flat_map(paths)).collect()
 }
 

@@ -3,6 +3,7 @@ use std::collections::{BTreeMap, HashSet};
 use pillarbox::sink::{BinaryEvent, CloudEvents};
 use pillarbox::{Error, ErrorKind, Event, Result};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use serde::{Deserialize, Deserializer};
 
 use super::target::push_percent;
 use crate::Secret;
@@ -53,27 +54,42 @@ const OWN: [&str; 10] = [
 ];
 const OWN_PREFIXES: [&str; 5] = ["ce-", "content-", "pillarbox-", "proxy-", "webhook-"];
 
+/// Reads headers as a user writes them: a table.
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Vec<(String, Secret)>, D::Error> {
+    Ok(BTreeMap::deserialize(deserializer)?.into_iter().collect())
+}
+
 /// The headers of every request, as they were configured.
 pub(super) fn configured(headers: &[(String, Secret)]) -> Result<HeaderMap> {
-    let invalid = |message: String| Error::new(ErrorKind::Invalid, message);
     let mut map = HeaderMap::with_capacity(headers.len());
-    for (name, value) in headers {
-        let parsed = HeaderName::from_bytes(name.as_bytes())
-            .map_err(|_| invalid(format!("'{}' is not a name for a header of an http sink", name.escape_debug())))?;
-        if is_own(parsed.as_str()) {
-            return Err(invalid(format!("an http sink sets the header '{parsed}' itself; take it out of headers")));
-        }
-        let mut value = HeaderValue::from_str(value.expose()).map_err(|_| {
-            invalid(format!("the value of the header '{parsed}' has a line break or a control character"))
-        })?;
-        value.set_sensitive(true);
-        let before =
-            map.try_insert(parsed.clone(), value).map_err(|_| invalid("an http sink has too many headers".into()))?;
-        if before.is_some() {
-            return Err(invalid(format!("an http sink has the header '{parsed}' twice")));
-        }
-    }
+    headers.iter().try_for_each(|header| configure(&mut map, header))?;
     Ok(map)
+}
+
+/// What is wrong with each of the headers that cannot be used.
+pub(super) fn faults(headers: &[(String, Secret)]) -> Vec<Error> {
+    let mut map = HeaderMap::new();
+    headers.iter().filter_map(|header| configure(&mut map, header).err()).collect()
+}
+
+fn configure(map: &mut HeaderMap, (name, value): &(String, Secret)) -> Result<()> {
+    let invalid = |message: String| Error::new(ErrorKind::Invalid, message);
+    let parsed = HeaderName::from_bytes(name.as_bytes())
+        .map_err(|_| invalid(format!("'{}' is not a name for a header of an http sink", name.escape_debug())))?;
+    if is_own(parsed.as_str()) {
+        return Err(invalid(format!("an http sink sets the header '{parsed}' itself; take it out of headers")));
+    }
+    let mut value = HeaderValue::from_str(value.expose())
+        .map_err(|_| invalid(format!("the value of the header '{parsed}' has a line break or a control character")))?;
+    value.set_sensitive(true);
+    let before =
+        map.try_insert(parsed.clone(), value).map_err(|_| invalid("an http sink has too many headers".into()))?;
+    match before {
+        Some(_) => Err(invalid(format!("an http sink has the header '{parsed}' twice"))),
+        None => Ok(()),
+    }
 }
 
 /// The headers of an event that travel as headers of HTTP.

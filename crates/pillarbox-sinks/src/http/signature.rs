@@ -32,11 +32,7 @@ pub(super) struct Signer {
 impl Signer {
     pub(super) fn new(secrets: &[Secret]) -> Result<Self> {
         let key = |(index, secret): (usize, &Secret)| {
-            let key = key(secret.expose()).map_err(|why| {
-                let message = format!("secret {} of {} of an http sink {why}", index + 1, secrets.len());
-                Error::new(ErrorKind::Invalid, message)
-            })?;
-            Ok(hmac::Key::new(hmac::HMAC_SHA256, &key))
+            Ok(hmac::Key::new(hmac::HMAC_SHA256, &key_of(secret, index + 1, secrets.len())?))
         };
         Ok(Signer { keys: secrets.iter().enumerate().map(key).collect::<Result<_>>()? })
     }
@@ -64,6 +60,16 @@ pub(super) fn batch_id(ids: impl IntoIterator<Item = impl Display>) -> String {
     }
     let hex: String = context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     format!("batch_{}", &hex[..HEX_DIGITS])
+}
+
+/// Whether this secret, of so many the one with this number, can sign.
+pub(super) fn check(secret: &Secret, number: usize, count: usize) -> Result<()> {
+    key_of(secret, number, count).map(drop)
+}
+
+fn key_of(secret: &Secret, number: usize, count: usize) -> Result<Vec<u8>> {
+    key(secret.expose())
+        .map_err(|why| Error::new(ErrorKind::Invalid, format!("secret {number} of {count} of an http sink {why}")))
 }
 
 fn key(secret: &str) -> std::result::Result<Vec<u8>, String> {

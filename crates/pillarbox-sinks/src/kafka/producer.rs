@@ -49,8 +49,12 @@ impl Slot {
 
     /// What librdkafka has against the settings, without a secret. Connects to nothing.
     pub(super) fn check(&self) -> Result<(), String> {
-        let settings = self.settings.without_brokers();
-        Producer::new(&settings).map(drop).map_err(|error| self.settings.describe(&error))
+        self.try_to_make().map_err(|error| self.settings.describe(&error))
+    }
+
+    /// Makes a producer that connects to nothing, and ends it.
+    pub(super) fn try_to_make(&self) -> Result<(), KafkaError> {
+        Producer::new(&self.settings.without_brokers()).map(drop)
     }
 
     /// The producer; a new one if the last can no longer be used.

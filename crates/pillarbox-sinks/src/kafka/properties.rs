@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -6,8 +7,10 @@ use pillarbox::{Error, ErrorKind, Result};
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
+use serde::de::{Deserializer, MapAccess, Visitor};
 
 use super::KafkaConfig;
+use super::producer::Slot;
 use crate::Secret;
 
 /// How much earlier than the sink librdkafka gives a record up.
@@ -50,13 +53,23 @@ const ALIASES: [(&str, &str); 8] = [
     ("sasl.mechanism", "sasl.mechanisms"),
 ];
 
-/// Properties whose values are words that everybody knows; every other value that is no number and no flag is taken for a secret.
-const HARMLESS: [&str; 13] = [
+/// Properties whose values are no secrets, so that somebody who looks for a mistake can see them. Every other value is hidden where the
+/// configuration is printed, and in what librdkafka says if it is no number and no flag.
+const HARMLESS: [&str; 22] = [
+    "acks",
+    "api.version.request",
+    "batch.num.messages",
+    "batch.size",
     "broker.address.family",
+    "broker.version.fallback",
     "client.id",
     "compression.codec",
+    "compression.level",
     "compression.type",
     "debug",
+    "enable.ssl.certificate.verification",
+    "linger.ms",
+    "message.max.bytes",
     "partitioner",
     "sasl.mechanism",
     "sasl.mechanisms",
@@ -187,6 +200,67 @@ pub(super) fn settings(config: &KafkaConfig) -> Result<Settings> {
     Ok(Settings { client, secrets: secrets.into() })
 }
 
+/// What is wrong with each of the properties; nothing is connected to.
+pub(super) fn faults(mut config: KafkaConfig) -> Vec<Error> {
+    let mut faults = Vec::new();
+    config.properties.retain(|name, value| match check(name, first_name(name), value) {
+        Ok(()) => true,
+        Err(error) => {
+            faults.push(error);
+            false
+        }
+    });
+    // librdkafka tells the first property that it refuses.
+    loop {
+        let settings = match settings(&config) {
+            Ok(settings) => settings,
+            Err(error) => break faults.push(error),
+        };
+        let Err(error) = Slot::new(settings.clone()).try_to_make() else { break };
+        let refused = match &error {
+            KafkaError::ClientConfig(_, _, name, _) => config.properties.remove(name),
+            _ => None,
+        };
+        // What is said of one property has the secrets of no other.
+        let secrets = refused.clone().map_or(settings.secrets.clone(), |secret| vec![secret].into());
+        let settings = Settings { secrets, ..settings };
+        faults.push(Error::new(ErrorKind::Invalid, settings.describe(&error)));
+        if refused.is_none() {
+            break;
+        }
+    }
+    faults
+}
+
+/// Reads properties; those that are not known to be harmless are secrets.
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<BTreeMap<String, Secret>, D::Error> {
+    struct Properties;
+
+    impl<'de> Visitor<'de> for Properties {
+        type Value = BTreeMap<String, Secret>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a table of strings")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
+            let mut properties = BTreeMap::new();
+            while let Some(name) = map.next_key::<String>()? {
+                let value = match HARMLESS.contains(&name.as_str()) {
+                    true => Secret::new(map.next_value::<String>()?),
+                    false => map.next_value()?,
+                };
+                properties.insert(name, value);
+            }
+            Ok(properties)
+        }
+    }
+
+    deserializer.deserialize_map(Properties)
+}
+
 /// The user's properties by their first names, each once, with the name that the user gave it.
 fn given(properties: &BTreeMap<String, Secret>) -> Result<BTreeMap<&str, (&str, &Secret)>> {
     let mut given = BTreeMap::new();
@@ -227,7 +301,7 @@ fn check(name: &str, first: &str, value: &Secret) -> Result<()> {
 }
 
 /// librdkafka would only log what it cannot read, and then wait for ever.
-fn check_brokers(brokers: &str) -> Result<()> {
+pub(super) fn check_brokers(brokers: &str) -> Result<()> {
     for broker in brokers.split(',') {
         let address = broker.trim();
         let address = address.split_once("://").map_or(address, |(_, address)| address);

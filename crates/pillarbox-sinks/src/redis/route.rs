@@ -6,6 +6,7 @@ use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisRes
 
 use super::RedisConfig;
 use crate::Secret;
+use crate::config::ConfigFault;
 
 /// How many sentinels may be named.
 const SENTINELS_MAX: usize = 32;
@@ -36,24 +37,69 @@ pub(super) struct Sentinels {
 impl Route {
     /// Reads the configuration and connects to nothing.
     pub(super) fn of(config: &RedisConfig) -> Result<Route> {
-        if config.timeout.is_zero() {
-            return Err(invalid("the timeout of a Redis sink is 0; give it some time, for example 10s"));
+        if let Some(fault) = faults(config).into_iter().next() {
+            return Err(fault.error);
         }
         let login = login(config)?;
         let authority = authority(config, is_tls(&login))?;
-        if is_tls(&login) {
-            provide_cryptography();
-        }
         if config.sentinels.is_empty() {
-            if config.master.is_some() || config.sentinel_password.is_some() {
-                return Err(invalid(
-                    "master and sentinel_password are for sentinels, and there are none; name sentinels",
-                ));
-            }
             return Ok(Route::Direct(client(login, authority.as_deref()).map_err(refused)?));
         }
         sentinels(config, login, authority).map(Route::Sentinels)
     }
+}
+
+/// What is wrong with a configuration, key by key.
+pub(super) fn faults(config: &RedisConfig) -> Vec<ConfigFault> {
+    let mut faults = Vec::new();
+    if config.timeout.is_zero() {
+        let message = "the timeout of a Redis sink is 0; give it some time, for example 10s";
+        faults.push(ConfigFault::new("timeout", invalid(message)));
+    }
+    match login(config) {
+        Ok(login) => faults.extend(faults_beside_url(config, &login)),
+        Err(error) => faults.push(ConfigFault::new("url", error)),
+    }
+    faults.extend(sentinel_faults(config));
+    faults
+}
+
+/// Whether the certificates go with the URL, and both can be used.
+fn faults_beside_url(config: &RedisConfig, login: &ConnectionInfo) -> Option<ConfigFault> {
+    if is_tls(login) {
+        provide_cryptography();
+    }
+    let authority = match authority(config, is_tls(login)) {
+        Ok(authority) => authority,
+        Err(error) => return Some(ConfigFault::new("ca_file", error).beside("url")),
+    };
+    let refusal = client(login.clone(), authority.as_deref()).err()?;
+    // Without certificates of its own, the URL alone can be wrong.
+    let key = if authority.is_some() && client(login.clone(), None).is_ok() { "ca_file" } else { "url" };
+    Some(ConfigFault::new(key, refused(refusal)))
+}
+
+/// Whether the sentinels are complete, and each can be used.
+fn sentinel_faults(config: &RedisConfig) -> Vec<ConfigFault> {
+    if config.sentinels.is_empty() {
+        let alone = [("master", config.master.is_some()), ("sentinel_password", config.sentinel_password.is_some())];
+        let message = "master and sentinel_password are for sentinels, and there are none; name sentinels";
+        let fault = |(key, _)| ConfigFault::new(key, invalid(message)).beside("sentinels");
+        return alone.into_iter().filter(|(_, is_there)| *is_there).map(fault).collect();
+    }
+    let mut faults = Vec::new();
+    if config.master.as_ref().is_none_or(String::is_empty) {
+        let message = "there are sentinels, and no master; name it as the sentinels do";
+        faults.push(ConfigFault::new("sentinels", invalid(message)).beside("master"));
+    }
+    if config.sentinels.len() > SENTINELS_MAX {
+        let count = config.sentinels.len();
+        let message = format!("there are {count} sentinels, more than sentinels_max = {SENTINELS_MAX}");
+        faults.push(ConfigFault::new("sentinels", invalid(message)));
+    }
+    let check = |_, entry: &String| sentinel_address(entry).map(drop);
+    faults.extend(ConfigFault::of_list("sentinels", &config.sentinels, check));
+    faults
 }
 
 impl Sentinels {
@@ -130,13 +176,7 @@ fn authority(config: &RedisConfig, is_tls: bool) -> Result<Option<Vec<u8>>> {
 }
 
 fn sentinels(config: &RedisConfig, login: ConnectionInfo, authority: Option<Vec<u8>>) -> Result<Sentinels> {
-    let Some(master) = config.master.clone().filter(|master| !master.is_empty()) else {
-        return Err(invalid("there are sentinels, and no master; name it as the sentinels do"));
-    };
-    if config.sentinels.len() > SENTINELS_MAX {
-        let count = config.sentinels.len();
-        return Err(invalid(format!("there are {count} sentinels, more than sentinels_max = {SENTINELS_MAX}")));
-    }
+    let master = config.master.clone().unwrap_or_default();
     let node = |entry: &String| {
         let node = sentinel(entry, &login, config.sentinel_password.as_ref())?;
         client(node, authority.as_deref()).map_err(refused)
@@ -146,6 +186,15 @@ fn sentinels(config: &RedisConfig, login: ConnectionInfo, authority: Option<Vec<
 }
 
 fn sentinel(entry: &str, login: &ConnectionInfo, password: Option<&Secret>) -> Result<ConnectionInfo> {
+    let (host, port) = sentinel_address(entry)?;
+    let mut settings = redis::RedisConnectionInfo::default().set_lib_name("pillarbox", env!("CARGO_PKG_VERSION"));
+    if let Some(password) = password {
+        settings = settings.set_password(password.expose());
+    }
+    Ok(login.clone().set_addr(address(host, port, is_tls(login))).set_redis_settings(settings))
+}
+
+fn sentinel_address(entry: &str) -> Result<(String, u16)> {
     let wrong = || invalid("a sentinel is written host:port, without a scheme, a user or a password");
     let url = redis::parse_redis_url(&format!("redis://{entry}")).ok_or_else(wrong)?;
     let is_bare =
@@ -154,14 +203,10 @@ fn sentinel(entry: &str, login: &ConnectionInfo, password: Option<&Secret>) -> R
         return Err(wrong());
     }
     let port = url.port().unwrap_or(SENTINEL_PORT);
-    let ConnectionAddr::Tcp(host, _) = url.into_connection_info().map_err(|_| wrong())?.addr().clone() else {
-        return Err(wrong());
-    };
-    let mut settings = redis::RedisConnectionInfo::default().set_lib_name("pillarbox", env!("CARGO_PKG_VERSION"));
-    if let Some(password) = password {
-        settings = settings.set_password(password.expose());
+    match url.into_connection_info().map_err(|_| wrong())?.addr().clone() {
+        ConnectionAddr::Tcp(host, _) => Ok((host, port)),
+        _ => Err(wrong()),
     }
-    Ok(login.clone().set_addr(address(host, port, is_tls(login))).set_redis_settings(settings))
 }
 
 fn address(host: String, port: u16, is_tls: bool) -> ConnectionAddr {

@@ -75,7 +75,7 @@ impl OrderedLog for Log {
 }
 
 /// Another seed for each sink, so that they die at other moments.
-async fn run(name: &str, fixture: &dyn SinkFixture, seed: u64) -> ChaosRun {
+pub(crate) async fn run(name: &str, fixture: &dyn SinkFixture, seed: u64) -> ChaosRun {
     let run = run_chaos(fixture, Log::new(), events_wanted(), seed).await;
     println!("{name}: {run}");
     run

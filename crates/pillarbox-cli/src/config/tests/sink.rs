@@ -105,6 +105,7 @@ fn http_is_read_whole_and_printed_without_secrets() {
 }
 
 /// Tokens in the paths of webhooks are common, and an `@` there is no end of a password.
+#[cfg(feature = "http")]
 #[test]
 fn the_destination_of_a_webhook_is_its_host_alone() {
     for (url, shown) in [
@@ -300,6 +301,7 @@ fn debug_shows_no_string_of_the_config() {
     }
 }
 
+#[cfg(feature = "http")]
 #[test]
 fn what_a_sink_says_is_shown_without_its_secrets() {
     let (config, _) = with_sink(
@@ -333,7 +335,7 @@ fn a_key_that_is_missing_hides_no_other() {
 fn a_key_that_cannot_be_read_hides_no_other() {
     let sink =
         r#"kind = "http", mode = "bin", url = "http://u:canary@h/", headers = { Host = "h", "a b" = "c", Ok = "d" }"#;
-    assert_eq!(keys_at_fault(sink), ["mode", "headers", "headers", "url"]);
+    assert_eq!(keys_at_fault(sink), ["mode", "url", "headers", "headers"]);
     let (_, problems) = with_sink(sink);
     assert!(problems.iter().any(|problem| problem.contains("Authorization")), "{problems:?}");
     assert!(!problems.concat().contains("canary"), "{problems:?}");
@@ -352,7 +354,7 @@ fn every_string_of_a_list_is_judged() {
         "{problem}"
     );
     let problems = http(&format!(r#"secrets = ["{WHSEC}", "x"], mode = "bin""#));
-    assert!(problems[1].contains("secret 2 of 2") && !problems[1].contains("entries"), "{problems:?}");
+    assert!(problems[0].contains("secret 2 of 2") && !problems[0].contains("entries"), "{problems:?}");
 }
 
 /// A URL may be in a variable that is not set where the config is checked.
@@ -457,5 +459,6 @@ fn other_sinks_and_chains_are_given_their_time() {
 fn every_property_of_kafka_is_judged() {
     let properties = r#"{ "no.such" = "1", "acks" = "0", "sasl.mechanism" = "PLAIN", "sasl.username" = "u", "sasl.password" = "p" }"#;
     let sink = format!(r#"kind = "kafka", brokers = "h:9092", topic = "{{tpoic}}", properties = {properties}"#);
-    assert_eq!(keys_at_fault(&sink), ["properties", "properties", "topic"], "{:?}", with_sink(&sink).1);
+    assert_eq!(keys_at_fault(&sink), ["topic", "properties", "properties"], "{:?}", with_sink(&sink).1);
+    assert!(with_sink(&sink).1.iter().any(|problem| problem.contains("property 'no.such'")));
 }

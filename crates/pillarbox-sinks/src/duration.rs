@@ -1,10 +1,16 @@
+//! Durations as people write them. The module is for `#[serde(with = "…")]`; those below it are for keys that allow less or more.
+
 use std::time::Duration;
+
+use serde::{Deserializer, Serializer};
+
+use crate::config::parsed;
 
 const UNITS: [(&str, u64); 6] =
     [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000), ("w", 604_800_000)];
 
 /// Reads `5s`, `250ms`, `1m30s`, `7d`.
-pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+pub fn parse(text: &str) -> Result<Duration, String> {
     let refuse = || Err(format!("'{text}' is not a duration; write it like 250ms, 5s, 1m, 24h or 7d"));
     let mut rest = text.trim();
     let mut total: u64 = 0;
@@ -32,12 +38,75 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
 }
 
 /// Writes a duration in its largest whole unit.
-pub(crate) fn format(duration: Duration) -> String {
+pub fn format(duration: Duration) -> String {
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let whole = UNITS.iter().rev().skip(1).find(|(_, unit)| millis != 0 && millis % unit == 0);
     match whole {
         Some((name, unit)) => format!("{}{name}", millis / unit),
         None => format!("{millis}ms"),
+    }
+}
+
+/// Reads a duration.
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    parsed(deserializer, parse)
+}
+
+/// Writes a duration.
+pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&format(*duration))
+}
+
+/// A duration that may be left out.
+pub mod maybe {
+    use super::*;
+
+    /// Reads a duration that is there.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        super::deserialize(deserializer).map(Some)
+    }
+}
+
+/// A duration longer than 0.
+pub mod positive {
+    use super::*;
+
+    fn parse_positive(text: &str) -> Result<Duration, String> {
+        parse(text).and_then(|time| if time.is_zero() { Err("must be longer than 0".to_owned()) } else { Ok(time) })
+    }
+
+    /// Reads a duration and refuses 0.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        parsed(deserializer, parse_positive)
+    }
+
+    /// Reads a duration that may be left out, and refuses 0.
+    pub fn deserialize_some<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        deserialize(deserializer).map(Some)
+    }
+
+    pub use super::serialize;
+}
+
+/// A duration or `forever`, which is None.
+pub mod or_forever {
+    use super::*;
+
+    fn parse_or_forever(text: &str) -> Result<Option<Duration>, String> {
+        match text {
+            "forever" => Ok(None),
+            _ => parse(text).map(Some).map_err(|message| format!("{message}, or \"forever\"")),
+        }
+    }
+
+    /// Reads a duration or `forever`.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        parsed(deserializer, parse_or_forever)
+    }
+
+    /// Writes a duration or `forever`.
+    pub fn serialize<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&duration.map_or_else(|| "forever".to_owned(), format))
     }
 }
 
