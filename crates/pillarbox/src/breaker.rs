@@ -1,6 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use crate::backoff::Backoff;
 use crate::dispatcher::{BatchId, Item};
 use crate::{BreakerReport, Failure, Fault, Now, Position, Timestamp};
 
@@ -10,6 +11,7 @@ pub const BREAKER_SUSPECT_AFTER: Duration = Duration::from_secs(15 * 60);
 pub const BREAKER_BASE: Duration = Duration::from_millis(500);
 /// The longest wait for a sink that is down.
 pub const BREAKER_CAP: Duration = Duration::from_secs(30);
+const BACKOFF: Backoff = Backoff::new(BREAKER_BASE, BREAKER_CAP);
 
 /// When so many different keys have failed in a row the sink is down, not they; and a sink with one receiver is considered unwell when the
 /// first tries of so many were refused in a row.
@@ -262,7 +264,7 @@ impl Breaker {
         if !matches!(self.state, State::Open { until } if until > now.mono) {
             self.failures += 1;
         }
-        let wait = doubled(self.failures);
+        let wait = BACKOFF.after(self.failures);
         let wait = retry_after.map_or(wait, |asked| asked.clamp(wait, RETRY_AFTER_MAX.max(wait)));
         let asked_until = self.deadline().filter(|_| self.asked);
         let until = asked_until.unwrap_or_default().max(now.mono + wait);
@@ -301,7 +303,7 @@ impl Breaker {
                 return Charge::Event;
             }
             suspect.waits = suspect.waits.saturating_add(1);
-            let wait = doubled(suspect.waits);
+            let wait = BACKOFF.after(suspect.waits);
             if is_open {
                 self.open(now, &failure.message, None);
             }
@@ -433,11 +435,6 @@ impl Breaker {
     fn is_open(&self) -> bool {
         self.state != State::Closed
     }
-}
-
-/// The wait after so many failures in a row.
-fn doubled(failures: u32) -> Duration {
-    BREAKER_BASE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(BREAKER_CAP)
 }
 
 #[cfg(test)]

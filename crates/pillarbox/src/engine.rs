@@ -3,6 +3,7 @@ mod fleet;
 mod queue;
 mod reading;
 mod settling;
+mod slot;
 mod subscriber;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use self::fleet::beat_interval;
 use self::queue::{Asked, Queue};
+use self::slot::Slot;
 use self::subscriber::Subscriber;
 use crate::database_clock::DatabaseClock;
 use crate::dispatcher::BatchId;
@@ -353,21 +355,21 @@ pub struct Engine {
 
     rang_at: Option<Duration>,
     observe_now: bool,
-    taking: Option<Vec<Take>>,
-    loading: Option<Vec<(LaneRef, Epoch)>>,
+    taking: Slot<Vec<Take>>,
+    loading: Slot<Vec<(LaneRef, Epoch)>>,
     to_take: Vec<Take>,
     to_load: Vec<(LaneRef, Epoch)>,
     /// Lanes with an attempt of this process at the sink that was announced under an epoch which is over: loaded when it is.
     to_load_later: Vec<(LaneRef, Epoch)>,
-    polling: Option<PollPlan>,
-    fetching: Option<Vec<Claim>>,
-    settling: Option<Vec<PendingWrite>>,
+    polling: Slot<PollPlan>,
+    fetching: Slot<Vec<Claim>>,
+    settling: Slot<Vec<PendingWrite>>,
     next_claim: i64,
-    claiming: Option<Vec<Asked>>,
+    claiming: Slot<Vec<Asked>>,
     /// Requests of which nobody knows what became.
     claims_unknown: Vec<Asked>,
-    finishing: Option<Vec<ClaimEnd>>,
-    recovering: Option<(RecoverRequest, Duration)>,
+    finishing: Slot<Vec<ClaimEnd>>,
+    recovering: Slot<(RecoverRequest, Duration)>,
     last_sweep: Option<Duration>,
     /// Instances whose claims are to be recovered, as last seen.
     dead_instances: Vec<(InstanceId, RecoveryCause, Option<i64>)>,
@@ -377,7 +379,7 @@ pub struct Engine {
     stuck: bool,
     /// The poll being looked at has brought a lane further.
     moved: bool,
-    observing: bool,
+    observing: Slot<()>,
     /// How many looks at the fleet have begun.
     observes: u64,
     /// At least one look at the fleet has come back.
@@ -401,8 +403,6 @@ pub struct Engine {
     /// The last poll showed many events.
     busy: bool,
     polls: u64,
-    /// Failed calls in a row, and not before when the next may be tried.
-    backoff: HashMap<Call, (u32, Duration)>,
 }
 
 /// A lane's part of the settlement under way.
@@ -435,8 +435,6 @@ struct Claim {
     key: Option<KeyHash>,
 }
 
-/// The shortest and the longest wait after a failed call.
-const CALL_BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 /// One part in this many of a lease is left to others' clocks and to the calls that have to be given up.
 const LEASE_MARGIN: u32 = 5;
 /// Delayed rows made due in one step, and deliveries fetched at once.
@@ -487,25 +485,25 @@ impl Engine {
             left: false,
             rang_at: None,
             observe_now: true,
-            taking: None,
-            loading: None,
+            taking: Slot::default(),
+            loading: Slot::default(),
             to_take: Vec::new(),
             to_load: Vec::new(),
             to_load_later: Vec::new(),
-            polling: None,
-            fetching: None,
-            settling: None,
+            polling: Slot::default(),
+            fetching: Slot::default(),
+            settling: Slot::default(),
             next_claim: 1,
-            claiming: None,
+            claiming: Slot::default(),
             claims_unknown: Vec::new(),
-            finishing: None,
-            recovering: None,
+            finishing: Slot::default(),
+            recovering: Slot::default(),
             last_sweep: None,
             dead_instances: Vec::new(),
             recovered: HashMap::new(),
             stuck: false,
             moved: false,
-            observing: false,
+            observing: Slot::default(),
             observes: 0,
             seen_fleet: false,
             orphaned: false,
@@ -521,7 +519,6 @@ impl Engine {
             last_writers: None,
             busy: false,
             polls: 0,
-            backoff: HashMap::new(),
             config,
         }
     }
@@ -626,7 +623,7 @@ impl Engine {
         if self.has_writes() {
             sooner(self.last_settle.map(|last| last + self.settle_interval));
         }
-        self.backoff.values().for_each(|entry| sooner(Some(entry.1)));
+        self.retries().into_iter().for_each(&mut sooner);
         sooner(self.queue_deadline(now));
         sooner(Some(self.rest_until));
         for sub in self.awake() {
@@ -651,15 +648,15 @@ impl Engine {
     pub fn is_idle(&self, mono: Duration) -> bool {
         let now = self.now(mono);
         let calls = [
-            self.polling.is_some(),
-            self.fetching.is_some(),
-            self.settling.is_some(),
-            self.taking.is_some(),
-            self.loading.is_some(),
-            self.observing,
-            self.claiming.is_some(),
-            self.finishing.is_some(),
-            self.recovering.is_some(),
+            self.polling.is_busy(),
+            self.fetching.is_busy(),
+            self.settling.is_busy(),
+            self.taking.is_busy(),
+            self.loading.is_busy(),
+            self.observing.is_busy(),
+            self.claiming.is_busy(),
+            self.finishing.is_busy(),
+            self.recovering.is_busy(),
         ];
         let wanted = [self.observe_now, self.rang_at.is_some(), !self.to_take.is_empty(), !self.to_load.is_empty()];
         if calls.contains(&true)
@@ -676,7 +673,7 @@ impl Engine {
 
     /// Whether nothing is left to be read now, so that only the doorbell or time can bring more.
     pub fn is_asleep(&self) -> bool {
-        self.polling.is_none() && self.rang_at.is_none() && (self.stuck || !self.is_behind())
+        !self.polling.is_busy() && self.rang_at.is_none() && (self.stuck || !self.is_behind())
     }
 
     /// What the subscription with this index goes by.
@@ -749,7 +746,8 @@ impl Engine {
         self.call_recover(now);
         self.settle(now);
         self.lay_to_rest(now);
-        let calls = self.settling.is_some() || self.taking.is_some() || self.loading.is_some() || self.observing;
+        let calls =
+            self.settling.is_busy() || self.taking.is_busy() || self.loading.is_busy() || self.observing.is_busy();
         let loads = !self.to_load.is_empty() || !self.to_load_later.is_empty();
         let leaves = self.draining && self.is_empty() && !calls && !loads;
         self.tell_unlogged(now, leaves);
@@ -761,7 +759,7 @@ impl Engine {
 
     /// Nothing is this instance's any more: no lane, no claim, nothing at a sink.
     fn is_empty(&self) -> bool {
-        let claims = self.claiming.is_some() || self.finishing.is_some() || !self.claims_unknown.is_empty();
+        let claims = self.claiming.is_busy() || self.finishing.is_busy() || !self.claims_unknown.is_empty();
         let empty = |sub: &Subscriber| {
             let quiet = sub.queue.as_ref().is_none_or(Queue::is_quiet);
             quiet && sub.lanes().next().is_none() && sub.dispatcher.in_flight() == 0
@@ -800,44 +798,47 @@ impl Engine {
         self.indexes.get(&subscription).copied()
     }
 
-    fn may_call(&self, now: Now, call: Call) -> bool {
-        self.backoff.get(&call).is_none_or(|entry| now.mono >= entry.1)
-    }
-
-    fn call_succeeded(&mut self, call: Call) {
-        self.backoff.remove(&call);
+    /// When calls that failed may be made again.
+    fn retries(&self) -> [Option<Duration>; 9] {
+        [
+            self.observing.retry_at(),
+            self.taking.retry_at(),
+            self.loading.retry_at(),
+            self.polling.retry_at(),
+            self.fetching.retry_at(),
+            self.settling.retry_at(),
+            self.claiming.retry_at(),
+            self.finishing.retry_at(),
+            self.recovering.retry_at(),
+        ]
     }
 
     fn call_failed(&mut self, now: Now, call: Call) {
-        let entry = self.backoff.entry(call).or_insert((0, now.mono));
-        entry.0 += 1;
-        let wait = CALL_BACKOFF.0.saturating_mul(1 << entry.0.min(16)).min(CALL_BACKOFF.1);
-        entry.1 = now.mono + wait;
         match call {
             Call::Observe => {
-                self.observing = false;
+                self.observing.fail(now);
                 self.observe_now = true;
             }
             // It may have happened: the next look at the fleet tells.
             Call::Take => {
-                self.taking = None;
+                self.taking.fail(now);
                 self.observe_now = true;
             }
-            Call::Load => self.to_load.append(&mut self.loading.take().unwrap_or_default()),
+            Call::Load => self.to_load.append(&mut self.loading.fail(now).unwrap_or_default()),
             Call::Poll => {
-                self.polling = None;
+                self.polling.fail(now);
                 self.rang_at.get_or_insert(now.mono);
             }
             Call::Fetch => {
-                for claim in self.fetching.take().unwrap_or_default() {
+                for claim in self.fetching.fail(now).unwrap_or_default() {
                     let sub = &mut self.subscribers[claim.sub];
                     if let Some(lane) = sub.lane_at(claim.lane, claim.epoch) {
                         sub.window -= lane.give_back(claim.position, claim.key);
                     }
                 }
             }
-            Call::Settle => self.restore_settling(),
-            Call::Claim | Call::Finish | Call::Recover => self.queue_call_failed(call),
+            Call::Settle => self.restore_settling(now),
+            Call::Claim | Call::Finish | Call::Recover => self.queue_call_failed(now, call),
         }
     }
 

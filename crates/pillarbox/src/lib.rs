@@ -38,6 +38,7 @@
 pub mod admin;
 mod attempt_log;
 mod audit;
+mod backoff;
 mod breaker;
 mod cloud_event;
 mod counted;

@@ -1,6 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use crate::backoff::Backoff;
 use crate::work::looked_at;
 use crate::{
     Epoch, Fleet, InstanceId, InstanceView, LaneRef, LaneView, Lock, RecoveryCause, StoreFeatures, SubscriptionId,
@@ -11,7 +12,7 @@ use crate::{
 pub(crate) const CAREFUL_AFTER: u32 = 2;
 /// How long a careful lane is left alone after its owner's death, at first and at most; it doubles with each seizure. An event that
 /// kills whoever works on it must not take a whole fleet down in one breath.
-const SEIZE_WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const SEIZE_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 
 /// Decides which lanes this instance takes and which it gives back. Every instance decides alike from the same view; where
 /// views differ for a moment, the epoch lets only one of them win.
@@ -191,8 +192,7 @@ impl Ownership {
 
 /// How long a lane is left alone after its owner's death.
 fn seize_wait(takeovers: u32) -> Duration {
-    let Some(doublings) = takeovers.checked_sub(CAREFUL_AFTER) else { return Duration::ZERO };
-    SEIZE_WAIT.0.saturating_mul(1 << doublings.min(16)).min(SEIZE_WAIT.1)
+    takeovers.checked_sub(CAREFUL_AFTER).map_or(Duration::ZERO, |doublings| SEIZE_BACKOFF.doubled(doublings))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Action, Call, Claim, Engine, Mutant};
+use super::{Action, Claim, Engine, Mutant};
 use crate::attempt_log::LineLimit;
 use crate::breaker::{Charge, Permit, RETRY_AFTER_MAX};
 use crate::dispatcher::{BatchId, Item};
@@ -320,8 +320,7 @@ impl Engine {
     }
 
     pub(super) fn fetched(&mut self, now: Now, events: Vec<Arc<Event>>) {
-        self.call_succeeded(Call::Fetch);
-        let claims = self.fetching.take().unwrap_or_default();
+        let claims = self.fetching.succeed().unwrap_or_default();
         let events: HashMap<Position, Arc<Event>> = events.into_iter().map(|event| (event.position, event)).collect();
         let order: HashMap<Position, usize> = asked(&claims).into_iter().zip(0..).collect();
         let last_told = events.keys().filter_map(|position| order.get(position)).max().map_or(usize::MAX, |last| *last);
@@ -417,7 +416,7 @@ impl Engine {
     }
 
     pub(super) fn call_fetch(&mut self, now: Now) {
-        if self.fetching.is_some() || !self.may_call(now, Call::Fetch) {
+        if !self.fetching.is_free(now) {
             return;
         }
         let mut claims = Vec::new();
@@ -461,7 +460,7 @@ impl Engine {
             return;
         }
         let positions = asked(&claims);
-        self.fetching = Some(claims);
+        self.fetching.begin(claims);
         self.actions.push(Action::Fetch(positions));
     }
 }

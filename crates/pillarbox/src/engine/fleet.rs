@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::delivering::Trial;
 use super::subscriber::Subscriber;
-use super::{Action, Call, Engine, EngineConfig, Mutant};
+use super::{Action, Engine, EngineConfig, Mutant};
 use crate::breaker::Charge;
 use crate::lane::{Lane, Phase};
 use crate::ownership::CAREFUL_AFTER;
@@ -43,10 +43,9 @@ fn break_filter(mutant: Option<Mutant>, sub: &mut Subscriber) {
 
 impl Engine {
     pub(super) fn observed(&mut self, now: Now, fleet: Fleet) {
-        self.observing = false;
+        self.observing.succeed();
         self.seen_fleet = true;
         self.confirmed = self.last_observe;
-        self.call_succeeded(Call::Observe);
         self.adopt_subscriptions(&fleet);
         let views: HashMap<LaneRef, (Option<InstanceId>, Epoch, i64)> =
             fleet.lanes.iter().map(|view| (view.lane, (view.owner, view.epoch, view.revision))).collect();
@@ -93,9 +92,15 @@ impl Engine {
                 lane.phase = Phase::Releasing;
             }
         }
-        let loading =
-            self.loading.iter().flatten().chain(&self.to_load).chain(&self.to_load_later).map(|entry| entry.0);
-        let taking = self.taking.iter().flatten().map(|take| take.lane);
+        let loading = self
+            .loading
+            .in_flight()
+            .into_iter()
+            .flatten()
+            .chain(&self.to_load)
+            .chain(&self.to_load_later)
+            .map(|entry| entry.0);
+        let taking = self.taking.in_flight().into_iter().flatten().map(|take| take.lane);
         let under_way: HashSet<LaneRef> = loading.chain(taking).collect();
         let unknown = |take: &Take| !mine.contains_key(&take.lane) && !under_way.contains(&take.lane);
         self.to_take = plan.take.into_iter().filter(unknown).collect();
@@ -132,8 +137,7 @@ impl Engine {
     }
 
     pub(super) fn taken(&mut self, epochs: Vec<Option<Epoch>>) {
-        self.call_succeeded(Call::Take);
-        let takes = self.taking.take().unwrap_or_default();
+        let takes = self.taking.succeed().unwrap_or_default();
         for (take, epoch) in takes.iter().zip(epochs) {
             if let Some(epoch) = epoch {
                 if take.cause != TakeCause::Free {
@@ -146,8 +150,7 @@ impl Engine {
     }
 
     pub(super) fn loaded(&mut self, now: Now, states: Vec<Option<LaneState>>) {
-        self.call_succeeded(Call::Load);
-        let lanes = self.loading.take().unwrap_or_default();
+        let lanes = self.loading.succeed().unwrap_or_default();
         for ((reference, epoch), state) in lanes.into_iter().zip(states) {
             let Some(index) = self.index_of(reference.subscription) else { continue };
             let sub = &mut self.subscribers[index];
@@ -246,9 +249,10 @@ impl Engine {
             return;
         }
         // A reload keeps the epoch, so nothing of the lane's life before may come back after it.
-        let settling: HashSet<LaneRef> = self.settling.iter().flatten().map(|pending| pending.write.lane).collect();
+        let settling: HashSet<LaneRef> =
+            self.settling.in_flight().into_iter().flatten().map(|pending| pending.write.lane).collect();
         let fetching: HashSet<(usize, u32)> =
-            self.fetching.iter().flatten().map(|claim| (claim.sub, claim.lane)).collect();
+            self.fetching.in_flight().into_iter().flatten().map(|claim| (claim.sub, claim.lane)).collect();
         looked_at(settling.len() + fetching.len());
         for (index, number) in reloading {
             let lane = self.subscribers[index].lanes[number].as_mut().expect("seen above");
@@ -274,21 +278,21 @@ impl Engine {
     pub(super) fn call_fleet(&mut self, now: Now) {
         let due = self.observe_at().is_none_or(|at| now.mono >= at);
         let leaving = self.draining && self.is_empty();
-        if due && !leaving && !self.observing && self.may_call(now, Call::Observe) {
-            self.observing = true;
+        if due && !leaving && self.observing.is_free(now) {
+            self.observing.begin(());
             self.observes += 1;
             self.observe_now = false;
             self.last_observe = Some(now.mono);
             self.actions.push(Action::Observe(self.report()));
         }
-        if self.taking.is_none() && !self.to_take.is_empty() && self.may_call(now, Call::Take) {
+        if !self.to_take.is_empty() && self.taking.is_free(now) {
             let takes = std::mem::take(&mut self.to_take);
-            self.taking = Some(takes.clone());
+            self.taking.begin(takes.clone());
             self.actions.push(Action::Take(takes));
         }
-        if self.loading.is_none() && !self.to_load.is_empty() && self.may_call(now, Call::Load) {
+        if !self.to_load.is_empty() && self.loading.is_free(now) {
             let lanes = std::mem::take(&mut self.to_load);
-            self.loading = Some(lanes.clone());
+            self.loading.begin(lanes.clone());
             self.actions.push(Action::Load(lanes));
         }
     }

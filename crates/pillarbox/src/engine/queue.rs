@@ -4,6 +4,7 @@ use std::time::Duration;
 use super::delivering::Trial;
 use super::subscriber::Subscriber;
 use super::{Action, Call, Engine, RecoveryProfile};
+use crate::backoff::Backoff;
 use crate::breaker::{Charge, Permit};
 use crate::dispatcher::{BatchId, Item, NO_LANE};
 use crate::lane::{Lane, Phase, Row};
@@ -25,8 +26,8 @@ const SLOW_FOR: Duration = Duration::from_secs(5);
 const KEY_TURNS: u32 = 500;
 /// Claimed at once, at most.
 const CLAIMS_MAX: usize = 1_000;
-/// The shortest and the longest wait before asking again when nothing was there to be claimed.
-const CLAIM_WAIT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The wait before asking again when nothing was there to be claimed.
+const CLAIM_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
 /// The shortest wait for something that is due.
 const CLAIM_WAIT_MIN: Duration = Duration::from_millis(5);
 /// As long as a dead instance is seen its claims are asked for this often: some may have been locked when they first were.
@@ -225,7 +226,7 @@ impl Queue {
             return self.wake(now);
         }
         self.empty_answers = if empty { self.empty_answers.saturating_add(1) } else { 0 };
-        let wait = CLAIM_WAIT.0.saturating_mul(1 << self.empty_answers.min(10)).min(CLAIM_WAIT.1);
+        let wait = CLAIM_BACKOFF.doubled(self.empty_answers);
         // What is known of the database's clock may be behind it.
         let due = self.next_due.map_or(Duration::MAX, |due| due.since(now.wall).max(CLAIM_WAIT_MIN));
         self.claim_at = if empty { now.mono + wait.min(due) } else { now.mono };
@@ -561,9 +562,9 @@ impl Engine {
     }
 
     pub(super) fn claimed(&mut self, now: Now, answers: Vec<Claims>) {
-        self.call_succeeded(Call::Claim);
+        let asked = self.claiming.succeed().unwrap_or_default();
         let observes = self.observes;
-        for (asked, answer) in self.claiming.take().unwrap_or_default().into_iter().zip(answers) {
+        for (asked, answer) in asked.into_iter().zip(answers) {
             let Claims { claimed, waiting, next_due, keys, rows } = answer;
             let index = asked.sub;
             let sub = &mut self.subscribers[index];
@@ -618,9 +619,8 @@ impl Engine {
     }
 
     pub(super) fn finished(&mut self, now: Now, written: Vec<bool>) {
-        let again = self.backoff.contains_key(&Call::Finish);
-        self.call_succeeded(Call::Finish);
-        for (end, written) in self.finishing.take().unwrap_or_default().into_iter().zip(written) {
+        let again = self.finishing.has_failed();
+        for (end, written) in self.finishing.succeed().unwrap_or_default().into_iter().zip(written) {
             let Some(index) = self.index_of(end.subscription) else { continue };
             let sub = &mut self.subscribers[index];
             // An end that was not answered may have been written, and is refused the second time.
@@ -632,28 +632,28 @@ impl Engine {
     }
 
     /// Restores what a failed call was about.
-    pub(super) fn queue_call_failed(&mut self, call: Call) {
+    pub(super) fn queue_call_failed(&mut self, now: Now, call: Call) {
         match call {
             // What it claimed, if anything, is told when the same is asked for again.
             Call::Claim => {
-                for asked in self.claiming.take().unwrap_or_default() {
+                for asked in self.claiming.fail(now).unwrap_or_default() {
                     let Asked { sub, request } = asked;
                     self.claims_unknown.push(Asked { sub, request: ClaimRequest { again: true, ..request } });
                 }
             }
             Call::Finish => {
-                for end in self.finishing.take().unwrap_or_default() {
+                for end in self.finishing.fail(now).unwrap_or_default() {
                     let sub = self.index_of(end.subscription).map(|index| &mut self.subscribers[index]);
                     let queue = sub.and_then(|sub| sub.queue.as_mut());
                     queue.into_iter().for_each(|queue| queue.ends.push(end.clone()));
                 }
             }
-            _ => self.recovering = None,
+            _ => _ = self.recovering.fail(now),
         }
     }
 
     pub(super) fn call_claim(&mut self, now: Now) {
-        if self.claiming.is_some() || self.expired || !self.seen_fleet || !self.may_call(now, Call::Claim) {
+        if !self.claiming.is_free(now) || self.expired || !self.seen_fleet {
             return;
         }
         let mut asked = std::mem::take(&mut self.claims_unknown);
@@ -664,7 +664,7 @@ impl Engine {
         }
         if !asked.is_empty() {
             self.actions.push(Action::Claim(asked.iter().map(|asked| asked.request.clone()).collect()));
-            self.claiming = Some(asked);
+            self.claiming.begin(asked);
         }
     }
 
@@ -712,8 +712,8 @@ impl Engine {
         queue.looks += 1;
         let keys = vec![HashSet::new(); sub.lane_count as usize];
         queue.telling = Some(Telling { look: queue.looks, keys, ..Telling::default() });
-        looked_at(self.settling.as_ref().map_or(0, Vec::len) + sub.lanes.len());
-        let settling = self.settling.iter().flatten().map(|pending| &pending.write);
+        looked_at(self.settling.in_flight().map_or(0, Vec::len) + sub.lanes.len());
+        let settling = self.settling.in_flight().into_iter().flatten().map(|pending| &pending.write);
         let mut unwritten: HashMap<u32, Vec<KeyHash>> = HashMap::new();
         for write in settling.filter(|write| write.lane.subscription == sub.id && !write.queue.is_empty()) {
             let keys = write.queue.iter().filter_map(|queued| queued.delivery.key_hash());
@@ -728,7 +728,7 @@ impl Engine {
     }
 
     pub(super) fn call_finish(&mut self, now: Now) {
-        if self.finishing.is_some() || !self.may_call(now, Call::Finish) {
+        if !self.finishing.is_free(now) {
             return;
         }
         let queues = self.subscribers.iter_mut().filter(|sub| !sub.resting).filter_map(|sub| sub.queue.as_mut());
@@ -739,7 +739,7 @@ impl Engine {
         }
         if !ends.is_empty() {
             self.actions.push(Action::Finish(ends.clone()));
-            self.finishing = Some(ends);
+            self.finishing.begin(ends);
         }
     }
 
@@ -749,7 +749,7 @@ impl Engine {
         if !recovery.enabled || !runs_queues || self.draining || !self.seen_fleet {
             return;
         }
-        if self.recovering.is_some() || !self.may_call(now, Call::Recover) {
+        if !self.recovering.is_free(now) {
             return;
         }
         let sweep = self.last_sweep.is_none_or(|last| now.mono >= last + recovery.check_interval);
@@ -759,13 +759,12 @@ impl Engine {
         if sweep || !dead.is_empty() {
             let request = RecoverRequest { dead, sweep };
             self.actions.push(Action::Recover(request.clone()));
-            self.recovering = Some((request, now.mono));
+            self.recovering.begin((request, now.mono));
         }
     }
 
     pub(super) fn recovered(&mut self, now: Now, recovered: Recovered) {
-        self.call_succeeded(Call::Recover);
-        let Some((request, asked_at)) = self.recovering.take() else { return };
+        let Some((request, asked_at)) = self.recovering.succeed() else { return };
         if request.sweep {
             self.last_sweep = Some(asked_at);
         }

@@ -2,7 +2,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::subscriber::Subscriber;
-use super::{Action, Call, Engine, Mutant, PollPlan};
+use super::{Action, Engine, Mutant, PollPlan};
 use crate::holes::{Holes, Shown};
 use crate::lane::{Lane, Phase};
 use crate::work::looked_at;
@@ -25,8 +25,7 @@ const CAREFUL_ROWS_MAX: usize = 100;
 
 impl Engine {
     pub(super) fn polled(&mut self, now: Now, page: Page) {
-        self.call_succeeded(Call::Poll);
-        let Some(plan) = self.polling.take() else { return };
+        let Some(plan) = self.polling.succeed() else { return };
         self.horizon = self.horizon.max(page.horizon);
         self.grace.observe(&page);
         self.moved = false;
@@ -315,8 +314,8 @@ impl Engine {
     pub(super) fn call_poll(&mut self, now: Now) {
         let rang = self.rang_at.is_some_and(|at| now.mono >= at + self.config.debounce);
         let due = self.last_poll.is_none_or(|last| now.mono >= last + self.poll_wait());
-        let behind = !self.stuck && self.polling.is_none() && self.is_behind();
-        if self.polling.is_some() || !(rang || due || behind) || !self.may_call(now, Call::Poll) {
+        let behind = !self.stuck && !self.polling.is_busy() && self.is_behind();
+        if !(rang || due || behind) || !self.polling.is_free(now) {
             return;
         }
         self.rang_at = None;
@@ -329,7 +328,7 @@ impl Engine {
             for lane in self.subscribers.iter_mut().flat_map(|sub| sub.lanes.iter_mut().flatten()) {
                 lane.asked = lane.phase == Phase::Active;
             }
-            self.polling = Some(plan);
+            self.polling.begin(plan);
             self.polls += 1;
             self.actions.push(Action::Poll(request));
         }

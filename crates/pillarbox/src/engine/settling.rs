@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use super::subscriber::Subscriber;
-use super::{Action, Call, Engine, Mutant, PendingWrite};
+use super::{Action, Engine, Mutant, PendingWrite};
 use crate::dispatcher::Item;
 use crate::lane::{Lane, Phase};
 use crate::work::looked_at;
@@ -13,10 +13,9 @@ impl Engine {
     }
 
     pub(super) fn settled(&mut self, now: Now, written: Vec<bool>) {
-        self.call_succeeded(Call::Settle);
         self.dead_settling = RangeSet::new();
         let mut over: HashMap<usize, Vec<u32>> = HashMap::new();
-        for (pending, written) in self.settling.take().unwrap_or_default().into_iter().zip(written) {
+        for (pending, written) in self.settling.succeed().unwrap_or_default().into_iter().zip(written) {
             let PendingWrite { write, done, announced } = pending;
             let (number, epoch) = (write.lane.lane, write.epoch);
             if !write.queue.is_empty() {
@@ -49,7 +48,7 @@ impl Engine {
     }
 
     pub(super) fn settle(&mut self, now: Now) {
-        if self.settling.is_some() || !self.may_call(now, Call::Settle) || !self.settle_is_due(now) {
+        if !self.settling.is_free(now) || !self.settle_is_due(now) {
             return;
         }
         let mut lanes = Vec::new();
@@ -80,7 +79,7 @@ impl Engine {
         self.last_settle = Some(now.mono);
         self.dead_settling = std::mem::take(&mut self.dead);
         let writes = lanes.iter().map(|pending| pending.write.clone()).collect();
-        self.settling = Some(lanes);
+        self.settling.begin(lanes);
         self.actions.push(Action::Settle(Settlement { lanes: writes, dead: self.dead_settling.clone() }));
     }
 
@@ -97,10 +96,10 @@ impl Engine {
         gathered || self.awake().any(|sub| pressed(sub) || sub.lanes().any(|lane| awaited(sub, lane)))
     }
 
-    pub(super) fn restore_settling(&mut self) {
+    pub(super) fn restore_settling(&mut self, now: Now) {
         let dead = std::mem::take(&mut self.dead_settling);
         self.dead.union(&dead);
-        for PendingWrite { write, done, announced } in self.settling.take().unwrap_or_default() {
+        for PendingWrite { write, done, announced } in self.settling.fail(now).unwrap_or_default() {
             let Some(index) = self.index_of(write.lane.subscription) else { continue };
             let sub = &mut self.subscribers[index];
             match sub.lane_at(write.lane.lane, write.epoch) {

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::task::{Doorbell, Lease, Running, deliver_to_sink, handle_one_by_one, listen, retain};
 use super::{Command, End, Face, Target};
+use crate::backoff::Backoff;
 use crate::engine::{Action, Call, Engine, EngineConfig, Figures, Input};
 use crate::handler::{Handling, Patience};
 use crate::{
@@ -18,8 +19,8 @@ use crate::{
 
 /// How long a stop waits for the database to be told.
 pub(super) const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The shortest and the longest wait before joining again, after an attempt that failed or an instance that did not live for long.
-const REJOIN_BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
+/// The wait before joining again, after an attempt that failed or an instance that did not live for long.
+const REJOIN_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(5));
 
 /// Carries out what the engine decides, in as many lives as an instance as it takes.
 pub(super) struct Shell<S> {
@@ -181,7 +182,7 @@ impl<S: Store + Operator> Shell<S> {
                 Ok(end) => return end,
                 Err(ended) => ended,
             };
-            if self.life.began.elapsed() >= REJOIN_BACKOFF.1 {
+            if self.life.began.elapsed() >= REJOIN_BACKOFF.longest() {
                 failures = 0;
             }
             if let Some(end) = self.rejoin(&mut commands, ended, &mut failures).await {
@@ -505,10 +506,7 @@ fn cause(error: &Error) -> Option<String> {
 }
 
 pub(super) fn rejoin_wait(failures: u32) -> Duration {
-    match failures {
-        0 => Duration::ZERO,
-        _ => REJOIN_BACKOFF.0.saturating_mul(1 << (failures - 1).min(16)).min(REJOIN_BACKOFF.1),
-    }
+    if failures == 0 { Duration::ZERO } else { REJOIN_BACKOFF.after(failures) }
 }
 
 fn log_delivered(delivered: &DeliveredAttempt) {
@@ -607,6 +605,6 @@ mod tests {
     fn joining_again_is_tried_at_once_and_then_ever_less_often() {
         let waits: Vec<u128> = (0..5).map(|failures| rejoin_wait(failures).as_millis()).collect();
         assert_eq!(waits, [0, 20, 40, 80, 160]);
-        assert_eq!((rejoin_wait(9), rejoin_wait(u32::MAX)), (REJOIN_BACKOFF.1, REJOIN_BACKOFF.1));
+        assert_eq!((rejoin_wait(9), rejoin_wait(u32::MAX)), (REJOIN_BACKOFF.longest(), REJOIN_BACKOFF.longest()));
     }
 }
