@@ -1,18 +1,15 @@
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Action, Claim, Engine, Mutant};
-use crate::attempt_log::LineLimit;
+use super::subscriber::Subscriber;
+use super::{Action, Engine, Mutant};
 use crate::breaker::{Charge, Permit, RETRY_AFTER_MAX};
 use crate::dispatcher::{BatchId, Item};
-use crate::lane::{ChainKey, Phase};
-use crate::work::looked_at;
 use crate::{
-    Attempt, AttemptError, ClaimFate, DeliveredAttempt, DeliveryRow, ERROR_BYTES_MAX, Event, Failed, FailedAttempt,
-    Failure, Fault, KeyHash, NextTry, Now, Outcome, PAYLOAD_BYTES_MAX, Position, State, Timestamp,
+    Attempt, AttemptError, ClaimFate, DeliveryRow, ERROR_BYTES_MAX, Event, Failed, FailedAttempt, Failure, Fault,
+    KeyHash, NextTry, Now, Outcome, Position, State, Timestamp,
 };
 
 /// An attempt that failed.
@@ -72,10 +69,8 @@ impl Engine {
             }
             tried |= outcome != Outcome::NotTried;
             delivered += u64::from(outcome == Outcome::Delivered);
-            if self.tells_deliveries && outcome == Outcome::Delivered {
-                let subscription = self.subscribers[index].name.clone();
-                let (event, attempt) = (item.event.clone(), item.attempts + 1);
-                self.figures.deliveries.push(DeliveredAttempt { subscription, event, attempt });
+            if outcome == Outcome::Delivered {
+                self.journal.delivered(&self.subscribers[index], item);
             }
             let again = match (item.claim, outcome) {
                 (Some(claim), Outcome::NotTried) if item.key.is_some_and(|key| stopped.contains(&key)) => {
@@ -109,7 +104,7 @@ impl Engine {
         if delivered > 0 {
             sub.delivered += delivered;
             sub.delivered_at = Some(now.wall);
-            *self.figures.delivered.entry(sub.name.clone()).or_default() += delivered;
+            *self.journal.figures().delivered.entry(sub.name.clone()).or_default() += delivered;
         }
         if !tried && !items.is_empty() {
             // Calling again at once would be a busy loop, and a flood of duplicates if it did send something.
@@ -139,7 +134,7 @@ impl Engine {
         if items.is_empty() {
             return;
         }
-        let (stopping, behind) = (self.draining || self.expired, self.is_behind_of(index));
+        let (stopping, behind) = (self.member.is_stopping(), self.is_behind_of(index));
         let sub = &mut self.subscribers[index];
         let back = sub.take_back(now, back, stopping);
         for item in items.iter().filter(|item| item.key.is_none() || item.key != busy) {
@@ -149,7 +144,7 @@ impl Engine {
             }
         }
         sub.dispatcher.push_front(back);
-        self.stuck = false;
+        self.reader.try_again();
     }
 
     /// A worker is held up: what it has done of its batch is over, and the rest is taken back. What belongs to a lane that was lost
@@ -207,7 +202,7 @@ impl Engine {
     /// Whose fault a failure was.
     pub(super) fn blame(&mut self, now: Now, index: usize, item: &Item, failure: &Failure) -> Charge {
         let sub = &mut self.subscribers[index];
-        *self.figures.failed.entry((sub.name.clone(), failure.kind)).or_default() += 1;
+        *self.journal.figures().failed.entry((sub.name.clone(), failure.kind)).or_default() += 1;
         if failure.pause {
             sub.breaker.gone(now, &failure.message, failure.retry_after);
             self.pause(index, format!("{} (event {})", failure.message, item.event.id));
@@ -254,7 +249,7 @@ impl Engine {
         charge: Charge,
     ) -> Failed {
         let Trial { attempts, since, malformed, .. } = trial;
-        let noise = self.noise();
+        let noise = self.noise.next();
         let sub = &mut self.subscribers[index];
         let policy = &sub.definition.retry;
         let counts = charge == Charge::Event;
@@ -264,7 +259,7 @@ impl Engine {
             if !malformed {
                 sub.flood_guard.note_dead(now.mono);
             }
-            *self.figures.dead.entry(sub.name.clone()).or_default() += 1;
+            *self.journal.figures().dead.entry(sub.name.clone()).or_default() += 1;
         }
         let alone = if let Charge::Nobody(wait) = charge { wait } else { Duration::ZERO };
         let asked = failure.retry_after.unwrap_or_default().min(RETRY_AFTER_MAX);
@@ -286,14 +281,7 @@ impl Engine {
 
     /// Notes a failed attempt for the log, if there have not been too many.
     fn tell_failed(&mut self, now: Now, index: usize, trial: Trial<'_>, failure: &Failure, next: NextTry) {
-        let sub = &mut self.subscribers[index];
-        if !self.logged.contains(&index) {
-            self.logged.push(index);
-        }
-        if !sub.log_limits[usize::from(next == NextTry::Never)].admits(now.mono) {
-            return;
-        }
-        self.figures.failed_attempts.push(FailedAttempt {
+        let attempt = |sub: &Subscriber| FailedAttempt {
             subscription: sub.name.clone(),
             position: trial.position,
             event: trial.id,
@@ -303,66 +291,12 @@ impl Engine {
             kind: failure.kind,
             error: cut_error(&failure.message),
             next,
-        });
-    }
-
-    /// Says how many failed attempts were not logged; the last time before an instance leaves.
-    pub(super) fn tell_unlogged(&mut self, now: Now, leaves: bool) {
-        self.logged.retain(|index| {
-            let sub = &mut self.subscribers[*index];
-            let told = |limit: &mut LineLimit| if leaves { limit.close() } else { limit.tell(now.mono) };
-            let count: u64 = sub.log_limits.iter_mut().filter_map(told).sum();
-            if count > 0 {
-                *self.figures.failed_unlogged.entry(sub.name.clone()).or_default() += count;
-            }
-            sub.log_limits.iter().any(LineLimit::is_counting)
-        });
-    }
-
-    pub(super) fn fetched(&mut self, now: Now, events: Vec<Arc<Event>>) {
-        let claims = self.fetching.succeed().unwrap_or_default();
-        let events: HashMap<Position, Arc<Event>> = events.into_iter().map(|event| (event.position, event)).collect();
-        let order: HashMap<Position, usize> = asked(&claims).into_iter().zip(0..).collect();
-        let last_told = events.keys().filter_map(|position| order.get(position)).max().map_or(usize::MAX, |last| *last);
-        // What is behind one that was not told, of its key, waits for it.
-        let mut untold: HashSet<(usize, KeyHash)> = HashSet::new();
-        for claim in claims {
-            let Claim { sub: index, lane: number, epoch, position, key } = claim;
-            let sub = &mut self.subscribers[index];
-            let Some(lane) = sub.lane_at(number, epoch) else { continue };
-            if order[&position] > last_told || key.is_some_and(|key| untold.contains(&(index, key))) {
-                untold.extend(key.map(|key| (index, key)));
-                sub.window -= lane.give_back(position, key);
-                continue;
-            }
-            let row = lane.row(key, position).filter(|_| lane.phase == Phase::Active);
-            let Some(attempts) = row.map(|row| row.attempts) else {
-                sub.window -= lane.give_back(position, key);
-                continue;
-            };
-            let Some(event) = events.get(&position) else {
-                let failure = Failure::permanent("the event is neither in the log nor kept aside");
-                let row = row.cloned().expect("checked above");
-                let failed = self.failed(index, now, Trial::unread(&row, attempts + 1), &failure, Charge::Event);
-                let sub = &mut self.subscribers[index];
-                let on_dead = sub.definition.on_dead;
-                let lane = sub.lane_at(number, epoch).expect("checked above");
-                lane.done_unwritten += 1;
-                lane.fail(position, key, failed, on_dead);
-                continue;
-            };
-            let careful = lane.careful;
-            if careful {
-                lane.announce(position, key);
-            }
-            let item = Item { event: event.clone(), key, lane: number, epoch, attempts, parked: true, claim: None };
-            sub.bytes += event.size();
-            if careful { sub.announced.push(item) } else { sub.dispatcher.push(item) }
-        }
+        };
+        self.journal.failed(now, index, &mut self.subscribers[index], next, attempt);
     }
 
     pub(super) fn dispatch(&mut self, now: Now, index: usize) {
-        if self.subscribers[index].paused || self.expired {
+        if self.subscribers[index].paused || self.member.is_expired() {
             return;
         }
         loop {
@@ -414,61 +348,6 @@ impl Engine {
             self.actions.push(Action::Deliver { batch: (index, batch), events });
         }
     }
-
-    pub(super) fn call_fetch(&mut self, now: Now) {
-        if !self.fetching.is_free(now) {
-            return;
-        }
-        let mut claims = Vec::new();
-        for (index, sub) in self.subscribers.iter_mut().enumerate().filter(|(_, sub)| !sub.resting) {
-            looked_at(sub.lanes.len());
-            let asked_for = sub.breaker.wants_retry() && !sub.dispatcher.has_ready_retry();
-            if sub.paused || (sub.breaker.permit(now) == Permit::Nothing && !asked_for) {
-                continue;
-            }
-            // How large they are is not known before they are here.
-            let bytes_left = self.config.in_flight_bytes_max.saturating_sub(sub.bytes);
-            let limit = bytes_left.div_ceil(PAYLOAD_BYTES_MAX).min(sub.spec.batch_size * sub.spec.workers);
-            let mut limit = limit.min(sub.free(&self.config)).min(if asked_for { 1 } else { usize::MAX });
-            // Every lane gets its turn at being the first.
-            sub.first_lane = (sub.first_lane + 1) % sub.lanes.len().max(1);
-            for number in (sub.first_lane..sub.lanes.len()).chain(0..sub.first_lane) {
-                let one_only = sub.holds_careful(number as u32);
-                let dispatcher = &sub.dispatcher;
-                let free = |chain| !matches!(chain, ChainKey::Key(key) if dispatcher.is_busy(key));
-                let Some(lane) = sub.lanes[number].as_mut().filter(|lane| lane.phase == Phase::Active) else {
-                    continue;
-                };
-                if limit == 0 || one_only {
-                    continue;
-                }
-                let (lane_number, epoch) = (lane.reference.lane, lane.epoch);
-                let due = lane.take_due(now.wall, limit, free);
-                limit -= due.len();
-                lane.window += due.len();
-                sub.window += due.len();
-                claims.extend(due.into_iter().map(|(position, key)| Claim {
-                    sub: index,
-                    lane: lane_number,
-                    epoch,
-                    position,
-                    key,
-                }));
-            }
-        }
-        if claims.is_empty() {
-            return;
-        }
-        let positions = asked(&claims);
-        self.fetching.begin(claims);
-        self.actions.push(Action::Fetch(positions));
-    }
-}
-
-/// The positions that are fetched for claims, each once, in the order in which they are wanted.
-fn asked(claims: &[Claim]) -> Vec<Position> {
-    let mut seen = HashSet::new();
-    claims.iter().map(|claim| claim.position).filter(|position| seen.insert(*position)).collect()
 }
 
 /// An error message of the length that is kept.

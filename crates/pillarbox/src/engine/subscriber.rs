@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::queue::Queue;
+use super::queues::ClaimIds;
 use super::{EngineConfig, PROMOTE_MAX};
 use crate::attempt_log::LineLimit;
 use crate::breaker::{Breaker, Charge, Permit};
@@ -299,7 +300,7 @@ impl Subscriber {
         number: u32,
         key: Option<KeyHash>,
         event: &Arc<Event>,
-        next_claim: &mut i64,
+        ids: &mut ClaimIds,
     ) {
         let lane = self.lanes[number as usize].as_mut().expect("the caller found the lane");
         assert!(event.position > lane.top || lane.holes.contains(event.position), "an event is handed on once");
@@ -321,7 +322,7 @@ impl Subscriber {
         if let Some(queue) = &self.queue {
             let has_rows = lane.has_chain(ChainKey::of(key, event.position));
             if delayed.is_some() || lane.careful || has_rows || queue.takes_all() {
-                return self.give_row(now, next_claim, number, &item);
+                return self.give_row(now, ids, number, &item);
             }
         }
         if let Some(until) = delayed {

@@ -1,33 +1,99 @@
 use std::collections::HashMap;
+use std::time::Duration;
 
+use super::slot::Slot;
 use super::subscriber::Subscriber;
-use super::{Action, Engine, Mutant, PendingWrite};
+use super::{Action, Engine, Mutant};
 use crate::dispatcher::Item;
 use crate::lane::{Lane, Phase};
 use crate::work::looked_at;
-use crate::{ClaimId, Cursor, Now, Position, RangeSet, Settlement};
+use crate::{ClaimId, Cursor, LaneWrite, Now, Position, RangeSet, Settlement};
+
+/// When what has changed is written, and what of it is being written.
+#[derive(Debug)]
+pub(super) struct Settler {
+    slot: Slot<Pending>,
+    /// How long writes are gathered.
+    interval: Duration,
+    last_settle: Option<Duration>,
+    /// Positions that were proven dead and are not written as such.
+    dead: RangeSet,
+}
+
+/// The settlement under way.
+#[derive(Debug)]
+struct Pending {
+    lanes: Vec<PendingWrite>,
+    dead: RangeSet,
+}
+
+/// A lane's part of the settlement under way.
+#[derive(Debug)]
+struct PendingWrite {
+    write: LaneWrite,
+    /// Events that leave the window once it is written.
+    done: usize,
+    /// Attempts that may begin once it is written.
+    announced: Vec<Position>,
+}
+
+impl Settler {
+    pub(super) fn new(interval: Duration) -> Self {
+        Settler { slot: Slot::default(), interval, last_settle: None, dead: RangeSet::new() }
+    }
+
+    /// Whether a settlement is under way.
+    pub(super) fn is_calling(&self) -> bool {
+        self.slot.is_busy()
+    }
+
+    /// When a settlement that failed may be tried again.
+    pub(super) fn retry_at(&self) -> Option<Duration> {
+        self.slot.retry_at()
+    }
+
+    /// Until when writes are gathered.
+    pub(super) fn next_at(&self) -> Option<Duration> {
+        self.last_settle.map(|last| last + self.interval)
+    }
+
+    /// What is being written.
+    pub(super) fn writes(&self) -> impl Iterator<Item = &LaneWrite> {
+        self.slot.in_flight().into_iter().flat_map(|pending| &pending.lanes).map(|pending| &pending.write)
+    }
+
+    /// For how many lanes something is being written.
+    pub(super) fn lanes(&self) -> usize {
+        self.slot.in_flight().map_or(0, |pending| pending.lanes.len())
+    }
+
+    /// These positions will never be filled.
+    pub(super) fn close(&mut self, dead: &RangeSet) {
+        self.dead.union(dead);
+    }
+}
 
 impl Engine {
     pub(super) fn has_writes(&self) -> bool {
-        !self.dead.is_empty() || self.awake().flat_map(Subscriber::lanes).any(Lane::has_writes)
+        !self.settler.dead.is_empty() || self.subscribers.awake().flat_map(Subscriber::lanes).any(Lane::has_writes)
     }
 
     pub(super) fn settled(&mut self, now: Now, written: Vec<bool>) {
-        self.dead_settling = RangeSet::new();
         let mut over: HashMap<usize, Vec<u32>> = HashMap::new();
-        for (pending, written) in self.settling.succeed().unwrap_or_default().into_iter().zip(written) {
+        let lanes = self.settler.slot.succeed().map_or_else(Vec::new, |pending| pending.lanes);
+        for (pending, written) in lanes.into_iter().zip(written) {
             let PendingWrite { write, done, announced } = pending;
             let (number, epoch) = (write.lane.lane, write.epoch);
             if !write.queue.is_empty() {
                 let claims: Vec<ClaimId> = write.queue.iter().filter_map(|queued| queued.claim).collect();
                 self.rows_settled(now, write.lane.subscription, &claims);
             }
-            let Some(index) = self.index_of(write.lane.subscription) else { continue };
+            let Some(index) = self.subscribers.index_of(write.lane.subscription) else { continue };
             let sub = &mut self.subscribers[index];
             sub.window -= done;
             let Some(lane) = sub.lane_at(number, epoch) else { continue };
             if !written || write.release {
-                self.observe_now = true;
+                self.member.observe_soon();
                 over.entry(index).or_default().push(number);
                 continue;
             }
@@ -35,7 +101,7 @@ impl Engine {
             if write.calm {
                 lane.takeovers = 0;
             }
-            self.stuck = false;
+            self.reader.try_again();
             if sub.announced.is_empty() {
                 continue;
             }
@@ -48,11 +114,11 @@ impl Engine {
     }
 
     pub(super) fn settle(&mut self, now: Now) {
-        if !self.settling.is_free(now) || !self.settle_is_due(now) {
+        if !self.settler.slot.is_free(now) || !self.settle_is_due(now) {
             return;
         }
         let mut lanes = Vec::new();
-        for sub in self.subscribers.iter_mut().filter(|sub| !sub.resting) {
+        for sub in self.subscribers.awake_mut() {
             looked_at(sub.lanes.len());
             for lane in sub.lanes.iter_mut().flatten().filter(|lane| lane.phase != Phase::Waiting) {
                 let releasing = lane.phase == Phase::Releasing && sub.dispatcher.in_flight_of(lane.reference.lane) == 0;
@@ -72,20 +138,20 @@ impl Engine {
                 lanes.push(PendingWrite { write, done, announced: std::mem::take(&mut lane.announced) });
             }
         }
-        if lanes.is_empty() && self.dead.is_empty() {
+        if lanes.is_empty() && self.settler.dead.is_empty() {
             return;
         }
         lanes.sort_by_key(|pending| pending.write.lane);
-        self.last_settle = Some(now.mono);
-        self.dead_settling = std::mem::take(&mut self.dead);
+        self.settler.last_settle = Some(now.mono);
+        let dead = std::mem::take(&mut self.settler.dead);
         let writes = lanes.iter().map(|pending| pending.write.clone()).collect();
-        self.settling.begin(lanes);
-        self.actions.push(Action::Settle(Settlement { lanes: writes, dead: self.dead_settling.clone() }));
+        self.settler.slot.begin(Pending { lanes, dead: dead.clone() });
+        self.actions.push(Action::Settle(Settlement { lanes: writes, dead }));
     }
 
     /// Writes are gathered for a while, unless the window fills up or a lane waits for them to be given back or loaded anew.
     pub(super) fn settle_is_due(&self, now: Now) -> bool {
-        let gathered = self.last_settle.is_none_or(|last| now.mono >= last + self.settle_interval);
+        let gathered = self.settler.next_at().is_none_or(|at| now.mono >= at);
         let pressed = |sub: &Subscriber| {
             sub.lanes().map(|lane| lane.done_unwritten).sum::<usize>() * 2 > self.config.in_flight_max
         };
@@ -93,15 +159,15 @@ impl Engine {
             let waits = lane.phase == Phase::Releasing || (lane.phase == Phase::Reloading && lane.has_writes());
             waits && sub.dispatcher.in_flight_of(lane.reference.lane) == 0
         };
-        gathered || self.awake().any(|sub| pressed(sub) || sub.lanes().any(|lane| awaited(sub, lane)))
+        gathered || self.subscribers.awake().any(|sub| pressed(sub) || sub.lanes().any(|lane| awaited(sub, lane)))
     }
 
-    pub(super) fn restore_settling(&mut self, now: Now) {
-        let dead = std::mem::take(&mut self.dead_settling);
-        self.dead.union(&dead);
-        for PendingWrite { write, done, announced } in self.settling.fail(now).unwrap_or_default() {
-            let Some(index) = self.index_of(write.lane.subscription) else { continue };
-            let sub = &mut self.subscribers[index];
+    /// Puts back what could not be written.
+    pub(super) fn settle_failed(&mut self, now: Now) {
+        let Some(Pending { lanes, dead }) = self.settler.slot.fail(now) else { return };
+        self.settler.close(&dead);
+        for PendingWrite { write, done, announced } in lanes {
+            let Some(sub) = self.subscribers.find_mut(write.lane.subscription) else { continue };
             match sub.lane_at(write.lane.lane, write.epoch) {
                 Some(lane) => {
                     if write.release {

@@ -1,12 +1,49 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use super::slot::Slot;
 use super::subscriber::Subscriber;
-use super::{Action, Engine, Mutant, PollPlan};
+use super::{Action, Engine, EngineConfig, Mutant};
+use crate::grace::Grace;
 use crate::holes::{Holes, Shown};
 use crate::lane::{Lane, Phase};
 use crate::work::looked_at;
 use crate::{Now, Page, PollRequest, Position, RangeSet, Scan, ScanRequest, lane_of};
+
+/// How far the log was read, which gaps in it will never be filled, and when it is read again.
+#[derive(Debug, Default)]
+pub(super) struct Reader {
+    grace: Grace,
+    /// The highest position that any poll has told of.
+    horizon: Position,
+    poll: Slot<PollPlan>,
+    /// The first ring since the last poll.
+    rang_at: Option<Duration>,
+    last_poll: Option<Duration>,
+    /// When a poll last looked at the writers.
+    last_writers: Option<Duration>,
+    /// The last poll brought no lane further, so that asking again at once is no use.
+    stuck: bool,
+    /// The poll being looked at has brought a lane further.
+    moved: bool,
+    /// The last poll showed many events.
+    busy: bool,
+    /// Polls since the newest hole appeared.
+    hole_polls: u32,
+    newest_hole: Option<Position>,
+    polls: u64,
+}
+
+/// What a poll was asked for.
+#[derive(Debug)]
+pub(super) struct PollPlan {
+    /// Where the scans end that ask for holes; they come first.
+    hole_ends: Vec<Position>,
+    /// Subscriptions whose holes were asked for.
+    asked: HashSet<usize>,
+    /// Subscriptions that had room.
+    room: HashSet<usize>,
+}
 
 /// The shortest and the longest wait between polls while a hole is open and nothing rings. It grows with each poll, so that a writer which has
 /// been open for ten seconds is looked at five times a second, and one that was forgotten costs next to nothing.
@@ -23,20 +60,101 @@ const TAIL_SCANS_MAX: usize = 8;
 /// A careful lane moves at most this many events into the delivery table ahead.
 const CAREFUL_ROWS_MAX: usize = 100;
 
+impl Reader {
+    /// The highest position that any poll has told of.
+    pub(super) fn horizon(&self) -> Position {
+        self.horizon
+    }
+
+    /// How many polls have begun.
+    pub(super) fn polls(&self) -> u64 {
+        self.polls
+    }
+
+    /// Something may be there to be read.
+    pub(super) fn ring(&mut self, now: Now) {
+        self.rang_at.get_or_insert(now.mono);
+    }
+
+    /// A poll may bring a lane further that the last one did not.
+    pub(super) fn try_again(&mut self) {
+        self.stuck = false;
+    }
+
+    /// Whether the last poll brought no lane further.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.stuck
+    }
+
+    /// Whether a poll is under way.
+    pub(super) fn is_calling(&self) -> bool {
+        self.poll.is_busy()
+    }
+
+    /// Whether no poll is under way and none is asked for.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.poll.is_busy() && self.rang_at.is_none()
+    }
+
+    /// Whether the log was read since the last ring.
+    pub(super) fn is_settled(&self) -> bool {
+        self.rang_at.is_none() && self.last_poll.is_some()
+    }
+
+    /// When something is to be done.
+    pub(super) fn deadlines(&self, config: &EngineConfig) -> [Option<Duration>; 3] {
+        let regular = self.last_poll.map(|last| last + self.wait(config));
+        [regular, self.rang_at.map(|at| at + config.debounce), self.poll.retry_at()]
+    }
+
+    pub(super) fn poll_failed(&mut self, now: Now) {
+        self.poll.fail(now);
+        self.ring(now);
+    }
+
+    /// How long after a poll the next one is due, if nothing rings.
+    fn wait(&self, config: &EngineConfig) -> Duration {
+        if self.hole_polls == 0 {
+            return config.poll_interval;
+        }
+        let shortest = if self.busy { BUSY_HOLE_POLL } else { HOLE_POLL.0 };
+        HOLE_POLL.0.saturating_mul(self.hole_polls).max(shortest).min(HOLE_POLL.1).min(config.poll_interval)
+    }
+
+    /// Notes the newest hole that is left after a poll.
+    fn note_newest_hole(&mut self, newest: Option<Position>) {
+        self.hole_polls = match newest {
+            None => 0,
+            Some(hole) if self.newest_hole.is_none_or(|before| before < hole) => 1,
+            Some(_) => self.hole_polls.saturating_add(1),
+        };
+        self.newest_hole = newest;
+    }
+
+    /// What a scan proves dead. Notes how far the log reaches.
+    fn dead_in(&mut self, scan: &Scan, log_start: Position, mutant: Option<Mutant>) -> RangeSet {
+        self.horizon = self.horizon.max(scan.visible.last().unwrap_or(0));
+        if mutant == Some(Mutant::CloseHolesBeforeReading) {
+            return scan.visible.missing((scan.after + 1).max(log_start), scan.covered_to);
+        }
+        self.grace.dead(scan, log_start)
+    }
+}
+
 impl Engine {
     pub(super) fn polled(&mut self, now: Now, page: Page) {
-        let Some(plan) = self.polling.succeed() else { return };
-        self.horizon = self.horizon.max(page.horizon);
-        self.grace.observe(&page);
-        self.moved = false;
-        self.busy = page.scans.iter().map(|scan| scan.events.len()).sum::<usize>() >= BUSY_EVENTS;
-        let horizon = self.horizon;
+        let Some(plan) = self.reader.poll.succeed() else { return };
+        self.reader.horizon = self.reader.horizon.max(page.horizon);
+        self.reader.grace.observe(&page);
+        self.reader.moved = false;
+        self.reader.busy = page.scans.iter().map(|scan| scan.events.len()).sum::<usize>() >= BUSY_EVENTS;
+        let horizon = self.reader.horizon;
         self.subscribers.iter_mut().for_each(|sub| sub.hold_backlog(horizon));
         let (hole_scans, tail_scans) = page.scans.split_at(plan.hole_ends.len().min(page.scans.len()));
         self.set_bounds(&plan, hole_scans);
         self.close_holes(now, hole_scans, page.log_start);
         for scan in tail_scans {
-            let dead = self.dead_in(scan, page.log_start);
+            let dead = self.reader.dead_in(scan, page.log_start, self.config.mutant);
             let gone = gone_in(scan, page.log_start);
             let mut shown = self.shown(scan, &dead, &gone, page.log_start);
             let mut used = false;
@@ -44,24 +162,19 @@ impl Engine {
                 used |= self.apply(now, sub, &mut shown, plan.room.contains(&sub));
             }
             if used {
-                self.dead.union(&dead);
+                self.settler.close(&dead);
             }
         }
         self.note_poll(horizon);
         let newest = self.subscribers.iter().flat_map(Subscriber::active).filter_map(|lane| lane.holes.last()).max();
-        self.hole_polls = match newest {
-            None => 0,
-            Some(hole) if self.newest_hole.is_none_or(|before| before < hole) => 1,
-            Some(_) => self.hole_polls.saturating_add(1),
-        };
-        self.newest_hole = newest;
-        self.stuck = !self.moved;
+        self.reader.note_newest_hole(newest);
+        self.reader.stuck = !self.reader.moved;
     }
 
     /// Tells the lanes that a poll was answered. Those that have the same holes by now share them.
     fn note_poll(&mut self, horizon: Position) {
         let mut before = Holes::default();
-        for lane in self.subscribers.iter_mut().flat_map(|sub| sub.lanes.iter_mut().flatten()) {
+        for lane in self.subscribers.lanes_mut() {
             lane.note_poll(horizon);
             if !lane.holes.is_empty() {
                 lane.holes.share(&before);
@@ -73,15 +186,6 @@ impl Engine {
     fn shown<'a>(&self, scan: &'a Scan, dead: &'a RangeSet, gone: &'a RangeSet, log_start: Position) -> Shown<'a> {
         let closes_all = self.config.mutant == Some(Mutant::CursorAtHighestVisible);
         Shown::new(scan, dead, gone, log_start).closing_all(closes_all)
-    }
-
-    /// What a scan proves dead. Notes how far the log reaches.
-    fn dead_in(&mut self, scan: &Scan, log_start: Position) -> RangeSet {
-        self.horizon = self.horizon.max(scan.visible.last().unwrap_or(0));
-        if self.config.mutant == Some(Mutant::CloseHolesBeforeReading) {
-            return scan.visible.missing((scan.after + 1).max(log_start), scan.covered_to);
-        }
-        self.grace.dead(scan, log_start)
     }
 
     /// Notes for each lane the lowest of its holes that a poll did not look at.
@@ -109,7 +213,7 @@ impl Engine {
         let (mut visible, mut dead, mut gone) = (RangeSet::new(), RangeSet::new(), RangeSet::new());
         looked_at(scans.len());
         for scan in scans {
-            dead.union(&self.dead_in(scan, log_start));
+            dead.union(&self.reader.dead_in(scan, log_start, self.config.mutant));
             visible.union(&scan.visible);
             gone.union(&gone_in(scan, log_start));
         }
@@ -127,7 +231,7 @@ impl Engine {
             used |= self.close_holes_of(now, index, &mut shown);
         }
         if used {
-            self.dead.union(&dead);
+            self.settler.close(&dead);
         }
     }
 
@@ -144,7 +248,7 @@ impl Engine {
         for lane in sub.lanes.iter_mut().flatten().filter(|lane| takes_part(lane) && !lane.holes.is_empty()) {
             let made = shown.apply(&lane.holes, None, lane.bound);
             pruned += made.pruned;
-            self.moved |= made.moved;
+            self.reader.moved |= made.moved;
             lane.scanned(made.holes.clone(), &made.closed);
         }
         self.note_pruned(index, pruned);
@@ -156,16 +260,16 @@ impl Engine {
             return;
         }
         let name = self.subscribers[index].name.clone();
-        self.figures.warnings.push(format!(
+        self.journal.warn(format!(
             "subscription '{name}': retention removed {pruned} positions before this subscription had passed them"
         ));
-        *self.figures.pruned.entry(name).or_default() += pruned;
+        *self.journal.figures().pruned.entry(name).or_default() += pruned;
     }
 
     /// Whether a lane with room lies behind what is known to be there.
     pub(super) fn is_behind(&self) -> bool {
-        let behind = |lane: &Lane| lane.top < self.horizon && lane.may_rise(self.config.ranges_max);
-        self.awake().any(|sub| {
+        let behind = |lane: &Lane| lane.top < self.reader.horizon && lane.may_rise(self.config.ranges_max);
+        self.subscribers.awake().any(|sub| {
             looked_at(sub.lanes.len());
             sub.stopped.is_none() && sub.has_room(&self.config) && sub.active().any(behind)
         })
@@ -199,7 +303,7 @@ impl Engine {
             let rise = higher.then(|| (lane.top, stop.max(lane.top)));
             let made = shown.apply(&lane.holes, rise, lane.bound);
             pruned += made.pruned;
-            self.moved |= made.moved;
+            self.reader.moved |= made.moved;
             lane.top = rise.map_or(lane.top, |(_, to)| to);
             lane.scanned(made.holes.clone(), &made.closed);
         }
@@ -245,7 +349,7 @@ impl Engine {
                 continue;
             }
             room = room.saturating_sub(1);
-            sub.admit(now, number, key, event, &mut self.next_claim);
+            sub.admit(now, number, key, event, self.queues.ids());
         }
         stops.iter_mut().for_each(|own| *own = (*own).min(stop));
         stops
@@ -293,43 +397,31 @@ impl Engine {
             .cloned()
             .collect();
         // Without a hole there is nothing to close; if this poll finds one, the next one looks.
-        let lately = self.last_writers.is_some_and(|last| now.mono < last + WRITERS_INTERVAL);
+        let lately = self.reader.last_writers.is_some_and(|last| now.mono < last + WRITERS_INTERVAL);
         let without_writers = hole_ends.is_empty() || lately;
         Some((PollRequest { scans, wanted, without_writers }, PollPlan { hole_ends, room, asked }))
     }
 
-    pub(super) fn poll_wait(&self) -> Duration {
-        if self.hole_polls > 0 {
-            let shortest = if self.busy { BUSY_HOLE_POLL } else { HOLE_POLL.0 };
-            return HOLE_POLL
-                .0
-                .saturating_mul(self.hole_polls)
-                .max(shortest)
-                .min(HOLE_POLL.1)
-                .min(self.config.poll_interval);
-        }
-        self.config.poll_interval
-    }
-
     pub(super) fn call_poll(&mut self, now: Now) {
-        let rang = self.rang_at.is_some_and(|at| now.mono >= at + self.config.debounce);
-        let due = self.last_poll.is_none_or(|last| now.mono >= last + self.poll_wait());
-        let behind = !self.stuck && !self.polling.is_busy() && self.is_behind();
-        if !(rang || due || behind) || !self.polling.is_free(now) {
+        let Reader { rang_at, last_poll, stuck, poll, .. } = &self.reader;
+        let rang = rang_at.is_some_and(|at| now.mono >= at + self.config.debounce);
+        let due = last_poll.is_none_or(|last| now.mono >= last + self.reader.wait(&self.config));
+        let behind = !stuck && !poll.is_busy() && self.is_behind();
+        if !(rang || due || behind) || !poll.is_free(now) {
             return;
         }
-        self.rang_at = None;
-        self.stuck = false;
-        self.last_poll = Some(now.mono);
+        self.reader.rang_at = None;
+        self.reader.stuck = false;
+        self.reader.last_poll = Some(now.mono);
         if let Some((request, plan)) = self.poll_request(now) {
             if !request.without_writers {
-                self.last_writers = Some(now.mono);
+                self.reader.last_writers = Some(now.mono);
             }
-            for lane in self.subscribers.iter_mut().flat_map(|sub| sub.lanes.iter_mut().flatten()) {
+            for lane in self.subscribers.lanes_mut() {
                 lane.asked = lane.phase == Phase::Active;
             }
-            self.polling.begin(plan);
-            self.polls += 1;
+            self.reader.poll.begin(plan);
+            self.reader.polls += 1;
             self.actions.push(Action::Poll(request));
         }
     }
