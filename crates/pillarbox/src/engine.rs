@@ -213,7 +213,7 @@ impl Engine {
             looked_at(sub.lanes.len());
             sooner(sub.breaker.deadline());
             sooner(sub.breaker.other_deadline());
-            let due = sub.active().filter_map(|lane| lane.next_due_after(now.wall)).min();
+            let due = sub.active().filter_map(|lane| lane.queues.next_due_after(now.wall)).min();
             sooner(due.map(|due| now.mono + due.since(now.wall)));
         }
         deadline

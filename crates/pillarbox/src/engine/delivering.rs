@@ -183,7 +183,7 @@ impl Engine {
             sub.breaker.forget(position);
             return true;
         }
-        let row = sub.lane(item.lane).and_then(|lane| lane.row(item.key, position));
+        let row = sub.lane(item.lane).and_then(|lane| lane.queues.row(item.key, position));
         let since = row.map_or(now.wall, |row| row.since);
         // An announcement has counted the attempt in the row already; the item knows what was before.
         let failed = self.failed(index, now, Trial::of(item, since), &failure, charge);
@@ -191,7 +191,6 @@ impl Engine {
         let on_dead = sub.definition.on_dead;
         let lane = sub.lane_at(item.lane, item.epoch).expect("checked above");
         if item.parked {
-            lane.done_unwritten += 1;
             lane.fail(position, item.key, failed, on_dead);
         } else {
             lane.park(&item.event, failed, now.wall, on_dead);

@@ -61,7 +61,7 @@ impl Engine {
                 sub.window -= lane.give_back(position, key);
                 continue;
             }
-            let row = lane.row(key, position).filter(|_| lane.phase == Phase::Active);
+            let row = lane.queues.row(key, position).filter(|_| lane.phase == Phase::Active);
             let Some(attempts) = row.map(|row| row.attempts) else {
                 sub.window -= lane.give_back(position, key);
                 continue;
@@ -73,11 +73,10 @@ impl Engine {
                 let sub = &mut self.subscribers[index];
                 let on_dead = sub.definition.on_dead;
                 let lane = sub.lane_at(number, epoch).expect("checked above");
-                lane.done_unwritten += 1;
                 lane.fail(position, key, failed, on_dead);
                 continue;
             };
-            let careful = lane.careful;
+            let careful = lane.is_careful();
             if careful {
                 lane.announce(position, key);
             }
@@ -127,7 +126,6 @@ impl Engine {
                 let (lane_number, epoch) = (lane.reference.lane, lane.epoch);
                 let due = lane.take_due(now.wall, limit, free);
                 limit -= due.len();
-                lane.window += due.len();
                 sub.window += due.len();
                 pending.extend(due.into_iter().map(|(position, key)| PendingFetch {
                     sub: index,

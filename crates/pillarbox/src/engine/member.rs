@@ -341,21 +341,21 @@ impl Engine {
                 continue;
             }
             let mut lane = Lane::load(reference, epoch, state, sub.definition.on_dead, sub.spec.mode, CAREFUL_AFTER);
-            lane.written.1 = now.mono;
+            lane.note_loaded(now.mono);
             if self.member.draining {
                 lane.phase = Phase::Releasing;
             } else if sub.paused || lane.overfull {
                 lane.phase = Phase::Paused;
             }
             lane.quiet = lane.phase != Phase::Active;
-            if self.config.mutant == Some(Mutant::JoinWithoutRereading) && lane.top < self.reader.horizon() {
-                lane.top = self.reader.horizon();
+            if self.config.mutant == Some(Mutant::JoinWithoutRereading) && lane.cursor.top() < self.reader.horizon() {
+                lane.cursor.rise(self.reader.horizon());
             }
             if self.config.mutant == Some(Mutant::PromoteBeforeReading) {
-                lane.reads_again_to = None;
+                lane.queues.forget_reads();
             }
             let (interrupted, own): (Vec<_>, Vec<_>) =
-                lane.interrupted().into_iter().partition(|row| !sub.is_own_attempt(reference.lane, row));
+                lane.queues.interrupted().into_iter().partition(|row| !sub.is_own_attempt(reference.lane, row));
             if own.iter().any(|row| sub.dispatcher.is_at_sink(reference.lane, row.position)) {
                 self.member.to_load_later.push((reference, epoch));
                 continue;
@@ -369,10 +369,10 @@ impl Engine {
                 let failure =
                     Failure { kind: "crash", ..Failure::event("the process ended while it worked on this event") };
                 let failed = self.failed(index, now, Trial::unread(&row, row.attempts), &failure, Charge::Event);
-                let (on_dead, key) = (self.subscribers[index].definition.on_dead, row.key_hash());
+                let on_dead = self.subscribers[index].definition.on_dead;
                 let lane = self.subscribers.lane_mut(reference).expect("just loaded");
-                lane.fail(row.position, key, failed, on_dead);
-                lane.careful = true;
+                lane.fail_interrupted(&row, failed, on_dead);
+                lane.be_careful();
             }
             self.subscribers.lane_mut(reference).expect("just loaded").begin_trial(now.wall);
         }

@@ -569,14 +569,14 @@ pub(super) fn is_slow(queue: &Queue, batch: BatchId, items: &[Item], now: Now) -
 impl Subscriber {
     /// Notes whether a lane waits to be told which keys have rows.
     fn note_unknown_keys(&mut self) {
-        let unknown = self.lanes().any(|lane| lane.keys_unknown);
+        let unknown = self.lanes().any(|lane| lane.has_unknown_keys());
         self.queue.iter_mut().for_each(|queue| (queue.keys_unknown, queue.held) = (unknown, queue.held && unknown));
     }
 
     /// Reads nothing of a backlog until it is known which keys have rows: what is read before gets a row, and whatever comes later goes
     /// behind it.
     pub(super) fn hold_backlog(&mut self, horizon: Position) {
-        let long = |lane: &Lane| horizon - lane.top > UNKNOWN_BACKLOG_MAX;
+        let long = |lane: &Lane| horizon - lane.cursor.top() > UNKNOWN_BACKLOG_MAX;
         let held = self.queue.as_ref().is_some_and(|queue| queue.keys_unknown) && self.active().any(long);
         self.queue.iter_mut().for_each(|queue| queue.held = held);
     }
@@ -585,7 +585,7 @@ impl Subscriber {
     /// another one follows.
     pub(super) fn lane_loaded(&mut self, number: u32) {
         self.note_unknown_keys();
-        let unknown = self.lane(number).is_some_and(|lane| lane.keys_unknown);
+        let unknown = self.lane(number).is_some_and(|lane| lane.has_unknown_keys());
         for queue in self.queue.iter_mut().filter(|_| unknown) {
             queue.told_at = None;
         }

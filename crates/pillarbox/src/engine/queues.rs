@@ -135,7 +135,8 @@ impl Engine {
 
     pub(super) fn is_behind_of(&self, index: usize) -> bool {
         let sub = &self.subscribers[index];
-        let behind = |lane: &Lane| lane.top < self.reader.horizon() && lane.may_rise(self.config.ranges_max);
+        let behind =
+            |lane: &Lane| lane.cursor.top() < self.reader.horizon() && lane.cursor.may_rise(self.config.ranges_max);
         sub.stopped.is_none() && sub.active().any(behind)
     }
 

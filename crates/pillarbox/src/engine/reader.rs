@@ -166,7 +166,8 @@ impl Engine {
             }
         }
         self.note_poll(horizon);
-        let newest = self.subscribers.iter().flat_map(Subscriber::active).filter_map(|lane| lane.holes.last()).max();
+        let newest =
+            self.subscribers.iter().flat_map(Subscriber::active).filter_map(|lane| lane.cursor.holes().last()).max();
         self.reader.note_newest_hole(newest);
         self.reader.stuck = !self.reader.moved;
     }
@@ -176,9 +177,9 @@ impl Engine {
         let mut before = Holes::default();
         for lane in self.subscribers.lanes_mut() {
             lane.note_poll(horizon);
-            if !lane.holes.is_empty() {
-                lane.holes.share(&before);
-                before = lane.holes.clone();
+            if !lane.cursor.holes().is_empty() {
+                lane.cursor.share_holes(&before);
+                before = lane.cursor.holes().clone();
             }
         }
     }
@@ -197,13 +198,13 @@ impl Engine {
             looked_at(sub.lanes.len());
             let asked = complete && plan.asked.contains(&index);
             for lane in sub.lanes.iter_mut().flatten() {
-                let all = lane.holes.is_empty() || (asked && lane.asked);
-                if !all && !lane.holes.is_shared_with(&before.0) {
-                    looked_at(lane.holes.len());
-                    before = (lane.holes.clone(), lane.holes.first_outside(&covered));
+                let all = lane.cursor.holes().is_empty() || (asked && lane.cursor.is_asked());
+                if !all && !lane.cursor.holes().is_shared_with(&before.0) {
+                    looked_at(lane.cursor.holes().len());
+                    before = (lane.cursor.holes().clone(), lane.cursor.holes().first_outside(&covered));
                 }
                 let unseen = if all { None } else { before.1 };
-                lane.bound = unseen.unwrap_or(Position::MAX);
+                lane.cursor.set_bound(unseen.unwrap_or(Position::MAX));
             }
         }
     }
@@ -238,18 +239,18 @@ impl Engine {
     fn close_holes_of(&mut self, now: Now, index: usize, shown: &mut Shown<'_>) -> bool {
         let sub = &self.subscribers[index];
         looked_at(sub.lanes.len());
-        if !sub.lanes().any(|lane| takes_part(lane) && !lane.holes.is_empty()) {
+        if !sub.lanes().any(|lane| takes_part(lane) && !lane.cursor.holes().is_empty()) {
             return false;
         }
         let nowhere = vec![false; sub.lanes.len()];
         self.admit_events(now, index, shown.scan, &nowhere);
         let mut pruned = 0;
         let sub = &mut self.subscribers[index];
-        for lane in sub.lanes.iter_mut().flatten().filter(|lane| takes_part(lane) && !lane.holes.is_empty()) {
-            let made = shown.apply(&lane.holes, None, lane.bound);
+        for lane in sub.lanes.iter_mut().flatten().filter(|lane| takes_part(lane) && !lane.cursor.holes().is_empty()) {
+            let made = shown.apply(&lane.cursor.holes(), None, lane.cursor.bound());
             pruned += made.pruned;
             self.reader.moved |= made.moved;
-            lane.scanned(made.holes.clone(), &made.closed);
+            lane.cursor.scanned(made.holes.clone(), &made.closed);
         }
         self.note_pruned(index, pruned);
         true
@@ -268,7 +269,8 @@ impl Engine {
 
     /// Whether a lane with room lies behind what is known to be there.
     pub(super) fn is_behind(&self) -> bool {
-        let behind = |lane: &Lane| lane.top < self.reader.horizon && lane.may_rise(self.config.ranges_max);
+        let behind =
+            |lane: &Lane| lane.cursor.top() < self.reader.horizon && lane.cursor.may_rise(self.config.ranges_max);
         self.subscribers.awake().any(|sub| {
             looked_at(sub.lanes.len());
             sub.stopped.is_none() && sub.has_room(&self.config) && sub.active().any(behind)
@@ -280,13 +282,13 @@ impl Engine {
     fn apply(&mut self, now: Now, index: usize, shown: &mut Shown<'_>, may_rise: bool) -> bool {
         let scan = shown.scan;
         let extends = |lane: &Lane| {
-            let fits = scan.after <= lane.top && scan.covered_to > lane.top;
-            may_rise && fits && lane.may_rise(self.config.ranges_max) && lane.bound == Position::MAX
+            let fits = scan.after <= lane.cursor.top() && scan.covered_to > lane.cursor.top();
+            may_rise && fits && lane.cursor.may_rise(self.config.ranges_max) && lane.cursor.bound() == Position::MAX
         };
         let sub = &self.subscribers[index];
         let higher: Vec<bool> =
             sub.lanes.iter().map(|lane| lane.as_ref().is_some_and(|lane| takes_part(lane) && extends(lane))).collect();
-        let in_scan = |lane: &Lane| lane.holes.after(scan.after).is_some_and(|hole| hole <= scan.covered_to);
+        let in_scan = |lane: &Lane| lane.cursor.holes().after(scan.after).is_some_and(|hole| hole <= scan.covered_to);
         let touches = |lane: &Lane| takes_part(lane) && in_scan(lane);
         looked_at(sub.lanes.len());
         if !higher.contains(&true) && !sub.lanes.iter().flatten().any(touches) {
@@ -300,12 +302,14 @@ impl Engine {
             if !higher && !in_scan(lane) {
                 continue;
             }
-            let rise = higher.then(|| (lane.top, stop.max(lane.top)));
-            let made = shown.apply(&lane.holes, rise, lane.bound);
+            let rise = higher.then(|| (lane.cursor.top(), stop.max(lane.cursor.top())));
+            let made = shown.apply(&lane.cursor.holes(), rise, lane.cursor.bound());
             pruned += made.pruned;
             self.reader.moved |= made.moved;
-            lane.top = rise.map_or(lane.top, |(_, to)| to);
-            lane.scanned(made.holes.clone(), &made.closed);
+            if let Some((_, top)) = rise {
+                lane.cursor.rise(top);
+            }
+            lane.cursor.scanned(made.holes.clone(), &made.closed);
         }
         self.note_pruned(index, pruned);
         true
@@ -329,14 +333,17 @@ impl Engine {
             let number = lane_of(key, event.position, sub.lane_count);
             let Some(lane) = sub.lanes[number as usize].as_mut().filter(|lane| takes_part(lane)) else { continue };
             let full = room == 0 || sub.bytes >= self.config.in_flight_bytes_max;
-            let held = lane.careful && lane.runnable(now.wall, CAREFUL_ROWS_MAX) >= CAREFUL_ROWS_MAX;
-            if event.position <= lane.top {
-                if event.position >= lane.bound || lane.holes.is_empty() || !lane.holes.contains(event.position) {
+            let held = lane.is_careful() && lane.queues.runnable(now.wall, CAREFUL_ROWS_MAX) >= CAREFUL_ROWS_MAX;
+            if event.position <= lane.cursor.top() {
+                if event.position >= lane.cursor.bound()
+                    || lane.cursor.holes().is_empty()
+                    || !lane.cursor.holes().contains(event.position)
+                {
                     continue;
                 }
                 if full || held {
                     // It stays a hole, and nothing above it is taken before it.
-                    lane.bound = event.position;
+                    lane.cursor.set_bound(event.position);
                     continue;
                 }
             } else if !higher[number as usize] || event.position > stop.min(stops[number as usize]) {
@@ -367,16 +374,20 @@ impl Engine {
             }
             asked.insert(index);
             // Holes are asked for also when a limit has stopped the subscription: it may be their number. Most lanes have the same.
-            for lane in sub.active().filter(|lane| !lane.holes.is_empty()) {
-                if !lane.holes.is_shared_with(before) {
-                    looked_at(lane.holes.len());
-                    holes.union(&lane.holes);
-                    before = &lane.holes;
+            for lane in sub.active().filter(|lane| !lane.cursor.holes().is_empty()) {
+                if !lane.cursor.holes().is_shared_with(before) {
+                    looked_at(lane.cursor.holes().len());
+                    holes.union(&lane.cursor.holes());
+                    before = &lane.cursor.holes();
                 }
             }
             if sub.stopped.is_none() {
                 room.insert(index);
-                tops.extend(sub.active().filter(|lane| lane.may_rise(self.config.ranges_max)).map(|lane| lane.top));
+                tops.extend(
+                    sub.active()
+                        .filter(|lane| lane.cursor.may_rise(self.config.ranges_max))
+                        .map(|lane| lane.cursor.top()),
+                );
             }
         }
         let mut scans: Vec<ScanRequest> =
@@ -418,7 +429,7 @@ impl Engine {
                 self.reader.last_writers = Some(now.mono);
             }
             for lane in self.subscribers.lanes_mut() {
-                lane.asked = lane.phase == Phase::Active;
+                lane.cursor.ask(lane.phase == Phase::Active);
             }
             self.reader.poll.begin(plan);
             self.reader.polls += 1;
@@ -435,7 +446,7 @@ fn gone_in(scan: &Scan, log_start: Position) -> RangeSet {
 /// Whether a lane may use the answer to the poll under way: it was there, with this filter, when the poll was asked. An active lane
 /// was loaded under the definition that its subscription goes by.
 fn takes_part(lane: &Lane) -> bool {
-    lane.phase == Phase::Active && lane.asked
+    lane.phase == Phase::Active && lane.cursor.is_asked()
 }
 
 /// Where to read on from so that the lanes with these tops get on: all of them where they are near each other, and never only the

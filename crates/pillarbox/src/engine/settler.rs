@@ -97,10 +97,7 @@ impl Engine {
                 over.entry(index).or_default().push(number);
                 continue;
             }
-            lane.written = (write.cursor.floor, now.mono);
-            if write.calm {
-                lane.takeovers = 0;
-            }
+            lane.note_written(&write, now.mono);
             self.reader.try_again();
             if sub.announced.is_empty() {
                 continue;
@@ -122,20 +119,19 @@ impl Engine {
             looked_at(sub.lanes.len());
             for lane in sub.lanes.iter_mut().flatten().filter(|lane| lane.phase != Phase::Waiting) {
                 let releasing = lane.phase == Phase::Releasing && sub.dispatcher.in_flight_of(lane.reference.lane) == 0;
-                let floor_is_old =
-                    now.mono >= lane.written.1 + self.config.floor_interval && lane.written.0 < lane.floor();
+                let floor_is_old = lane.has_old_floor(now.mono, self.config.floor_interval);
                 if !lane.has_writes() && !releasing && !floor_is_old {
                     continue;
                 }
                 // What is left out comes again; in a queue that would be beside its row, or after it.
                 let ranges_max = if sub.queue.is_some() { usize::MAX } else { self.config.ranges_max };
-                let (mut write, done) = lane.take_write(ranges_max);
-                break_cursor(self.config.mutant, lane.top, &mut write.cursor);
+                let (mut write, done, announced) = lane.take_write(ranges_max);
+                break_cursor(self.config.mutant, lane.cursor.top(), &mut write.cursor);
                 if releasing {
                     write.release = true;
                     lane.phase = Phase::Waiting;
                 }
-                lanes.push(PendingWrite { write, done, announced: std::mem::take(&mut lane.announced) });
+                lanes.push(PendingWrite { write, done, announced });
             }
         }
         if lanes.is_empty() && self.settler.dead.is_empty() {
@@ -152,9 +148,8 @@ impl Engine {
     /// Writes are gathered for a while, unless the window fills up or a lane waits for them to be given back or loaded anew.
     pub(super) fn settle_is_due(&self, now: Now) -> bool {
         let gathered = self.settler.next_at().is_none_or(|at| now.mono >= at);
-        let pressed = |sub: &Subscriber| {
-            sub.lanes().map(|lane| lane.done_unwritten).sum::<usize>() * 2 > self.config.in_flight_max
-        };
+        let pressed =
+            |sub: &Subscriber| sub.lanes().map(Lane::done_unwritten).sum::<usize>() * 2 > self.config.in_flight_max;
         let awaited = |sub: &Subscriber, lane: &Lane| {
             let waits = lane.phase == Phase::Releasing || (lane.phase == Phase::Reloading && lane.has_writes());
             waits && sub.dispatcher.in_flight_of(lane.reference.lane) == 0
@@ -173,8 +168,7 @@ impl Engine {
                     if write.release {
                         lane.phase = Phase::Releasing;
                     }
-                    lane.announced.splice(..0, announced);
-                    lane.restore_write(write, done);
+                    lane.restore_write(write, done, announced);
                 }
                 None => sub.window -= done,
             }

@@ -133,7 +133,7 @@ impl Subscriber {
     /// Whether nothing is to be done for it before something happens that concerns it.
     pub(super) fn may_rest(&self, now: Now, horizon: Position) -> bool {
         let at_rest = |lane: &Lane| match lane.phase {
-            Phase::Active => lane.is_done(horizon) && lane.next_due().is_none(),
+            Phase::Active => lane.is_done(horizon) && lane.queues.next_due().is_none(),
             phase => phase == Phase::Paused && lane.quiet && !lane.has_writes(),
         };
         let nothing_here = self.dispatcher.is_empty() && self.announced.is_empty() && self.due_behind.is_empty();
@@ -148,12 +148,13 @@ impl Subscriber {
         let (mut chains, mut rows, mut failing) = (0, 0, 0);
         for lane in self.lanes() {
             // Not every chain is a failing key: delayed events that are due are chains too.
-            (chains, rows, failing) = (chains + lane.chains(), rows + lane.rows(), failing + lane.failing());
+            (chains, rows, failing) =
+                (chains + lane.queues.chains(), rows + lane.queues.rows(), failing + lane.queues.failing());
         }
         let blocked = rows - chains.min(rows);
         if failing >= config.parked_max {
             let (verb, one) = if failing == 1 { ("is", "") } else { ("are", "one of them ") };
-            let mut heads = self.lanes.iter_mut().flatten().filter_map(Lane::failing_head);
+            let mut heads = self.lanes.iter_mut().flatten().filter_map(|lane| lane.queues.failing_head());
             let example = heads.next().map_or_else(String::new, |head| format!(", {one}{}", name(head)));
             return Some(format!(
                 "{} {verb} failing, as many as max_parked allows{example}; requeue or skip some, or mend the receiver",
@@ -165,7 +166,7 @@ impl Subscriber {
         }
         if blocked >= config.blocked_max {
             let noun = if blocked == 1 { "delivery waits" } else { "deliveries wait" };
-            let longest = self.lanes().filter_map(Lane::longest_chain).max_by_key(|chain| chain.0);
+            let longest = self.lanes().filter_map(|lane| lane.queues.longest_chain()).max_by_key(|chain| chain.0);
             let example =
                 longest.map_or_else(String::new, |(count, head)| format!(", {count} of them behind {}", name(head)));
             return Some(format!(
@@ -173,7 +174,7 @@ impl Subscriber {
                  or mend the receiver"
             ));
         }
-        self.lanes().any(|lane| lane.holes.len() >= config.ranges_max).then(|| {
+        self.lanes().any(|lane| lane.cursor.holes().len() >= config.ranges_max).then(|| {
             format!(
                 "more than max_ranges = {} holes are open: a transaction with very many events has not ended",
                 config.ranges_max
@@ -185,7 +186,8 @@ impl Subscriber {
     pub(super) fn overfull_reason(&mut self) -> Option<String> {
         let lane = self.lanes.iter_mut().flatten().find(|lane| lane.overfull)?;
         let number = lane.reference.lane;
-        let example = lane.failing_head().map_or_else(String::new, |head| format!(", one of them {}", name(head)));
+        let example =
+            lane.queues.failing_head().map_or_else(String::new, |head| format!(", one of them {}", name(head)));
         Some(format!(
             "more than {DEAD_HEADS_MAX} keys of lane {number} are held back by a dead event{example}; requeue or skip some, or set \
              on_dead = skip"
@@ -231,7 +233,7 @@ impl Subscriber {
         self.shown = None;
         for lane in self.lanes.iter_mut().flatten() {
             // A poll under way was asked with the old filter.
-            lane.asked = false;
+            lane.cursor.ask(false);
             if lane.definition != definition.number && matches!(lane.phase, Phase::Active | Phase::Paused) {
                 lane.phase = Phase::Reloading;
             }
@@ -263,7 +265,7 @@ impl Subscriber {
 
     /// Whether a careful lane has an event on its way already.
     pub(super) fn holds_careful(&self, number: u32) -> bool {
-        let careful = self.lane(number).is_some_and(|lane| lane.careful);
+        let careful = self.lane(number).is_some_and(|lane| lane.is_careful());
         careful && (self.announced.iter().any(|item| item.lane == number) || self.dispatcher.holds(number))
     }
 
@@ -282,9 +284,9 @@ impl Subscriber {
     pub(super) fn is_idle(&self, now: Now, horizon: Position) -> bool {
         let lane_idle = |lane: &Lane| {
             // A hole that the last poll looked at is somebody's who has not committed.
-            let looked = lane.holes.is_empty() || lane.bound == Position::MAX;
-            let read = lane.top >= horizon && looked && lane.open_count() == 0;
-            (read && lane.phase == Phase::Active && lane.next_due().is_none_or(|due| due > now.wall))
+            let looked = lane.cursor.holes().is_empty() || lane.cursor.bound() == Position::MAX;
+            let read = lane.cursor.top() >= horizon && looked && lane.cursor.open_count() == 0;
+            (read && lane.phase == Phase::Active && lane.queues.next_due().is_none_or(|due| due > now.wall))
                 || lane.phase == Phase::Paused
         };
         let given_up = self.breaker.is_hopeless() || self.stopped.is_some();
@@ -303,7 +305,10 @@ impl Subscriber {
         ids: &mut ClaimIds,
     ) {
         let lane = self.lanes[number as usize].as_mut().expect("the caller found the lane");
-        assert!(event.position > lane.top || lane.holes.contains(event.position), "an event is handed on once");
+        assert!(
+            event.position > lane.cursor.top() || lane.cursor.holes().contains(event.position),
+            "an event is handed on once"
+        );
         lane.admit(event.position);
         self.window += 1;
         if lane.was_parked(event.position) {
@@ -321,14 +326,14 @@ impl Subscriber {
         let delayed = event.deliver_at.filter(|&at| at > now.wall);
         if let Some(queue) = &self.queue {
             let has_rows = lane.has_chain(ChainKey::of(key, event.position));
-            if delayed.is_some() || lane.careful || has_rows || queue.takes_all() {
+            if delayed.is_some() || lane.is_careful() || has_rows || queue.takes_all() {
                 return self.give_row(now, ids, number, &item);
             }
         }
         if let Some(until) = delayed {
             return lane.delay(event, until, now.wall);
         }
-        if lane.careful || lane.has_chain(ChainKey::of(key, event.position)) {
+        if lane.is_careful() || lane.has_chain(ChainKey::of(key, event.position)) {
             return lane.enqueue(event, now.wall);
         }
         self.bytes += event.size();
@@ -340,7 +345,6 @@ impl Subscriber {
         self.flood_guard.note(now.mono, item.key_id(), false);
         let Some(lane) = self.lane_at(item.lane, item.epoch) else { return };
         if item.parked {
-            lane.done_unwritten += 1;
             lane.succeed(item.event.position, item.key);
         } else {
             lane.done(item.event.position, item.event.id);
@@ -416,7 +420,7 @@ impl Subscriber {
                 self.bytes -= size;
                 continue;
             };
-            head_is_sent |= item.parked && lane.is_head(key, position);
+            head_is_sent |= item.parked && lane.queues.is_head(key, position);
             // A delivery is sent behind its key's head; an event of the log only if the key is not failing.
             let free = delayed.is_empty() && !lane.has_chain(ChainKey::Key(key));
             if (item.parked && head_is_sent) || (!item.parked && free) {
@@ -436,7 +440,7 @@ impl Subscriber {
             match self.lanes.get_mut(number as usize).and_then(Option::as_mut) {
                 Some(lane) if lane.phase == Phase::Active => lane.promote(row),
                 // What its key had waiting here is dropped, and comes before it when it is read again.
-                Some(lane) => lane.keep_delayed(row),
+                Some(lane) => lane.queues.keep_delayed(row),
                 None => {}
             }
         }
@@ -449,7 +453,7 @@ impl Subscriber {
         }
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes[number].as_mut().filter(|lane| lane.phase == Phase::Active) else { continue };
-            for row in lane.take_delayed(now.wall, PROMOTE_MAX) {
+            for row in lane.queues.take_delayed(now.wall, PROMOTE_MAX) {
                 if let Some(key) = row.key_hash().filter(|&key| self.dispatcher.is_busy(key)) {
                     self.due_behind.entry(key).or_default().push((number as u32, row));
                     continue;
@@ -479,7 +483,7 @@ impl Subscriber {
         for number in numbers {
             let Some(lane) = self.lanes[number as usize].as_mut() else { continue };
             lane.quiet = true;
-            for row in lane.interrupted() {
+            for row in lane.queues.interrupted() {
                 if !self.dispatcher.is_at_sink(number, row.position) {
                     lane.withdraw(row.position, row.key_hash());
                 }
@@ -517,7 +521,7 @@ impl Subscriber {
             self.own_attempts.extend(lane.own_attempts().map(|(position, attempt)| ((number, position), attempt)));
             self.queue.iter_mut().for_each(|queue| queue.lane_gone(self.id, number));
             // Whatever is in a write under way leaves the window with that.
-            self.window -= lane.window;
+            self.window -= lane.window();
         }
         if dropped.is_empty() {
             return;
