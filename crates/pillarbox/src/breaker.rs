@@ -442,6 +442,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::budget::Reservation;
     use crate::{Event, Headers, Payload};
 
     /// An event of a key of its own, in lane 0.
@@ -460,7 +461,8 @@ mod tests {
             created_at: Timestamp(0),
             malformed: None,
         };
-        Item { event: Arc::new(event), key: None, lane: 0, epoch: 1, attempts: 0, parked: false, claim: None }
+        let room = Reservation::default();
+        Item { event: Arc::new(event), key: None, lane: 0, epoch: 1, attempts: 0, parked: false, claim: None, room }
     }
 
     /// The only probe under way.

@@ -15,6 +15,7 @@ use self::key_queues::holds_its_place;
 use self::probation::Probation;
 use self::row_keys::RowKeys;
 use self::write_buffer::WriteBuffer;
+use crate::budget::{Budget, Reservation};
 use crate::work::looked_at;
 use crate::{
     AttemptError, ClaimId, DeliveryRow, Epoch, Event, Failed, KeyHash, LaneRef, LaneState, LaneWrite, Mode, OnDead,
@@ -104,6 +105,7 @@ impl Lane {
         on_dead: OnDead,
         mode: Mode,
         careful_after: u32,
+        window: &Budget,
     ) -> Self {
         let floor = state.cursor.floor;
         let settled_at = |position: Position| position <= floor || state.cursor.settled.contains(position);
@@ -121,7 +123,7 @@ impl Lane {
             row_keys: (mode == Mode::Queue).then(|| RowKeys::new(keys(), state.queued_keys_left_out)),
             queues: KeyQueues::load(state.deliveries, state.last_arrival, on_dead, cursor.lowest_unread()),
             cursor,
-            writes: WriteBuffer::new(floor),
+            writes: WriteBuffer::new(floor, window),
             probation: Probation::new(state.takeovers, careful_after, mode),
             parked,
             announced: Vec::new(),
@@ -148,7 +150,7 @@ impl Lane {
 
     /// An event of this lane is handed on.
     pub(crate) fn admit(&mut self, position: Position) {
-        self.writes.window += 1;
+        self.writes.admit(1);
         self.probation.admit(position);
         self.cursor.admit(position);
     }
@@ -283,7 +285,7 @@ impl Lane {
         free: impl Fn(ChainKey) -> bool,
     ) -> Vec<(Position, Option<KeyHash>)> {
         let due = self.queues.take_due(now, limit, self.probation.is_careful(), free);
-        self.writes.window += due.len();
+        self.writes.admit(due.len());
         due
     }
 
@@ -354,12 +356,11 @@ impl Lane {
         }
     }
 
-    /// A delivery comes back untried: it leaves the window (by as many as returned) and waits for its turn again.
-    pub(crate) fn give_back(&mut self, position: Position, key: Option<KeyHash>) -> usize {
-        self.writes.window -= 1;
+    /// A delivery comes back untried: it leaves the window and waits for its turn again.
+    pub(crate) fn give_back(&mut self, position: Position, key: Option<KeyHash>) {
+        self.writes.give_back();
         self.withdraw(position, key);
         self.queues.unclaim(position, key);
-        1
     }
 
     // --- writing ---
@@ -373,11 +374,6 @@ impl Lane {
         self.writes.done()
     }
 
-    /// Events that were handed on, and are neither written as settled nor in a write under way.
-    pub(crate) fn window(&self) -> usize {
-        self.writes.window
-    }
-
     /// Whether the floor was not written for so long that it is to be written for its own sake.
     pub(crate) fn has_old_floor(&self, now: Duration, interval: Duration) -> bool {
         self.writes.is_old(self.cursor.floor(), now, interval)
@@ -388,8 +384,8 @@ impl Lane {
         self.writes.note_loaded(now);
     }
 
-    /// Takes everything that is to be written, with how many events leave the window and which attempts may begin once it is.
-    pub(crate) fn take_write(&mut self, ranges_max: usize) -> (LaneWrite, usize, Vec<Position>) {
+    /// Takes everything that is to be written, with the room that its events take until it is, and the attempts that may begin then.
+    pub(crate) fn take_write(&mut self, ranges_max: usize) -> (LaneWrite, Reservation, Vec<Position>) {
         let mut write = LaneWrite {
             lane: self.reference,
             epoch: self.epoch,
@@ -415,7 +411,7 @@ impl Lane {
     }
 
     /// Puts back what could not be written, before anything that came since.
-    pub(crate) fn restore_write(&mut self, write: LaneWrite, done: usize, announced: Vec<Position>) {
+    pub(crate) fn restore_write(&mut self, write: LaneWrite, done: Reservation, announced: Vec<Position>) {
         self.announced.splice(..0, announced);
         self.writes.restore(write, done);
     }

@@ -40,6 +40,7 @@ mod attempt_log;
 mod audit;
 mod backoff;
 mod breaker;
+mod budget;
 mod cloud_event;
 mod counted;
 mod database_clock;

@@ -51,7 +51,7 @@ impl Engine {
     }
 
     /// Takes in what became of events; returns those that are to be sent again.
-    fn judge(&mut self, now: Now, index: usize, items: &[Item], outcomes: Vec<Outcome>) -> Vec<Item> {
+    fn judge<'a>(&mut self, now: Now, index: usize, items: &'a [Item], outcomes: Vec<Outcome>) -> Vec<&'a Item> {
         let mut back = Vec::new();
         let mut outcomes = outcomes.into_iter();
         let (mut delivered, mut tried) = (0, false);
@@ -97,7 +97,7 @@ impl Engine {
                 }
             };
             if again {
-                back.push(item.clone());
+                back.push(item);
             }
         }
         let sub = &mut self.subscribers[index];
@@ -118,19 +118,18 @@ impl Engine {
     pub(super) fn aborted(&mut self, now: Now, (index, batch): (usize, BatchId)) {
         let items = self.finish_batch(index, batch);
         self.subscribers[index].breaker.over(batch);
-        self.batch_over(now, index, &items, items.clone(), None);
+        self.batch_over(now, index, &items, items.iter().collect(), None);
     }
 
     fn finish_batch(&mut self, index: usize, batch: BatchId) -> Vec<Item> {
         let sub = &mut self.subscribers[index];
         let items = sub.dispatcher.finish(batch);
         sub.queue.iter_mut().for_each(|queue| queue.over(batch));
-        sub.bytes -= items.iter().map(|item| item.event.size()).sum::<usize>();
         items
     }
 
     /// Frees the keys of events that are over, but for `busy`; `back` of them comes again.
-    fn batch_over(&mut self, now: Now, index: usize, items: &[Item], back: Vec<Item>, busy: Option<KeyHash>) {
+    fn batch_over(&mut self, now: Now, index: usize, items: &[Item], back: Vec<&Item>, busy: Option<KeyHash>) {
         if items.is_empty() {
             return;
         }
@@ -157,13 +156,11 @@ impl Engine {
             item.claim.is_some() || lane.is_some_and(|lane| lane.epoch == item.epoch && !lane.quiet)
         };
         for item in sub.dispatcher.hand_back(batch, outcomes.len() + 1, held) {
-            sub.bytes -= item.event.size();
-            let lane = sub.lane_at(item.lane, item.epoch).filter(|_| item.parked);
-            let given_back = lane.map_or(0, |lane| lane.give_back(item.event.position, item.key));
-            sub.window -= given_back;
+            if let Some(lane) = sub.lane_at(item.lane, item.epoch).filter(|_| item.parked) {
+                lane.give_back(item.event.position, item.key);
+            }
         }
         let items = sub.dispatcher.finish_first(batch, outcomes.len());
-        sub.bytes -= items.iter().map(|item| item.event.size()).sum::<usize>();
         sub.queue.iter_mut().for_each(|queue| queue.begin(batch, now));
         let busy = sub.dispatcher.batch(batch).first().and_then(|item| item.key);
         let back = self.judge(now, index, &items, outcomes);

@@ -58,12 +58,12 @@ impl Engine {
             let Some(lane) = sub.lane_at(number, epoch) else { continue };
             if order[&position] > last_told || key.is_some_and(|key| untold.contains(&(index, key))) {
                 untold.extend(key.map(|key| (index, key)));
-                sub.window -= lane.give_back(position, key);
+                lane.give_back(position, key);
                 continue;
             }
             let row = lane.queues.row(key, position).filter(|_| lane.phase == Phase::Active);
             let Some(attempts) = row.map(|row| row.attempts) else {
-                sub.window -= lane.give_back(position, key);
+                lane.give_back(position, key);
                 continue;
             };
             let Some(event) = events.get(&position) else {
@@ -80,8 +80,8 @@ impl Engine {
             if careful {
                 lane.announce(position, key);
             }
-            let item = Item { event: event.clone(), key, lane: number, epoch, attempts, parked: true, claim: None };
-            sub.bytes += event.size();
+            let (event, room) = (event.clone(), sub.bytes.reserve(event.size()));
+            let item = Item { event, key, lane: number, epoch, attempts, parked: true, claim: None, room };
             if careful { sub.announced.push(item) } else { sub.dispatcher.push(item) }
         }
     }
@@ -91,7 +91,7 @@ impl Engine {
         for pending in self.fetcher.slot.fail(now).unwrap_or_default() {
             let sub = &mut self.subscribers[pending.sub];
             if let Some(lane) = sub.lane_at(pending.lane, pending.epoch) {
-                sub.window -= lane.give_back(pending.position, pending.key);
+                lane.give_back(pending.position, pending.key);
             }
         }
     }
@@ -108,7 +108,7 @@ impl Engine {
                 continue;
             }
             // How large they are is not known before they are here.
-            let bytes_left = self.config.in_flight_bytes_max.saturating_sub(sub.bytes);
+            let bytes_left = self.config.in_flight_bytes_max.saturating_sub(sub.bytes.used());
             let limit = bytes_left.div_ceil(PAYLOAD_BYTES_MAX).min(sub.spec.batch_size * sub.spec.workers);
             let mut limit = limit.min(sub.free(&self.config)).min(if asked_for { 1 } else { usize::MAX });
             // Every lane gets its turn at being the first.
@@ -126,7 +126,6 @@ impl Engine {
                 let (lane_number, epoch) = (lane.reference.lane, lane.epoch);
                 let due = lane.take_due(now.wall, limit, free);
                 limit -= due.len();
-                sub.window += due.len();
                 pending.extend(due.into_iter().map(|(position, key)| PendingFetch {
                     sub: index,
                     lane: lane_number,

@@ -340,7 +340,8 @@ impl Engine {
                 self.member.to_load.push((reference, epoch));
                 continue;
             }
-            let mut lane = Lane::load(reference, epoch, state, sub.definition.on_dead, sub.spec.mode, CAREFUL_AFTER);
+            let mut lane =
+                Lane::load(reference, epoch, state, sub.definition.on_dead, sub.spec.mode, CAREFUL_AFTER, &sub.window);
             lane.note_loaded(now.mono);
             if self.member.draining {
                 lane.phase = Phase::Releasing;

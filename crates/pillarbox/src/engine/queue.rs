@@ -8,8 +8,8 @@ use crate::dispatcher::{BatchId, Item};
 use crate::lane::{Lane, Phase, Row};
 use crate::work::looked_at;
 use crate::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claims, DeliveryRow, Epoch, KEYS_TOLD_MAX, KeyHash, Now, Position,
-    SinkFeatures, State, SubscriptionId, Timestamp, WAITING_COUNTED, lane_of,
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claims, DeliveryRow, Epoch, Event, KEYS_TOLD_MAX, KeyHash, Now,
+    Position, SinkFeatures, State, SubscriptionId, Timestamp, WAITING_COUNTED, lane_of,
 };
 
 /// An event that has been at the sink for this long gets a row in the queue, and whatever waits then too.
@@ -429,7 +429,6 @@ impl Subscriber {
     /// Gives rows to events that were waiting.
     fn enqueue_all(&mut self, now: Now, waiting: Vec<Item>) {
         for item in waiting {
-            self.bytes -= item.event.size();
             if let Some(lane) = self.lane_at(item.lane, item.epoch) {
                 lane.enqueue(&item.event, now.wall);
             }
@@ -437,14 +436,14 @@ impl Subscriber {
     }
 
     /// Gives an event that was read a row, behind whatever of its key is here.
-    pub(super) fn give_row(&mut self, now: Now, ids: &mut ClaimIds, number: u32, item: &Item) {
-        if let Some(key) = item.key.filter(|&key| self.dispatcher.has_key(key)) {
+    pub(super) fn give_row(&mut self, now: Now, ids: &mut ClaimIds, number: u32, event: &Event) {
+        if let Some(key) = event.key_hash().filter(|&key| self.dispatcher.has_key(key)) {
             self.give_rows_of(now, ids, key);
         }
         let Some(Some(lane)) = self.lanes.get_mut(number as usize) else { return };
-        match item.event.deliver_at.filter(|&at| at > now.wall) {
-            Some(until) => lane.delay(&item.event, until, now.wall),
-            None => lane.enqueue(&item.event, now.wall),
+        match event.deliver_at.filter(|&at| at > now.wall) {
+            Some(until) => lane.delay(event, until, now.wall),
+            None => lane.enqueue(event, now.wall),
         }
     }
 
@@ -463,7 +462,6 @@ impl Subscriber {
 
     fn end_claims(&mut self, items: Vec<Item>) {
         for item in items {
-            self.bytes -= item.event.size();
             self.breaker.forget(item.event.position);
             if let (Some(queue), Some(claim)) = (&mut self.queue, item.claim) {
                 queue.end(self.id, claim, ClaimFate::Back);

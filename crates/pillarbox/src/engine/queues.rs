@@ -229,10 +229,10 @@ impl Engine {
             let trial = Trial::unread(&delivery, delivery.attempts + 1);
             return self.claim_failed(now, index, claim, trial, &failure, Charge::Event);
         };
-        sub.bytes += event.size();
         queue.note_size(event.size());
         sub.dispatcher.push(Item {
             key: event.key_hash(),
+            room: sub.bytes.reserve(event.size()),
             event,
             lane: NO_LANE,
             epoch: 0,
@@ -289,7 +289,7 @@ impl Engine {
             return None;
         }
         let each = if queue.is_slow(now) { 1 } else { sub.spec.batch_size };
-        let bytes_left = self.config.in_flight_bytes_max.saturating_sub(sub.bytes);
+        let bytes_left = self.config.in_flight_bytes_max.saturating_sub(sub.bytes.used());
         let limit = (sub.dispatcher.idle_workers() * each).min(CLAIMS_MAX).saturating_sub(sub.dispatcher.ready_len());
         let limit = limit.min(queue.fitting(bytes_left));
         let limit = if permit == Permit::All { limit } else { limit.min(1) };

@@ -332,7 +332,7 @@ impl Engine {
             let key = event.key_hash();
             let number = lane_of(key, event.position, sub.lane_count);
             let Some(lane) = sub.lanes[number as usize].as_mut().filter(|lane| takes_part(lane)) else { continue };
-            let full = room == 0 || sub.bytes >= self.config.in_flight_bytes_max;
+            let full = room == 0 || sub.bytes.used() >= self.config.in_flight_bytes_max;
             let held = lane.is_careful() && lane.queues.runnable(now.wall, CAREFUL_ROWS_MAX) >= CAREFUL_ROWS_MAX;
             if event.position <= lane.cursor.top() {
                 if event.position >= lane.cursor.bound()

@@ -4,6 +4,7 @@ use std::time::Duration;
 use super::slot::Slot;
 use super::subscriber::Subscriber;
 use super::{Action, Engine, Mutant};
+use crate::budget::Reservation;
 use crate::dispatcher::Item;
 use crate::lane::{Lane, Phase};
 use crate::work::looked_at;
@@ -31,8 +32,8 @@ struct Pending {
 #[derive(Debug)]
 struct PendingWrite {
     write: LaneWrite,
-    /// Events that leave the window once it is written.
-    done: usize,
+    /// The room that its events take until it is written.
+    done: Reservation,
     /// Attempts that may begin once it is written.
     announced: Vec<Position>,
 }
@@ -88,9 +89,9 @@ impl Engine {
                 let claims: Vec<ClaimId> = write.queue.iter().filter_map(|queued| queued.claim).collect();
                 self.rows_settled(now, write.lane.subscription, &claims);
             }
+            drop(done);
             let Some(index) = self.subscribers.index_of(write.lane.subscription) else { continue };
             let sub = &mut self.subscribers[index];
-            sub.window -= done;
             let Some(lane) = sub.lane_at(number, epoch) else { continue };
             if !written || write.release {
                 self.member.observe_soon();
@@ -170,7 +171,7 @@ impl Engine {
                     }
                     lane.restore_write(write, done, announced);
                 }
-                None => sub.window -= done,
+                None => drop(done),
             }
         }
     }

@@ -7,6 +7,7 @@ use super::queues::ClaimIds;
 use super::{EngineConfig, PROMOTE_MAX};
 use crate::attempt_log::LineLimit;
 use crate::breaker::{Breaker, Charge, Permit};
+use crate::budget::Budget;
 use crate::counted::counted;
 use crate::dispatcher::{Dispatcher, Item};
 use crate::flood_guard::FloodGuard;
@@ -37,8 +38,9 @@ pub(super) struct Subscriber {
     /// Of the lines about attempts that failed, and about events that died of it.
     pub(super) log_limits: [LineLimit; 2],
     /// Events read and not yet settled in the database.
-    pub(super) window: usize,
-    pub(super) bytes: usize,
+    pub(super) window: Budget,
+    /// Bytes of the events that are here.
+    pub(super) bytes: Budget,
     pub(super) delivered: u64,
     pub(super) delivered_at: Option<Timestamp>,
     pub(super) stopped: Option<String>,
@@ -77,8 +79,8 @@ impl Subscriber {
             breaker: Breaker::new(sink.one_receiver),
             flood_guard: FloodGuard::default(),
             log_limits: Default::default(),
-            window: 0,
-            bytes: 0,
+            window: Budget::default(),
+            bytes: Budget::default(),
             delivered: 0,
             delivered_at: None,
             stopped: None,
@@ -272,13 +274,13 @@ impl Subscriber {
     /// How many more events fit into the window.
     pub(super) fn free(&self, config: &EngineConfig) -> usize {
         let queue_is_full = self.queue.as_ref().is_some_and(Queue::is_full);
-        let full = self.paused || queue_is_full || self.bytes >= config.in_flight_bytes_max;
-        if full { 0 } else { config.in_flight_max.saturating_sub(self.window) }
+        let full = self.paused || queue_is_full || self.bytes.used() >= config.in_flight_bytes_max;
+        if full { 0 } else { config.in_flight_max.saturating_sub(self.window.used()) }
     }
 
     /// Whether reading is worth a poll: a part of the window is free.
     pub(super) fn has_room(&self, config: &EngineConfig) -> bool {
-        self.free(config) > config.in_flight_max / 4 && self.bytes <= config.in_flight_bytes_max / 4 * 3
+        self.free(config) > config.in_flight_max / 4 && self.bytes.used() <= config.in_flight_bytes_max / 4 * 3
     }
 
     pub(super) fn is_idle(&self, now: Now, horizon: Position) -> bool {
@@ -310,24 +312,14 @@ impl Subscriber {
             "an event is handed on once"
         );
         lane.admit(event.position);
-        self.window += 1;
         if lane.was_parked(event.position) {
             return lane.done(event.position, event.id);
         }
-        let item = Item {
-            event: event.clone(),
-            key,
-            lane: number,
-            epoch: lane.epoch,
-            attempts: 0,
-            parked: false,
-            claim: None,
-        };
         let delayed = event.deliver_at.filter(|&at| at > now.wall);
         if let Some(queue) = &self.queue {
             let has_rows = lane.has_chain(ChainKey::of(key, event.position));
             if delayed.is_some() || lane.is_careful() || has_rows || queue.takes_all() {
-                return self.give_row(now, ids, number, &item);
+                return self.give_row(now, ids, number, event);
             }
         }
         if let Some(until) = delayed {
@@ -336,8 +328,10 @@ impl Subscriber {
         if lane.is_careful() || lane.has_chain(ChainKey::of(key, event.position)) {
             return lane.enqueue(event, now.wall);
         }
-        self.bytes += event.size();
-        self.dispatcher.push(item);
+        let (lane, epoch) = (number, lane.epoch);
+        let room = self.bytes.reserve(event.size());
+        let event = event.clone();
+        self.dispatcher.push(Item { event, key, lane, epoch, attempts: 0, parked: false, claim: None, room });
     }
 
     pub(super) fn succeed(&mut self, now: Now, item: &Item) {
@@ -364,14 +358,13 @@ impl Subscriber {
 
     /// Of the events that were not tried, those that are to be sent again before anything else of their keys. Those of a failing
     /// key go behind its head; those of a lane that is gone or leaving are dropped.
-    pub(super) fn take_back(&mut self, now: Now, items: Vec<Item>, stopping: bool) -> Vec<Item> {
+    pub(super) fn take_back(&mut self, now: Now, items: Vec<&Item>, stopping: bool) -> Vec<Item> {
         let mut front = Vec::new();
         for item in items {
             let position = item.event.position;
             if let Some(claim) = item.claim {
                 if self.keeps_claim(claim, stopping) {
-                    self.bytes += item.event.size();
-                    front.push(item);
+                    front.push(item.again(self.bytes.reserve(item.event.size())));
                 } else {
                     self.breaker.forget(position);
                 }
@@ -384,14 +377,13 @@ impl Subscriber {
                 continue;
             };
             if item.parked {
-                self.window -= lane.give_back(position, item.key);
+                lane.give_back(position, item.key);
             } else if lane.has_chain(ChainKey::of(item.key, position))
                 || item.key.is_some_and(|key| gated.contains_key(&key))
             {
                 lane.enqueue(&item.event, now.wall);
             } else if lane.phase == Phase::Active {
-                self.bytes += item.event.size();
-                front.push(item);
+                front.push(item.again(self.bytes.reserve(item.event.size())));
             } else {
                 self.breaker.forget(position);
             }
@@ -414,10 +406,8 @@ impl Subscriber {
                 continue;
             }
             let position = item.event.position;
-            let (size, event) = (item.event.size(), item.event.clone());
             let lane = self.lanes.get_mut(item.lane as usize).and_then(Option::as_mut);
             let Some(lane) = lane.filter(|lane| lane.epoch == item.epoch) else {
-                self.bytes -= size;
                 continue;
             };
             head_is_sent |= item.parked && lane.queues.is_head(key, position);
@@ -427,11 +417,10 @@ impl Subscriber {
                 front.push(item);
                 continue;
             }
-            self.bytes -= size;
             if item.parked {
-                self.window -= lane.give_back(position, Some(key));
+                lane.give_back(position, Some(key));
             } else {
-                lane.enqueue(&event, now.wall);
+                lane.enqueue(&item.event, now.wall);
             }
         }
         // They are older than anything of the key that is ready.
@@ -462,9 +451,8 @@ impl Subscriber {
                 let waiting = key.map(|key| self.dispatcher.extract(key)).unwrap_or_default();
                 let lane = self.lanes[number].as_mut().expect("checked above");
                 for item in waiting {
-                    self.bytes -= item.event.size();
                     if item.parked {
-                        self.window -= lane.give_back(item.event.position, item.key);
+                        lane.give_back(item.event.position, item.key);
                     } else {
                         lane.enqueue(&item.event, now.wall);
                     }
@@ -496,7 +484,6 @@ impl Subscriber {
         self.breaker.forget_lanes(numbers);
         let announced = self.announced.extract_if(.., |item| numbers.contains(&item.lane));
         for item in self.dispatcher.purge(numbers).into_iter().chain(announced) {
-            self.bytes -= item.event.size();
             // It comes again to whoever has the lane then.
             self.breaker.forget(item.event.position);
         }
@@ -520,8 +507,6 @@ impl Subscriber {
             self.own_attempts.retain(|(of, _), _| *of != number);
             self.own_attempts.extend(lane.own_attempts().map(|(position, attempt)| ((number, position), attempt)));
             self.queue.iter_mut().for_each(|queue| queue.lane_gone(self.id, number));
-            // Whatever is in a write under way leaves the window with that.
-            self.window -= lane.window();
         }
         if dropped.is_empty() {
             return;

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use crate::budget::{Budget, Reservation};
 use crate::{AttemptError, DeliveryRow, LaneWrite, Position, Queued};
 
 /// What a lane has to write besides its cursor, and what it wrote last.
@@ -9,24 +10,24 @@ pub(crate) struct WriteBuffer {
     queue: Vec<Queued>,
     change: Vec<(DeliveryRow, Option<AttemptError>)>,
     finish: Vec<Position>,
-    /// Handed on, and neither written as settled nor in a write under way.
-    pub(crate) window: usize,
-    /// Settled in memory since the last write was built.
-    done: usize,
+    /// The room of events that were handed on and are not settled.
+    window: Reservation,
+    /// The room of those that were settled in memory since the last write was built: they take it until they are written.
+    done: Reservation,
     /// The floor of the last write, and when it was written.
     written: (Position, Duration),
 }
 
 impl WriteBuffer {
-    /// For a lane whose floor is written.
-    pub(crate) fn new(floor: Position) -> Self {
+    /// For a lane whose floor is written, and whose events take their room from `window`.
+    pub(crate) fn new(floor: Position, window: &Budget) -> Self {
         WriteBuffer {
             put: Vec::new(),
             queue: Vec::new(),
             change: Vec::new(),
             finish: Vec::new(),
-            window: 0,
-            done: 0,
+            window: window.reserve(0),
+            done: window.reserve(0),
             written: (floor, Duration::ZERO),
         }
     }
@@ -34,17 +35,27 @@ impl WriteBuffer {
     /// Whether there is nothing to write.
     pub(crate) fn is_empty(&self) -> bool {
         let rows = self.put.is_empty() && self.change.is_empty() && self.finish.is_empty();
-        self.done == 0 && self.queue.is_empty() && rows
+        self.done.amount() == 0 && self.queue.is_empty() && rows
     }
 
     /// Events that are settled and not written as such.
     pub(crate) fn done(&self) -> usize {
-        self.done
+        self.done.amount()
+    }
+
+    /// Events are handed on.
+    pub(crate) fn admit(&mut self, count: usize) {
+        self.window.grow(count);
+    }
+
+    /// An event that was handed on comes back: it takes no room any more.
+    pub(crate) fn give_back(&mut self) {
+        self.window.shrink(1);
     }
 
     /// An event is settled, or a delivery is over.
     pub(crate) fn note_done(&mut self) {
-        self.done += 1;
+        self.window.move_to(&mut self.done, 1);
     }
 
     /// Whether a floor was not written for so long that it is to be written for its own sake.
@@ -87,26 +98,24 @@ impl WriteBuffer {
         &self.queue
     }
 
-    /// Moves everything into a write; how many events leave the window once it is written.
-    pub(crate) fn fill(&mut self, write: &mut LaneWrite) -> usize {
+    /// Moves everything into a write; the room that its events take until it is written.
+    pub(crate) fn fill(&mut self, write: &mut LaneWrite) -> Reservation {
         write.put = std::mem::take(&mut self.put);
         write.queue = std::mem::take(&mut self.queue);
         write.change = std::mem::take(&mut self.change);
         write.finish = std::mem::take(&mut self.finish);
-        let done = std::mem::take(&mut self.done);
-        self.window -= done;
-        done
+        let done = self.done.amount();
+        self.done.split(done)
     }
 
     /// Puts back what could not be written, before anything that came since.
-    pub(crate) fn restore(&mut self, mut write: LaneWrite, done: usize) {
+    pub(crate) fn restore(&mut self, mut write: LaneWrite, done: Reservation) {
         write.put.append(&mut self.put);
         write.queue.append(&mut self.queue);
         write.change.append(&mut self.change);
         write.finish.append(&mut self.finish);
         (self.put, self.queue) = (write.put, write.queue);
         (self.change, self.finish) = (write.change, write.finish);
-        self.done += done;
-        self.window += done;
+        self.done.merge(done);
     }
 }
