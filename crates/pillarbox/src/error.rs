@@ -37,7 +37,7 @@ pub enum ErrorKind {
 
 /// What a caller may do about an [`ErrorKind`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Advice {
+pub enum Retryability {
     /// Try the same call again, later.
     Retry,
     /// The same call fails again; change it.
@@ -50,12 +50,12 @@ pub enum Advice {
 
 impl ErrorKind {
     /// Whether to retry, to change the call, or to stop.
-    pub fn advice(self) -> Advice {
+    pub fn retryability(self) -> Retryability {
         match self {
-            ErrorKind::Busy | ErrorKind::Unavailable | ErrorKind::Full => Advice::Retry,
-            ErrorKind::Invalid | ErrorKind::NotFound => Advice::Change,
-            ErrorKind::Schema | ErrorKind::Foreign | ErrorKind::Fatal => Advice::Stop,
-            ErrorKind::Ended => Advice::Rejoin,
+            ErrorKind::Busy | ErrorKind::Unavailable | ErrorKind::Full => Retryability::Retry,
+            ErrorKind::Invalid | ErrorKind::NotFound => Retryability::Change,
+            ErrorKind::Schema | ErrorKind::Foreign | ErrorKind::Fatal => Retryability::Stop,
+            ErrorKind::Ended => Retryability::Rejoin,
         }
     }
 }
