@@ -48,7 +48,7 @@ pub(crate) struct Breaker {
     /// The receiver has said how long to wait: what it takes of batches that were under way does not shorten it.
     asked: bool,
     /// Whether people were told that the sink is down.
-    told: bool,
+    reported: bool,
     /// The last failure pauses the subscription: there is no next try that people could be told of.
     pauses: bool,
     successes: u64,
@@ -373,7 +373,7 @@ impl Breaker {
     }
 
     /// The claim of an event is given back: it says nothing of others any more once it has not been seen for long.
-    pub(crate) fn give_away(&mut self, position: Position) {
+    pub(crate) fn note_returned(&mut self, position: Position) {
         self.suspects.get_mut(&position).into_iter().for_each(|suspect| suspect.away = true);
     }
 
@@ -423,7 +423,7 @@ impl Breaker {
         if is_down && self.pauses {
             return false;
         }
-        std::mem::replace(&mut self.told, is_down) != is_down
+        std::mem::replace(&mut self.reported, is_down) != is_down
     }
 
     /// Whether the sink is said to be down. As long as it is as likely that one event is at fault, and others go, it is not.
@@ -712,7 +712,7 @@ mod tests {
     fn a_suspect_that_was_given_away_long_ago_is_no_company() {
         let mut breaker = Breaker::default();
         breaker.suspect(at(0), &item(7), &unclear());
-        breaker.give_away(7);
+        breaker.note_returned(7);
         assert_eq!(breaker.suspect(at(1), &item(8), &unclear()), Charge::Sink);
         assert_eq!(breaker.suspect(at(899), &item(8), &unclear()), Charge::Sink, "that one may come back");
         assert_eq!(breaker.suspect(at(901), &item(8), &unclear()), Charge::Event);
@@ -721,7 +721,7 @@ mod tests {
         for minute in 0..60 {
             for position in [7, 8] {
                 assert_eq!(breaker.suspect(at(minute * 60), &item(position), &unclear()), Charge::Sink);
-                breaker.give_away(position);
+                breaker.note_returned(position);
             }
         }
     }

@@ -341,7 +341,7 @@ impl Dispatcher {
                 self.ready.push_front(item);
                 break;
             }
-            items.extend(self.claim(batch, item));
+            items.extend(self.occupy(batch, item));
             if lonely && !items.is_empty() {
                 break;
             }
@@ -365,12 +365,12 @@ impl Dispatcher {
             }
         }
         let item = self.ready.remove(best?.1)?;
-        let items = self.claim(self.next_batch, item).into_iter().collect();
+        let items = self.occupy(self.next_batch, item).into_iter().collect();
         self.start(items)
     }
 
     /// Marks the key as under way in this batch; None if the event has to wait for it.
-    fn claim(&mut self, batch: BatchId, item: Item) -> Option<Item> {
+    fn occupy(&mut self, batch: BatchId, item: Item) -> Option<Item> {
         let Some(key) = item.key else { return Some(item) };
         match self.keys.get_mut(&key.0) {
             None => {

@@ -90,7 +90,7 @@ impl Engine {
         let mut warnings = Vec::new();
         let subscriber = |((spec, sink), view)| {
             let mut sub = Subscriber::new(spec, sink, view);
-            warnings.extend(sub.difference(view));
+            warnings.extend(sub.config_drift(view));
             sub
         };
         let subscribers = subscriptions.into_iter().zip(&joined.subscriptions).map(subscriber);

@@ -48,8 +48,8 @@ pub(crate) struct Lane {
     /// them again.
     parked: HashSet<Position>,
     /// Attempts that are written first and not yet sent: the settle that writes them must come back before.
-    announced: Vec<Position>,
-    /// The attempts that this owner has announced, by number. A delivery that is still shown to be at one of them was not ended by a crash.
+    recorded: Vec<Position>,
+    /// The attempts that this owner has recorded, by number. A delivery that is still shown to be at one of them was not ended by a crash.
     own_attempts: HashMap<Position, u32>,
 }
 
@@ -104,7 +104,7 @@ impl Lane {
         state: LaneState,
         on_dead: OnDead,
         mode: Mode,
-        careful_after: u32,
+        quarantine_after: u32,
         window: &Budget,
     ) -> Self {
         let floor = state.cursor.floor;
@@ -124,26 +124,26 @@ impl Lane {
             queues: KeyQueues::load(state.deliveries, state.last_arrival, on_dead, cursor.lowest_unread()),
             cursor,
             writes: WriteBuffer::new(floor, window),
-            probation: Probation::new(state.takeovers, careful_after, mode),
+            probation: Probation::new(state.takeovers, quarantine_after, mode),
             parked,
-            announced: Vec::new(),
+            recorded: Vec::new(),
             own_attempts: HashMap::new(),
         }
     }
 
     /// The lane was loaded now: what is due may be what the last owner died of.
-    pub(crate) fn begin_trial(&mut self, now: Timestamp) {
+    pub(crate) fn begin_probation(&mut self, now: Timestamp) {
         self.probation.begin(self.queues.first_due(now));
     }
 
     /// Seized twice without progress: one event at a time, its attempt written first, until some have gone well.
-    pub(crate) fn is_careful(&self) -> bool {
-        self.probation.is_careful()
+    pub(crate) fn is_quarantined(&self) -> bool {
+        self.probation.is_quarantined()
     }
 
     /// An attempt was under way when the last owner died.
-    pub(crate) fn be_careful(&mut self) {
-        self.probation.be_careful();
+    pub(crate) fn quarantine(&mut self) {
+        self.probation.quarantine();
     }
 
     // --- reading ---
@@ -213,7 +213,7 @@ impl Lane {
     }
 
     /// Gives an event a row in the queue.
-    pub(crate) fn give_row(&mut self, event: &Event, row: Row, now: Timestamp) {
+    pub(crate) fn spill(&mut self, event: &Event, row: Row, now: Timestamp) {
         let Row { state, due_at, attempts, claim, error } = row;
         let delivery = DeliveryRow {
             position: event.position,
@@ -235,7 +235,7 @@ impl Lane {
     /// Moves an event behind its key's failing head.
     pub(crate) fn enqueue(&mut self, event: &Event, now: Timestamp) {
         if self.row_keys.is_some() {
-            return self.give_row(event, Row::new(State::Pending, now), now);
+            return self.spill(event, Row::new(State::Pending, now), now);
         }
         let row = self.queues.delivery(event, State::Pending, now, now);
         self.writes.put(row.clone());
@@ -246,7 +246,7 @@ impl Lane {
     /// Moves an event aside until it is due.
     pub(crate) fn delay(&mut self, event: &Event, until: Timestamp, now: Timestamp) {
         if self.row_keys.is_some() {
-            return self.give_row(event, Row::new(State::Delayed, until), now);
+            return self.spill(event, Row::new(State::Delayed, until), now);
         }
         let row = self.queues.delivery(event, State::Delayed, until, now);
         self.writes.put(row.clone());
@@ -258,7 +258,7 @@ impl Lane {
     pub(crate) fn park(&mut self, event: &Event, failed: Failed, now: Timestamp, on_dead: OnDead) {
         if self.row_keys.is_some() {
             let Failed { state, attempts, due_at, error } = failed;
-            return self.give_row(event, Row { state, due_at, attempts, claim: None, error: Some(error) }, now);
+            return self.spill(event, Row { state, due_at, attempts, claim: None, error: Some(error) }, now);
         }
         let mut row = self.queues.delivery(event, failed.state, failed.due_at, now);
         row.attempts = failed.attempts;
@@ -276,7 +276,7 @@ impl Lane {
         self.writes.change(row, None);
     }
 
-    /// Marks deliveries as on their way that are due and that `free` allows: at most `limit`, and one of a careful lane. They enter the
+    /// Marks deliveries as on their way that are due and that `free` allows: at most `limit`, and one in quarantine. They enter the
     /// window.
     pub(crate) fn take_due(
         &mut self,
@@ -284,21 +284,21 @@ impl Lane {
         limit: usize,
         free: impl Fn(ChainKey) -> bool,
     ) -> Vec<(Position, Option<KeyHash>)> {
-        let due = self.queues.take_due(now, limit, self.probation.is_careful(), free);
+        let due = self.queues.take_due(now, limit, self.probation.is_quarantined(), free);
         self.writes.admit(due.len());
         due
     }
 
     /// Writes down that an attempt is about to begin.
-    pub(crate) fn announce(&mut self, position: Position, key: Option<KeyHash>) {
-        let announced = self.queues.change_row(key, position, |row| {
+    pub(crate) fn record_attempt(&mut self, position: Position, key: Option<KeyHash>) {
+        let recorded = self.queues.change_row(key, position, |row| {
             row.state = State::Processing;
             row.attempts += 1;
         });
-        if let Some(row) = announced {
+        if let Some(row) = recorded {
             self.own_attempts.insert(position, row.attempts);
             self.writes.change(row, None);
-            self.announced.push(position);
+            self.recorded.push(position);
         }
     }
 
@@ -307,23 +307,23 @@ impl Lane {
         self.own_attempts.iter().map(|(position, attempt)| (*position, *attempt))
     }
 
-    /// An attempt that was announced and not made does not count.
-    pub(crate) fn withdraw(&mut self, position: Position, key: Option<KeyHash>) {
+    /// An attempt that was recorded and not made does not count.
+    pub(crate) fn cancel_attempt(&mut self, position: Position, key: Option<KeyHash>) {
         if self.queues.row(key, position).is_none_or(|row| row.state != State::Processing) {
             return;
         }
-        let withdrawn = self.queues.change_row(key, position, |row| {
+        let cancelled = self.queues.change_row(key, position, |row| {
             row.attempts -= 1;
             row.state = if row.attempts > 0 { State::Retrying } else { State::Pending };
         });
-        withdrawn.into_iter().for_each(|row| self.writes.change(row, None));
-        self.announced.retain(|announced| *announced != position);
+        cancelled.into_iter().for_each(|row| self.writes.change(row, None));
+        self.recorded.retain(|recorded| *recorded != position);
     }
 
     /// A delivery succeeded.
     pub(crate) fn succeed(&mut self, position: Position, key: Option<KeyHash>) {
         self.writes.note_done();
-        self.probation.came_back(position);
+        self.probation.note_return(position);
         self.writes.finish(position);
         self.queues.remove(position, key);
         self.probation.note_success();
@@ -341,7 +341,7 @@ impl Lane {
     }
 
     fn end_attempt(&mut self, position: Position, key: Option<KeyHash>, failed: Failed, on_dead: OnDead) {
-        self.probation.came_back(position);
+        self.probation.note_return(position);
         let row = self.queues.change_row(key, position, |row| {
             row.state = failed.state;
             row.attempts = failed.attempts;
@@ -357,16 +357,16 @@ impl Lane {
     }
 
     /// A delivery comes back untried: it leaves the window and waits for its turn again.
-    pub(crate) fn give_back(&mut self, position: Position, key: Option<KeyHash>) {
-        self.writes.give_back();
-        self.withdraw(position, key);
+    pub(crate) fn return_delivery(&mut self, position: Position, key: Option<KeyHash>) {
+        self.writes.release();
+        self.cancel_attempt(position, key);
         self.queues.unclaim(position, key);
     }
 
     // --- writing ---
 
     pub(crate) fn has_writes(&self) -> bool {
-        !self.writes.is_empty() || self.probation.is_calm()
+        !self.writes.is_empty() || self.probation.resets_takeovers()
     }
 
     /// Events that are settled and not written as such.
@@ -395,11 +395,11 @@ impl Lane {
             queue: Vec::new(),
             change: Vec::new(),
             finish: Vec::new(),
-            calm: self.probation.is_calm(),
+            calm: self.probation.resets_takeovers(),
             release: false,
         };
         let done = self.writes.fill(&mut write);
-        (write, done, std::mem::take(&mut self.announced))
+        (write, done, std::mem::take(&mut self.recorded))
     }
 
     /// A write of this lane is in the database.
@@ -411,8 +411,8 @@ impl Lane {
     }
 
     /// Puts back what could not be written, before anything that came since.
-    pub(crate) fn restore_write(&mut self, write: LaneWrite, done: Reservation, announced: Vec<Position>) {
-        self.announced.splice(..0, announced);
+    pub(crate) fn restore_write(&mut self, write: LaneWrite, done: Reservation, recorded: Vec<Position>) {
+        self.recorded.splice(..0, recorded);
         self.writes.restore(write, done);
     }
 }

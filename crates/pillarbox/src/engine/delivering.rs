@@ -14,7 +14,7 @@ use crate::{
 
 /// An attempt that failed.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Trial<'a> {
+pub(super) struct FailedTry<'a> {
     pub(super) position: Position,
     /// None: the event was not read.
     pub(super) id: Option<Uuid>,
@@ -27,18 +27,18 @@ pub(super) struct Trial<'a> {
     pub(super) malformed: bool,
 }
 
-impl<'a> Trial<'a> {
+impl<'a> FailedTry<'a> {
     /// The attempt that an event came back from.
     pub(super) fn of(item: &'a Item, since: Timestamp) -> Self {
         let Event { position, id, ref key, ref malformed, .. } = *item.event;
         let malformed = malformed.is_some();
-        Trial { position, id: Some(id), key: key.as_deref(), attempts: item.attempts + 1, since, malformed }
+        FailedTry { position, id: Some(id), key: key.as_deref(), attempts: item.attempts + 1, since, malformed }
     }
 
     /// An attempt whose event was not read.
     pub(super) fn unread(row: &'a DeliveryRow, attempts: u32) -> Self {
         let (key, since) = (row.key.as_deref(), row.since);
-        Trial { position: row.position, id: None, key, attempts, since, malformed: false }
+        FailedTry { position: row.position, id: None, key, attempts, since, malformed: false }
     }
 }
 
@@ -84,7 +84,7 @@ impl Engine {
                     let again = self.claim_over(now, index, item, claim, outcome);
                     if let Some(key) = item.key.filter(|_| failed && !again) {
                         stopped.insert(key);
-                        self.subscribers[index].give_back_of(key);
+                        self.subscribers[index].return_claims_of(key);
                     }
                     again
                 }
@@ -92,7 +92,7 @@ impl Engine {
                 (None, Outcome::Failed(failure)) => !self.charge(now, index, item, failure),
                 (None, Outcome::Delivered) => {
                     self.subscribers[index].succeed(now, item);
-                    self.subscribers[index].note_turn(item.key);
+                    self.subscribers[index].note_served(item.key);
                     false
                 }
             };
@@ -135,11 +135,11 @@ impl Engine {
         }
         let (stopping, behind) = (self.member.is_stopping(), self.is_behind_of(index));
         let sub = &mut self.subscribers[index];
-        let back = sub.take_back(now, back, stopping);
+        let back = sub.recover_untried(now, back, stopping);
         for item in items.iter().filter(|item| item.key.is_none() || item.key != busy) {
             sub.release_key(now, item);
             if behind {
-                sub.hold_if_served(item.key);
+                sub.throttle_if_served(item.key);
             }
         }
         sub.dispatcher.push_front(back);
@@ -157,7 +157,7 @@ impl Engine {
         };
         for item in sub.dispatcher.hand_back(batch, outcomes.len() + 1, held) {
             if let Some(lane) = sub.lane_at(item.lane, item.epoch).filter(|_| item.parked) {
-                lane.give_back(item.event.position, item.key);
+                lane.return_delivery(item.event.position, item.key);
             }
         }
         let items = sub.dispatcher.finish_first(batch, outcomes.len());
@@ -183,7 +183,7 @@ impl Engine {
         let row = sub.lane(item.lane).and_then(|lane| lane.queues.row(item.key, position));
         let since = row.map_or(now.wall, |row| row.since);
         // An announcement has counted the attempt in the row already; the item knows what was before.
-        let failed = self.failed(index, now, Trial::of(item, since), &failure, charge);
+        let failed = self.failed(index, now, FailedTry::of(item, since), &failure, charge);
         let sub = &mut self.subscribers[index];
         let on_dead = sub.definition.on_dead;
         let lane = sub.lane_at(item.lane, item.epoch).expect("checked above");
@@ -202,7 +202,7 @@ impl Engine {
         if failure.pause {
             sub.breaker.gone(now, &failure.message, failure.retry_after);
             self.pause(index, format!("{} (event {})", failure.message, item.event.id));
-            self.tell_failed(now, index, Trial::of(item, now.wall), failure, NextTry::Resumed);
+            self.tell_failed(now, index, FailedTry::of(item, now.wall), failure, NextTry::Resumed);
             return Charge::Sink;
         }
         let charge = match failure.fault {
@@ -222,7 +222,7 @@ impl Engine {
         }
         if charge == Charge::Sink {
             let next = NextTry::Uncounted(sub.breaker.next_try(now));
-            self.tell_failed(now, index, Trial::of(item, now.wall), failure, next);
+            self.tell_failed(now, index, FailedTry::of(item, now.wall), failure, next);
         }
         charge
     }
@@ -240,11 +240,11 @@ impl Engine {
         &mut self,
         index: usize,
         now: Now,
-        trial: Trial<'_>,
+        failed_try: FailedTry<'_>,
         failure: &Failure,
         charge: Charge,
     ) -> Failed {
-        let Trial { attempts, since, malformed, .. } = trial;
+        let FailedTry { attempts, since, malformed, .. } = failed_try;
         let noise = self.noise.next();
         let sub = &mut self.subscribers[index];
         let policy = &sub.definition.retry;
@@ -266,7 +266,7 @@ impl Engine {
             _ if counts => NextTry::At(due_at),
             _ => NextTry::Uncounted(due_at),
         };
-        self.tell_failed(now, index, trial, failure, next);
+        self.tell_failed(now, index, failed_try, failure, next);
         let message = match counts {
             true => cut_error(&failure.message),
             false => cut(&failure.message, ERROR_BYTES_MAX - NOT_COUNTED.len()) + NOT_COUNTED,
@@ -276,13 +276,13 @@ impl Engine {
     }
 
     /// Notes a failed attempt for the log, if there have not been too many.
-    fn tell_failed(&mut self, now: Now, index: usize, trial: Trial<'_>, failure: &Failure, next: NextTry) {
+    fn tell_failed(&mut self, now: Now, index: usize, failed_try: FailedTry<'_>, failure: &Failure, next: NextTry) {
         let attempt = |sub: &Subscriber| FailedAttempt {
             subscription: sub.name.clone(),
-            position: trial.position,
-            event: trial.id,
-            key: trial.key.map(Box::from),
-            attempt: trial.attempts,
+            position: failed_try.position,
+            event: failed_try.id,
+            key: failed_try.key.map(Box::from),
+            attempt: failed_try.attempts,
             max_attempts: sub.definition.retry.max_attempts,
             kind: failure.kind,
             error: cut_error(&failure.message),

@@ -2,7 +2,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::delivering::Trial;
+use super::delivering::FailedTry;
 use super::slot::Slot;
 use super::{Action, Engine};
 use crate::breaker::{Charge, Permit};
@@ -58,31 +58,31 @@ impl Engine {
             let Some(lane) = sub.lane_at(number, epoch) else { continue };
             if order[&position] > last_told || key.is_some_and(|key| untold.contains(&(index, key))) {
                 untold.extend(key.map(|key| (index, key)));
-                lane.give_back(position, key);
+                lane.return_delivery(position, key);
                 continue;
             }
             let row = lane.queues.row(key, position).filter(|_| lane.phase == Phase::Active);
             let Some(attempts) = row.map(|row| row.attempts) else {
-                lane.give_back(position, key);
+                lane.return_delivery(position, key);
                 continue;
             };
             let Some(event) = events.get(&position) else {
                 let failure = Failure::permanent("the event is neither in the log nor kept aside");
                 let row = row.cloned().expect("checked above");
-                let failed = self.failed(index, now, Trial::unread(&row, attempts + 1), &failure, Charge::Event);
+                let failed = self.failed(index, now, FailedTry::unread(&row, attempts + 1), &failure, Charge::Event);
                 let sub = &mut self.subscribers[index];
                 let on_dead = sub.definition.on_dead;
                 let lane = sub.lane_at(number, epoch).expect("checked above");
                 lane.fail(position, key, failed, on_dead);
                 continue;
             };
-            let careful = lane.is_careful();
-            if careful {
-                lane.announce(position, key);
+            let quarantined = lane.is_quarantined();
+            if quarantined {
+                lane.record_attempt(position, key);
             }
             let (event, room) = (event.clone(), sub.bytes.reserve(event.size()));
             let item = Item { event, key, lane: number, epoch, attempts, parked: true, claim: None, room };
-            if careful { sub.announced.push(item) } else { sub.dispatcher.push(item) }
+            if quarantined { sub.recorded.push(item) } else { sub.dispatcher.push(item) }
         }
     }
 
@@ -91,7 +91,7 @@ impl Engine {
         for pending in self.fetcher.slot.fail(now).unwrap_or_default() {
             let sub = &mut self.subscribers[pending.sub];
             if let Some(lane) = sub.lane_at(pending.lane, pending.epoch) {
-                lane.give_back(pending.position, pending.key);
+                lane.return_delivery(pending.position, pending.key);
             }
         }
     }
@@ -114,7 +114,7 @@ impl Engine {
             // Every lane gets its turn at being the first.
             sub.first_lane = (sub.first_lane + 1) % sub.lanes.len().max(1);
             for number in (sub.first_lane..sub.lanes.len()).chain(0..sub.first_lane) {
-                let one_only = sub.holds_careful(number as u32);
+                let one_only = sub.holds_quarantined(number as u32);
                 let dispatcher = &sub.dispatcher;
                 let free = |chain| !matches!(chain, ChainKey::Key(key) if dispatcher.is_busy(key));
                 let Some(lane) = sub.lanes[number].as_mut().filter(|lane| lane.phase == Phase::Active) else {

@@ -2,14 +2,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::delivering::Trial;
+use super::delivering::FailedTry;
 use super::slot::Slot;
 use super::subscriber::Subscriber;
 use super::{Action, Call, Engine, EngineConfig, Mutant};
 use crate::breaker::Charge;
 use crate::database_clock::DatabaseClock;
 use crate::lane::{Lane, Phase};
-use crate::ownership::{CAREFUL_AFTER, Ownership};
+use crate::ownership::{Ownership, QUARANTINE_AFTER};
 use crate::work::looked_at;
 use crate::{
     Definition, Epoch, Failure, Fleet, InstanceId, Joined, LaneRef, LaneState, Lock, Mode, Now, StoreFeatures,
@@ -31,7 +31,7 @@ pub(super) struct Member {
     load: Slot<Vec<(LaneRef, Epoch)>>,
     to_take: Vec<Take>,
     to_load: Vec<(LaneRef, Epoch)>,
-    /// Lanes with an attempt of this process at the sink that was announced under an epoch which is over: loaded when it is.
+    /// Lanes with an attempt of this process at the sink that was recorded under an epoch which is over: loaded when it is.
     to_load_later: Vec<(LaneRef, Epoch)>,
     /// The fleet is to be looked at before the next beat is due.
     observe_soon: bool,
@@ -286,7 +286,7 @@ impl Engine {
         looked_at(fleet.subscriptions.len());
         for sub in self.subscribers.iter_mut() {
             let Some(view) = views.get(&sub.id).copied() else { continue };
-            self.journal.figures().warnings.extend(sub.difference(view));
+            self.journal.figures().warnings.extend(sub.config_drift(view));
             if sub.adopt(&view.definition) {
                 self.reader.try_again();
                 self.member.beat_for(sub);
@@ -340,8 +340,15 @@ impl Engine {
                 self.member.to_load.push((reference, epoch));
                 continue;
             }
-            let mut lane =
-                Lane::load(reference, epoch, state, sub.definition.on_dead, sub.spec.mode, CAREFUL_AFTER, &sub.window);
+            let mut lane = Lane::load(
+                reference,
+                epoch,
+                state,
+                sub.definition.on_dead,
+                sub.spec.mode,
+                QUARANTINE_AFTER,
+                &sub.window,
+            );
             lane.note_loaded(now.mono);
             if self.member.draining {
                 lane.phase = Phase::Releasing;
@@ -363,19 +370,19 @@ impl Engine {
             }
             sub.own_attempts.retain(|(lane, _), _| *lane != reference.lane);
             // Nobody has died of what this process was about to do, or has done, when the lane's epoch was raised.
-            own.iter().for_each(|row| lane.withdraw(row.position, row.key_hash()));
+            own.iter().for_each(|row| lane.cancel_attempt(row.position, row.key_hash()));
             sub.lanes[reference.lane as usize] = Some(lane);
             sub.lane_loaded(reference.lane);
             for row in interrupted {
                 let failure =
                     Failure { kind: "crash", ..Failure::event("the process ended while it worked on this event") };
-                let failed = self.failed(index, now, Trial::unread(&row, row.attempts), &failure, Charge::Event);
+                let failed = self.failed(index, now, FailedTry::unread(&row, row.attempts), &failure, Charge::Event);
                 let on_dead = self.subscribers[index].definition.on_dead;
                 let lane = self.subscribers.lane_mut(reference).expect("just loaded");
                 lane.fail_interrupted(&row, failed, on_dead);
-                lane.be_careful();
+                lane.quarantine();
             }
-            self.subscribers.lane_mut(reference).expect("just loaded").begin_trial(now.wall);
+            self.subscribers.lane_mut(reference).expect("just loaded").begin_probation(now.wall);
         }
         self.reader.ring(now);
     }
@@ -427,7 +434,7 @@ impl Engine {
             looked_at(sub.lanes.len());
             let stops = |lane: &&Lane| !lane.quiet && !matches!(lane.phase, Phase::Active | Phase::Waiting);
             let stopping: Vec<u32> = sub.lanes().filter(stops).map(|lane| lane.reference.lane).collect();
-            sub.settle_down(stopping);
+            sub.quiesce_lanes(stopping);
             let idle = |lane: &&Lane| sub.dispatcher.in_flight_of(lane.reference.lane) == 0;
             let reload = sub.lanes().filter(|lane| lane.phase == Phase::Reloading).filter(idle);
             reloading.extend(reload.map(|lane| (index, lane.reference.lane as usize)));

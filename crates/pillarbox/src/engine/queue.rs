@@ -18,14 +18,14 @@ const ROW_AFTER: Duration = Duration::from_millis(50);
 const SLOW_FOR: Duration = Duration::from_secs(5);
 /// What an event is taken to need at least, when it is not known how large those are that could be claimed.
 const EVENT_BYTES_MIN: usize = 1024;
-/// While there is more to read, a key has this many turns before others that may come have theirs.
-const KEY_TURNS: u32 = 500;
+/// While there is more to read, a key has this many served before others that may come have theirs.
+const KEY_QUOTA: u32 = 500;
 /// The wait before asking again when nothing was there to be claimed.
 const CLAIM_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
 /// The shortest wait for something that is due.
 const CLAIM_WAIT_MIN: Duration = Duration::from_millis(5);
 /// How often the keys with rows are asked for, from the first on; and how long after one slice of them the next is.
-const TELL_INTERVAL: Duration = Duration::from_secs(1);
+const KEYS_INTERVAL: Duration = Duration::from_secs(1);
 const SLICE_INTERVAL: Duration = Duration::from_millis(100);
 /// The same while a lane waits to be told.
 const SLICE_INTERVAL_UNKNOWN: Duration = Duration::from_millis(5);
@@ -63,17 +63,17 @@ pub(super) struct Queue {
     slow_until: Duration,
     /// The size of the largest event that was claimed lately.
     event_bytes: usize,
-    told_at: Option<Duration>,
-    telling: Option<Telling>,
+    keys_at: Option<Duration>,
+    scan: Option<KeyScan>,
     /// A lane was loaded without the keys that have rows.
     keys_unknown: bool,
     /// A backlog waits until they are known.
     held: bool,
-    told: Option<Told>,
+    known: Option<KnownKeys>,
     /// How often all keys with rows were looked for.
     looks: u64,
     /// How many events of a key have been handled from memory since all keys were last given their turn.
-    turns: HashMap<KeyHash, u32>,
+    served: HashMap<KeyHash, u32>,
     /// The claim that is worked on alone.
     suspect: Option<ClaimId>,
 }
@@ -100,7 +100,7 @@ struct Begun {
 
 /// A look for all keys that have rows, slice by slice.
 #[derive(Debug, Default)]
-struct Telling {
+struct KeyScan {
     look: u64,
     /// By lane.
     keys: Vec<HashSet<KeyHash>>,
@@ -120,7 +120,7 @@ pub(super) enum Slice {
 
 /// The keys that have rows, of a look that is over.
 #[derive(Debug)]
-struct Told {
+struct KnownKeys {
     look: u64,
     /// By lane.
     keys: Vec<HashSet<KeyHash>>,
@@ -147,13 +147,13 @@ impl Queue {
             begun: HashMap::new(),
             slow_until: Duration::ZERO,
             event_bytes: 0,
-            told_at: None,
-            telling: None,
+            keys_at: None,
+            scan: None,
             keys_unknown: false,
             held: false,
-            told: None,
+            known: None,
             looks: 0,
-            turns: HashMap::new(),
+            served: HashMap::new(),
             suspect: None,
         }
     }
@@ -165,32 +165,32 @@ impl Queue {
 
     /// Whether keys with rows are to be asked for.
     pub(super) fn wants_keys(&self, now: Now) -> bool {
-        let wait = match &self.telling {
-            _ if self.keys_unknown && self.told.is_none() => SLICE_INTERVAL_UNKNOWN,
+        let wait = match &self.scan {
+            _ if self.keys_unknown && self.known.is_none() => SLICE_INTERVAL_UNKNOWN,
             // A store may tell more at once.
-            Some(telling) => SLICE_INTERVAL * telling.slices.max(1),
-            None => TELL_INTERVAL,
+            Some(scan) => SLICE_INTERVAL * scan.slices.max(1),
+            None => KEYS_INTERVAL,
         };
-        self.told_at.is_none_or(|told| now.mono >= told + wait)
+        self.keys_at.is_none_or(|at| now.mono >= at + wait)
     }
 
     /// Whether a lane waits for the next slice of the keys with rows.
-    pub(super) fn must_be_told(&self, now: Now) -> bool {
-        self.keys_unknown && self.told.is_none() && self.wants_keys(now)
+    pub(super) fn must_know_keys(&self, now: Now) -> bool {
+        self.keys_unknown && self.known.is_none() && self.wants_keys(now)
     }
 
     /// Takes in a slice of the keys with rows.
-    pub(super) fn hear(&mut self, keys: &[Box<str>], looks: u64) {
-        let Some(mut telling) = self.telling.take() else { return };
+    pub(super) fn add_keys(&mut self, keys: &[Box<str>], looks: u64) {
+        let Some(mut scan) = self.scan.take() else { return };
         looked_at(keys.len());
-        let lanes = telling.keys.len() as u32;
+        let lanes = scan.keys.len() as u32;
         for key in keys.iter().map(|key| KeyHash::of(key)) {
-            telling.keys[lane_of(Some(key), 0, lanes) as usize].insert(key);
+            scan.keys[lane_of(Some(key), 0, lanes) as usize].insert(key);
         }
-        telling.slices = (keys.len() / KEYS_TOLD_MAX).max(1) as u32;
+        scan.slices = (keys.len() / KEYS_TOLD_MAX).max(1) as u32;
         match keys.last() {
-            Some(last) if keys.len() >= KEYS_TOLD_MAX => self.telling = Some(Telling { to: last.clone(), ..telling }),
-            _ => self.told = Some(Told { look: telling.look, keys: telling.keys, looks }),
+            Some(last) if keys.len() >= KEYS_TOLD_MAX => self.scan = Some(KeyScan { to: last.clone(), ..scan }),
+            _ => self.known = Some(KnownKeys { look: scan.look, keys: scan.keys, looks }),
         }
     }
 
@@ -253,14 +253,14 @@ impl Queue {
             self.answered(now, claimed.is_empty());
         }
         if request.tell.is_some() {
-            self.told_at = Some(now.mono);
+            self.keys_at = Some(now.mono);
         }
         frees
     }
 
     /// Whether a lane waits to be told which keys have rows, and that is known now.
-    pub(super) fn is_told(&self) -> bool {
-        self.keys_unknown && self.told.is_some()
+    pub(super) fn knows_keys(&self) -> bool {
+        self.keys_unknown && self.known.is_some()
     }
 
     /// A claim begins.
@@ -294,16 +294,16 @@ impl Queue {
 
     /// Where the next slice of the keys with rows begins.
     pub(super) fn next_slice(&mut self, lanes: u32) -> Slice {
-        if let Some(telling) = &self.telling {
-            return Slice::From(telling.to.clone());
+        if let Some(scan) = &self.scan {
+            return Slice::From(scan.to.clone());
         }
         // What was told is taken in before it is looked for again; until then the figures are of use.
-        if self.told.is_some() {
+        if self.known.is_some() {
             return Slice::From(Box::default());
         }
         self.looks += 1;
         let keys = vec![HashSet::new(); lanes as usize];
-        self.telling = Some(Telling { look: self.looks, keys, ..Telling::default() });
+        self.scan = Some(KeyScan { look: self.looks, keys, ..KeyScan::default() });
         Slice::First(self.looks)
     }
 
@@ -339,7 +339,7 @@ impl Queue {
     /// Whether nothing is to be done about it before its deadline.
     pub(super) fn may_rest(&self, now: Now, paused: bool) -> bool {
         let waits = paused || (self.claim_at > now.mono && !self.keys_unknown);
-        waits && self.is_quiet() && self.begun.is_empty() && self.turns.is_empty()
+        waits && self.is_quiet() && self.begun.is_empty() && self.served.is_empty()
     }
 
     /// Nothing is claimed and nothing is to be written.
@@ -361,8 +361,8 @@ impl Queue {
         looked_at(1 + self.begun.len());
         let slow = self.begun.values().map(|begun| begun.at + ROW_AFTER).filter(|at| *at > now.mono).min();
         let due = self.next_due.filter(|due| *due > now.wall).map(|due| now.mono + due.since(now.wall));
-        let told = self.told_at.filter(|_| self.keys_unknown).map(|at| at + SLICE_INTERVAL_UNKNOWN);
-        [slow, due, told, Some(self.claim_at)].into_iter().flatten().filter(|at| *at > now.mono).min()
+        let keys = self.keys_at.filter(|_| self.keys_unknown).map(|at| at + SLICE_INTERVAL_UNKNOWN);
+        [slow, due, keys, Some(self.claim_at)].into_iter().flatten().filter(|at| *at > now.mono).min()
     }
 
     /// A claim is over. If its row is being written the end waits for that.
@@ -404,7 +404,7 @@ impl Queue {
 impl Subscriber {
     /// Gives rows to what waits, and to what has been at the sink for too long or is of the same keys: rows of a key stand in order, and
     /// nobody else may work on a key that is at work here.
-    pub(super) fn give_rows(&mut self, now: Now, ids: &mut ClaimIds) {
+    pub(super) fn spill_all(&mut self, now: Now, ids: &mut ClaimIds) {
         let Some(queue) = &mut self.queue else { return };
         let waiting = self.dispatcher.take(|item| item.claim.is_none());
         let keys: HashSet<KeyHash> = waiting.iter().filter_map(|item| item.key).collect();
@@ -412,17 +412,17 @@ impl Subscriber {
         self.dispatcher.claim_running(|batch, items, item| {
             let slow = is_slow(queue, batch, items, now);
             let picked = slow || item.key.is_some_and(|key| keys.contains(&key));
-            if picked { claim_at_sink(queue, lanes, now, ids, item) } else { None }
+            if picked { spill_at_sink(queue, lanes, now, ids, item) } else { None }
         });
         self.enqueue_all(now, waiting);
     }
 
     /// The same for the events of one key.
-    fn give_rows_of(&mut self, now: Now, ids: &mut ClaimIds, key: KeyHash) {
+    fn spill_key(&mut self, now: Now, ids: &mut ClaimIds, key: KeyHash) {
         let Some(queue) = &mut self.queue else { return };
         let waiting = self.dispatcher.take_of(key, |item| item.claim.is_none());
         let lanes = &mut self.lanes;
-        self.dispatcher.claim_running_of(key, |item| claim_at_sink(queue, lanes, now, ids, item));
+        self.dispatcher.claim_running_of(key, |item| spill_at_sink(queue, lanes, now, ids, item));
         self.enqueue_all(now, waiting);
     }
 
@@ -436,9 +436,9 @@ impl Subscriber {
     }
 
     /// Gives an event that was read a row, behind whatever of its key is here.
-    pub(super) fn give_row(&mut self, now: Now, ids: &mut ClaimIds, number: u32, event: &Event) {
+    pub(super) fn spill(&mut self, now: Now, ids: &mut ClaimIds, number: u32, event: &Event) {
         if let Some(key) = event.key_hash().filter(|&key| self.dispatcher.has_key(key)) {
-            self.give_rows_of(now, ids, key);
+            self.spill_key(now, ids, key);
         }
         let Some(Some(lane)) = self.lanes.get_mut(number as usize) else { return };
         match event.deliver_at.filter(|&at| at > now.wall) {
@@ -448,14 +448,14 @@ impl Subscriber {
     }
 
     /// Claimed events that are not at the sink go back to the others.
-    pub(super) fn give_back(&mut self) {
+    pub(super) fn return_claims(&mut self) {
         let items = self.dispatcher.take(|item| item.claim.is_some());
         self.end_claims(items);
         self.dispatcher.holds_no_claims();
     }
 
     /// The same for those of one key.
-    pub(super) fn give_back_of(&mut self, key: KeyHash) {
+    pub(super) fn return_claims_of(&mut self, key: KeyHash) {
         let items = self.dispatcher.take_of(key, |item| item.claim.is_some());
         self.end_claims(items);
     }
@@ -502,41 +502,41 @@ impl Subscriber {
     }
 
     /// Notes that an event was handled from memory.
-    pub(super) fn note_turn(&mut self, key: Option<KeyHash>) {
+    pub(super) fn note_served(&mut self, key: Option<KeyHash>) {
         if let (Some(queue), Some(key)) = (&mut self.queue, key) {
-            *queue.turns.entry(key).or_default() += 1;
+            *queue.served.entry(key).or_default() += 1;
         }
     }
 
-    /// Lets a key that is not at the sink any more wait for others that may come, if it has had its turns.
-    pub(super) fn hold_if_served(&mut self, key: Option<KeyHash>) {
+    /// Lets a key that is not at the sink any more wait for others that may come, if it has had its served.
+    pub(super) fn throttle_if_served(&mut self, key: Option<KeyHash>) {
         let (Some(queue), Some(key)) = (&self.queue, key) else { return };
-        if queue.turns.get(&key).is_some_and(|turns| *turns >= KEY_TURNS) && !self.dispatcher.is_busy(key) {
+        if queue.served.get(&key).is_some_and(|served| *served >= KEY_QUOTA) && !self.dispatcher.is_busy(key) {
             self.dispatcher.hold(key);
         }
     }
 
     /// Lets every key have its turn again, when all has been read that is there or nothing more fits. A key that takes more than half
     /// of what fits moves aside.
-    pub(super) fn turn_over(&mut self, now: Now, ids: &mut ClaimIds, behind: bool, full: bool, most: usize) {
+    pub(super) fn reset_quota(&mut self, now: Now, ids: &mut ClaimIds, behind: bool, full: bool, most: usize) {
         let Some(queue) = &mut self.queue else { return };
-        let many = queue.turns.len() > most && !self.dispatcher.has_held();
-        let due = if behind { many || (full && self.dispatcher.has_held()) } else { !queue.turns.is_empty() };
+        let many = queue.served.len() > most && !self.dispatcher.has_held();
+        let due = if behind { many || (full && self.dispatcher.has_held()) } else { !queue.served.is_empty() };
         if !due {
             return;
         }
-        queue.turns.clear();
+        queue.served.clear();
         self.dispatcher.release_held();
         // It keeps nobody from being read where all has been read.
-        let hog = if full && behind { self.dispatcher.largest_key() } else { None };
-        if let Some((key, _)) = hog.filter(|hog| hog.1 > most / 2) {
-            self.give_rows_of(now, ids, key);
+        let heaviest = if full && behind { self.dispatcher.largest_key() } else { None };
+        if let Some((key, _)) = heaviest.filter(|heaviest| heaviest.1 > most / 2) {
+            self.spill_key(now, ids, key);
         }
     }
 }
 
 /// Gives a row to an event at the sink, if it is its lane's still; the claim that goes with it.
-fn claim_at_sink(
+fn spill_at_sink(
     queue: &mut Queue,
     lanes: &mut [Option<Lane>],
     now: Now,
@@ -546,7 +546,7 @@ fn claim_at_sink(
     let lane = lanes.get_mut(item.lane as usize)?.as_mut().filter(|lane| is_held(lane, item))?;
     let claim = ids.draw(1);
     let row = Row { claim: Some(claim), attempts: item.attempts, ..Row::new(State::Processing, now.wall) };
-    lane.give_row(&item.event, row, now.wall);
+    lane.spill(&item.event, row, now.wall);
     let moving = Some((item.lane, item.epoch));
     let working = Working { position: item.event.position, since: now.wall, moving, fate: None };
     queue.working.insert(claim, working);
@@ -585,7 +585,7 @@ impl Subscriber {
         self.note_unknown_keys();
         let unknown = self.lane(number).is_some_and(|lane| lane.has_unknown_keys());
         for queue in self.queue.iter_mut().filter(|_| unknown) {
-            queue.told_at = None;
+            queue.keys_at = None;
         }
     }
 
@@ -595,12 +595,12 @@ impl Subscriber {
     pub(super) fn adopt_keys(&mut self, looks: u64) -> bool {
         let Some(queue) = &mut self.queue else { return false };
         let held = queue.held;
-        let Some(told) = queue.told.take_if(|told| told.looks < looks) else { return false };
-        looked_at(told.keys.len());
-        for (lane, keys) in self.lanes.iter_mut().zip(told.keys) {
+        let Some(known) = queue.known.take_if(|known| known.looks < looks) else { return false };
+        looked_at(known.keys.len());
+        for (lane, keys) in self.lanes.iter_mut().zip(known.keys) {
             // Where the number of lanes has changed meanwhile, all have been loaded since.
             if let Some(lane) = lane {
-                lane.end_look(told.look, keys);
+                lane.end_look(known.look, keys);
             }
         }
         self.note_unknown_keys();

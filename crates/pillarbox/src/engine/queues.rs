@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::delivering::Trial;
+use super::delivering::FailedTry;
 use super::queue::{Queue, Slice, is_slow};
 use super::slot::Slot;
 use super::{Action, Engine, RecoveryProfile};
@@ -118,7 +118,7 @@ impl Engine {
         let down = sub.breaker.is_down() && sub.breaker.permit(now) == Permit::Nothing;
         let stopping = self.member.is_stopping() || sub.paused || down;
         let full = !sub.has_room(&self.config);
-        sub.turn_over(now, self.queues.ids(), behind, full, self.config.in_flight_max);
+        sub.reset_quota(now, self.queues.ids(), behind, full, self.config.in_flight_max);
         let slow = sub.note_slow(now);
         let Some(queue) = &mut sub.queue else { return };
         // What was read while every worker was at something slow is nobody's turn here.
@@ -126,10 +126,10 @@ impl Engine {
         let stuck = waits && sub.dispatcher.running().all(|(batch, items)| is_slow(queue, batch, items, now));
         if slow || stuck {
             queue.note_congestion(now);
-            sub.give_rows(now, self.queues.ids());
+            sub.spill_all(now, self.queues.ids());
         }
         if sub.dispatcher.may_hold_claims() && (slow || stuck || stopping) {
-            sub.give_back();
+            sub.return_claims();
         }
     }
 
@@ -164,7 +164,7 @@ impl Engine {
         }
         let queue = self.subscribers[index].queue.as_ref();
         let since = queue.and_then(|queue| queue.since(claim)).unwrap_or(now.wall);
-        self.claim_failed(now, index, claim, Trial::of(item, since), &failure, charge);
+        self.claim_failed(now, index, claim, FailedTry::of(item, since), &failure, charge);
         false
     }
 
@@ -173,7 +173,7 @@ impl Engine {
         now: Now,
         index: usize,
         claim: ClaimId,
-        trial: Trial<'_>,
+        failed_try: FailedTry<'_>,
         failure: &Failure,
         charge: Charge,
     ) {
@@ -182,9 +182,9 @@ impl Engine {
             return;
         }
         if matches!(charge, Charge::Nobody(_)) {
-            self.subscribers[index].breaker.give_away(trial.position);
+            self.subscribers[index].breaker.note_returned(failed_try.position);
         }
-        let failed = self.failed(index, now, trial, failure, charge);
+        let failed = self.failed(index, now, failed_try, failure, charge);
         let sub = &mut self.subscribers[index];
         if let Some(queue) = &mut sub.queue {
             queue.end(sub.id, claim, ClaimFate::Failed(failed));
@@ -209,9 +209,9 @@ impl Engine {
             if queue.claimed(now, &request, &answer, self.config.blocked_max as u64) {
                 self.reader.ring(now);
             }
-            answer.keys.iter().for_each(|keys| queue.hear(keys, looks));
+            answer.keys.iter().for_each(|keys| queue.add_keys(keys, looks));
             // What was told is taken in with the next look at the fleet.
-            if queue.is_told() {
+            if queue.knows_keys() {
                 self.member.observe_soon();
             }
             answer.claimed.into_iter().for_each(|claimed| self.begin_claim(now, index, claimed));
@@ -226,8 +226,8 @@ impl Engine {
         queue.work_on(claim, &delivery, suspect);
         let Some(event) = event else {
             let failure = Failure::permanent("the event is neither in the log nor kept aside");
-            let trial = Trial::unread(&delivery, delivery.attempts + 1);
-            return self.claim_failed(now, index, claim, trial, &failure, Charge::Event);
+            let failed_try = FailedTry::unread(&delivery, delivery.attempts + 1);
+            return self.claim_failed(now, index, claim, failed_try, &failure, Charge::Event);
         };
         queue.note_size(event.size());
         sub.dispatcher.push(Item {
@@ -285,7 +285,7 @@ impl Engine {
         looked_at(1);
         let permit = sub.breaker.permit(now);
         let early = queue.is_early(now);
-        if sub.paused || permit == Permit::Nothing || (early && !queue.must_be_told(now)) {
+        if sub.paused || permit == Permit::Nothing || (early && !queue.must_know_keys(now)) {
             return None;
         }
         let each = if queue.is_slow(now) { 1 } else { sub.spec.batch_size };

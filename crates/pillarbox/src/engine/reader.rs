@@ -57,8 +57,8 @@ const BUSY_EVENTS: usize = 8;
 const WRITERS_INTERVAL: Duration = Duration::from_millis(20);
 /// Lanes far from each other are read for in so many places at once, and at the highest top.
 const TAIL_SCANS_MAX: usize = 8;
-/// A careful lane moves at most this many events into the delivery table ahead.
-const CAREFUL_ROWS_MAX: usize = 100;
+/// A lane in quarantine moves at most this many events into the delivery table ahead.
+const QUARANTINE_ROWS_MAX: usize = 100;
 
 impl Reader {
     /// The highest position that any poll has told of.
@@ -333,7 +333,8 @@ impl Engine {
             let number = lane_of(key, event.position, sub.lane_count);
             let Some(lane) = sub.lanes[number as usize].as_mut().filter(|lane| takes_part(lane)) else { continue };
             let full = room == 0 || sub.bytes.used() >= self.config.in_flight_bytes_max;
-            let held = lane.is_careful() && lane.queues.runnable(now.wall, CAREFUL_ROWS_MAX) >= CAREFUL_ROWS_MAX;
+            let held =
+                lane.is_quarantined() && lane.queues.runnable(now.wall, QUARANTINE_ROWS_MAX) >= QUARANTINE_ROWS_MAX;
             if event.position <= lane.cursor.top() {
                 if event.position >= lane.cursor.bound()
                     || lane.cursor.holes().is_empty()

@@ -35,7 +35,7 @@ struct PendingWrite {
     /// The room that its events take until it is written.
     done: Reservation,
     /// Attempts that may begin once it is written.
-    announced: Vec<Position>,
+    recorded: Vec<Position>,
 }
 
 impl Settler {
@@ -83,7 +83,7 @@ impl Engine {
         let mut over: HashMap<usize, Vec<u32>> = HashMap::new();
         let lanes = self.settler.slot.succeed().map_or_else(Vec::new, |pending| pending.lanes);
         for (pending, written) in lanes.into_iter().zip(written) {
-            let PendingWrite { write, done, announced } = pending;
+            let PendingWrite { write, done, recorded } = pending;
             let (number, epoch) = (write.lane.lane, write.epoch);
             if !write.queue.is_empty() {
                 let claims: Vec<ClaimId> = write.queue.iter().filter_map(|queued| queued.claim).collect();
@@ -100,11 +100,11 @@ impl Engine {
             }
             lane.note_written(&write, now.mono);
             self.reader.try_again();
-            if sub.announced.is_empty() {
+            if sub.recorded.is_empty() {
                 continue;
             }
-            let begin = |item: &mut Item| item.lane == number && announced.contains(&item.event.position);
-            for item in sub.announced.extract_if(.., begin).collect::<Vec<_>>() {
+            let begin = |item: &mut Item| item.lane == number && recorded.contains(&item.event.position);
+            for item in sub.recorded.extract_if(.., begin).collect::<Vec<_>>() {
                 sub.dispatcher.push(item);
             }
         }
@@ -126,13 +126,13 @@ impl Engine {
                 }
                 // What is left out comes again; in a queue that would be beside its row, or after it.
                 let ranges_max = if sub.queue.is_some() { usize::MAX } else { self.config.ranges_max };
-                let (mut write, done, announced) = lane.take_write(ranges_max);
+                let (mut write, done, recorded) = lane.take_write(ranges_max);
                 break_cursor(self.config.mutant, lane.cursor.top(), &mut write.cursor);
                 if releasing {
                     write.release = true;
                     lane.phase = Phase::Waiting;
                 }
-                lanes.push(PendingWrite { write, done, announced });
+                lanes.push(PendingWrite { write, done, recorded });
             }
         }
         if lanes.is_empty() && self.settler.dead.is_empty() {
@@ -162,14 +162,14 @@ impl Engine {
     pub(super) fn settle_failed(&mut self, now: Now) {
         let Some(Pending { lanes, dead }) = self.settler.slot.fail(now) else { return };
         self.settler.close(&dead);
-        for PendingWrite { write, done, announced } in lanes {
+        for PendingWrite { write, done, recorded } in lanes {
             let Some(sub) = self.subscribers.find_mut(write.lane.subscription) else { continue };
             match sub.lane_at(write.lane.lane, write.epoch) {
                 Some(lane) => {
                     if write.release {
                         lane.phase = Phase::Releasing;
                     }
-                    lane.restore_write(write, done, announced);
+                    lane.restore_write(write, done, recorded);
                 }
                 None => drop(done),
             }

@@ -52,9 +52,9 @@ pub(super) struct Subscriber {
     shown: Option<Shown>,
     /// The lane that was first to fetch deliveries.
     pub(super) first_lane: usize,
-    /// Events of careful lanes whose attempt is being written down first.
-    pub(super) announced: Vec<Item>,
-    /// Attempts that were announced under an epoch which is over, and their numbers: by lane and position.
+    /// Events of lanes in quarantine whose attempt is being written down first.
+    pub(super) recorded: Vec<Item>,
+    /// Attempts that were recorded under an epoch which is over, and their numbers: by lane and position.
     pub(super) own_attempts: HashMap<(u32, Position), u32>,
     /// No event was fit for this permit when the dispatcher had changed so often.
     pub(super) fruitless: Option<(Permit, u64)>,
@@ -63,7 +63,7 @@ pub(super) struct Subscriber {
     /// Delayed deliveries that are due while an event of their key is at the sink: they take their place when that is over.
     pub(super) due_behind: HashMap<KeyHash, Vec<(u32, DeliveryRow)>>,
     /// The definition and the number of lanes that people know of: those of the configuration, or what they were last told.
-    told: (Definition, u32),
+    known_config: (Definition, u32),
 }
 
 impl Subscriber {
@@ -88,25 +88,25 @@ impl Subscriber {
             resting: false,
             shown: None,
             first_lane: 0,
-            announced: Vec::new(),
+            recorded: Vec::new(),
             own_attempts: HashMap::new(),
             fruitless: None,
             queue: (spec.mode == Mode::Queue).then(|| Queue::new(sink)),
             due_behind: HashMap::new(),
-            told: (Definition::of(&spec, 0), spec.lanes),
+            known_config: (Definition::of(&spec, 0), spec.lanes),
             spec,
         }
     }
 
     /// What people are to be told, once, where the database says something else of the subscription than this relay's configuration.
-    pub(super) fn difference(&mut self, view: &SubscriptionView) -> Vec<String> {
-        let mut differences = Vec::new();
-        let (told, told_lanes) = std::mem::replace(&mut self.told, (view.definition.clone(), view.lanes));
+    pub(super) fn config_drift(&mut self, view: &SubscriptionView) -> Vec<String> {
+        let mut drifts = Vec::new();
+        let (known, known_lanes) = std::mem::replace(&mut self.known_config, (view.definition.clone(), view.lanes));
         let own = Definition::of(&self.spec, 0);
         let Definition { filter, on_dead, retry, processing_timeout, .. } = &view.definition;
-        if *filter != told.filter && *filter != own.filter {
+        if *filter != known.filter && *filter != own.filter {
             let Filter { topics, types } = filter;
-            differences.push(format!(
+            drifts.push(format!(
                 "subscription '{}': a relay that was started later wants other events (topics {topics:?}, types {types:?}); this relay \
                  delivers those, and not what its own configuration says",
                 self.name
@@ -115,21 +115,21 @@ impl Subscriber {
         let rest = |other: &Definition| {
             (other.on_dead, other.retry, other.processing_timeout) == (*on_dead, *retry, *processing_timeout)
         };
-        if !rest(&told) && !rest(&own) {
-            differences.push(format!(
+        if !rest(&known) && !rest(&own) {
+            drifts.push(format!(
                 "subscription '{}': a relay that was started later says on_dead = {on_dead:?}, processing_timeout = \
                  {processing_timeout:?}, {retry:?}; this relay goes by that, and not by its own configuration",
                 self.name
             ));
         }
-        if view.lanes != told_lanes && view.lanes != self.spec.lanes {
-            differences.push(format!(
+        if view.lanes != known_lanes && view.lanes != self.spec.lanes {
+            drifts.push(format!(
                 "subscription '{}' has {} lanes in the database and {} in this relay's configuration; the database's number counts, \
                  change it with `pillarbox subscription relane`",
                 self.name, view.lanes, self.spec.lanes
             ));
         }
-        differences
+        drifts
     }
 
     /// Whether nothing is to be done for it before something happens that concerns it.
@@ -138,7 +138,7 @@ impl Subscriber {
             Phase::Active => lane.is_done(horizon) && lane.queues.next_due().is_none(),
             phase => phase == Phase::Paused && lane.quiet && !lane.has_writes(),
         };
-        let nothing_here = self.dispatcher.is_empty() && self.announced.is_empty() && self.due_behind.is_empty();
+        let nothing_here = self.dispatcher.is_empty() && self.recorded.is_empty() && self.due_behind.is_empty();
         let unhindered = self.stopped.is_none() && self.breaker.permit(now) == Permit::All;
         let queue_rests = self.queue.as_ref().is_none_or(|queue| queue.may_rest(now, self.paused));
         queue_rests && nothing_here && unhindered && self.lanes().all(at_rest)
@@ -265,10 +265,10 @@ impl Subscriber {
         self.lanes.get_mut(number as usize)?.as_mut().filter(|lane| lane.epoch == epoch)
     }
 
-    /// Whether a careful lane has an event on its way already.
-    pub(super) fn holds_careful(&self, number: u32) -> bool {
-        let careful = self.lane(number).is_some_and(|lane| lane.is_careful());
-        careful && (self.announced.iter().any(|item| item.lane == number) || self.dispatcher.holds(number))
+    /// Whether a lane in quarantine has an event on its way already.
+    pub(super) fn holds_quarantined(&self, number: u32) -> bool {
+        let quarantined = self.lane(number).is_some_and(|lane| lane.is_quarantined());
+        quarantined && (self.recorded.iter().any(|item| item.lane == number) || self.dispatcher.holds(number))
     }
 
     /// How many more events fit into the window.
@@ -292,7 +292,7 @@ impl Subscriber {
                 || lane.phase == Phase::Paused
         };
         let given_up = self.breaker.is_hopeless() || self.stopped.is_some();
-        let quiet = self.dispatcher.in_flight() == 0 && self.announced.is_empty();
+        let quiet = self.dispatcher.in_flight() == 0 && self.recorded.is_empty();
         let queue_idle = self.paused || self.queue.as_ref().is_none_or(|queue| queue.is_idle(now));
         quiet && (given_up || (queue_idle && self.dispatcher.is_empty() && self.lanes().all(lane_idle)))
     }
@@ -318,14 +318,14 @@ impl Subscriber {
         let delayed = event.deliver_at.filter(|&at| at > now.wall);
         if let Some(queue) = &self.queue {
             let has_rows = lane.has_chain(ChainKey::of(key, event.position));
-            if delayed.is_some() || lane.is_careful() || has_rows || queue.takes_all() {
-                return self.give_row(now, ids, number, event);
+            if delayed.is_some() || lane.is_quarantined() || has_rows || queue.takes_all() {
+                return self.spill(now, ids, number, event);
             }
         }
         if let Some(until) = delayed {
             return lane.delay(event, until, now.wall);
         }
-        if lane.is_careful() || lane.has_chain(ChainKey::of(key, event.position)) {
+        if lane.is_quarantined() || lane.has_chain(ChainKey::of(key, event.position)) {
             return lane.enqueue(event, now.wall);
         }
         let (lane, epoch) = (number, lane.epoch);
@@ -358,7 +358,7 @@ impl Subscriber {
 
     /// Of the events that were not tried, those that are to be sent again before anything else of their keys. Those of a failing
     /// key go behind its head; those of a lane that is gone or leaving are dropped.
-    pub(super) fn take_back(&mut self, now: Now, items: Vec<&Item>, stopping: bool) -> Vec<Item> {
+    pub(super) fn recover_untried(&mut self, now: Now, items: Vec<&Item>, stopping: bool) -> Vec<Item> {
         let mut front = Vec::new();
         for item in items {
             let position = item.event.position;
@@ -377,7 +377,7 @@ impl Subscriber {
                 continue;
             };
             if item.parked {
-                lane.give_back(position, item.key);
+                lane.return_delivery(position, item.key);
             } else if lane.has_chain(ChainKey::of(item.key, position))
                 || item.key.is_some_and(|key| gated.contains_key(&key))
             {
@@ -418,7 +418,7 @@ impl Subscriber {
                 continue;
             }
             if item.parked {
-                lane.give_back(position, Some(key));
+                lane.return_delivery(position, Some(key));
             } else {
                 lane.enqueue(&item.event, now.wall);
             }
@@ -452,7 +452,7 @@ impl Subscriber {
                 let lane = self.lanes[number].as_mut().expect("checked above");
                 for item in waiting {
                     if item.parked {
-                        lane.give_back(item.event.position, item.key);
+                        lane.return_delivery(item.event.position, item.key);
                     } else {
                         lane.enqueue(&item.event, now.wall);
                     }
@@ -462,8 +462,8 @@ impl Subscriber {
         }
     }
 
-    /// Lanes that stop take back what they have announced and not sent, and drop what is not at the sink.
-    pub(super) fn settle_down(&mut self, numbers: Vec<u32>) {
+    /// Lanes that stop take back what they have recorded and not sent, and drop what is not at the sink.
+    pub(super) fn quiesce_lanes(&mut self, numbers: Vec<u32>) {
         if numbers.is_empty() {
             return;
         }
@@ -473,7 +473,7 @@ impl Subscriber {
             lane.quiet = true;
             for row in lane.queues.interrupted() {
                 if !self.dispatcher.is_at_sink(number, row.position) {
-                    lane.withdraw(row.position, row.key_hash());
+                    lane.cancel_attempt(row.position, row.key_hash());
                 }
             }
         }
@@ -482,8 +482,8 @@ impl Subscriber {
     /// Drops what lanes have here that is not at the sink.
     fn drop_waiting(&mut self, numbers: &HashSet<u32>) {
         self.breaker.forget_lanes(numbers);
-        let announced = self.announced.extract_if(.., |item| numbers.contains(&item.lane));
-        for item in self.dispatcher.purge(numbers).into_iter().chain(announced) {
+        let recorded = self.recorded.extract_if(.., |item| numbers.contains(&item.lane));
+        for item in self.dispatcher.purge(numbers).into_iter().chain(recorded) {
             // It comes again to whoever has the lane then.
             self.breaker.forget(item.event.position);
         }

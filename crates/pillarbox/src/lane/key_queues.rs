@@ -269,13 +269,13 @@ impl KeyQueues {
         &mut self,
         now: Timestamp,
         limit: usize,
-        careful: bool,
+        quarantined: bool,
         free: impl Fn(ChainKey) -> bool,
     ) -> Vec<(Position, Option<KeyHash>)> {
         let mut positions = Vec::new();
         let mut held = Vec::new();
         while let Some(entry) = self.due.first().copied().filter(|entry| entry.0 <= now) {
-            if positions.len() >= limit || (careful && !positions.is_empty()) {
+            if positions.len() >= limit || (quarantined && !positions.is_empty()) {
                 break;
             }
             self.due.remove(&entry);
@@ -295,7 +295,7 @@ impl KeyQueues {
             }
             self.crowded = None;
             let ready = |row: &&DeliveryRow| row.due_at <= now && row.state != State::Dead;
-            let length = if careful { 1 } else { limit - positions.len() };
+            let length = if quarantined { 1 } else { limit - positions.len() };
             positions
                 .extend(chain.rows.iter().take(length).take_while(ready).map(|row| (row.position, row.key_hash())));
             chain.busy = chain.rows.iter().take(length).take_while(ready).count();

@@ -1,13 +1,13 @@
 use crate::{Mode, Position};
 
-/// Whether this owner of a lane has come through what those before it may have died of, and how carefully it works until then.
+/// Whether this owner of a lane has come through what those before it may have died of, and whether it works in quarantine until then.
 #[derive(Debug)]
 pub(super) struct Probation {
     /// How often the lane was seized, as it is in the database.
     takeovers: u32,
     /// Seized twice without progress: one event at a time, its attempt written first, until some have gone well.
-    careful: bool,
-    careful_left: u32,
+    quarantined: bool,
+    left: u32,
     /// The lowest event that this owner has read and not yet settled.
     first: Option<Position>,
     /// What has been due for longest when the lane was loaded, until it comes back from the sink.
@@ -20,19 +20,19 @@ pub(super) struct Probation {
     polled: bool,
 }
 
-/// A careful lane that has delivered this many events goes on at full speed.
-const CAREFUL_EVENTS: u32 = 20;
+/// A lane in quarantine that has delivered this many events goes on at full speed.
+const QUARANTINE_EVENTS: u32 = 20;
 
-/// A careful lane of a queue that has given this many events a row, more than can have been in memory, handles some from memory again.
-const CAREFUL_ROWS: u32 = 20_000;
+/// A lane of a queue that has given this many events a row in quarantine, more than can have been in memory, handles some from memory again.
+const QUARANTINE_ROWS: u32 = 20_000;
 
 impl Probation {
-    /// For a lane that was seized so often, and is careful after so many times.
-    pub(super) fn new(takeovers: u32, careful_after: u32, mode: Mode) -> Self {
+    /// For a lane that was seized so often, and is in quarantine after so many times.
+    pub(super) fn new(takeovers: u32, quarantine_after: u32, mode: Mode) -> Self {
         Probation {
             takeovers,
-            careful: takeovers >= careful_after,
-            careful_left: if mode == Mode::Queue { CAREFUL_ROWS } else { CAREFUL_EVENTS },
+            quarantined: takeovers >= quarantine_after,
+            left: if mode == Mode::Queue { QUARANTINE_ROWS } else { QUARANTINE_EVENTS },
             first: None,
             due: None,
             passed: false,
@@ -41,19 +41,19 @@ impl Probation {
         }
     }
 
-    pub(super) fn is_careful(&self) -> bool {
-        self.careful
+    pub(super) fn is_quarantined(&self) -> bool {
+        self.quarantined
     }
 
     /// An attempt was under way when the last owner died.
-    pub(super) fn be_careful(&mut self) {
-        self.careful = true;
+    pub(super) fn quarantine(&mut self) {
+        self.quarantined = true;
     }
 
     /// One more event has gone well, or has a row.
     pub(super) fn note_success(&mut self) {
-        self.careful_left = self.careful_left.saturating_sub(1);
-        self.careful &= self.careful_left > 0;
+        self.left = self.left.saturating_sub(1);
+        self.quarantined &= self.left > 0;
     }
 
     /// This may be what the last owner died of.
@@ -70,7 +70,7 @@ impl Probation {
         self.passed |= self.first == Some(position);
     }
 
-    pub(super) fn came_back(&mut self, position: Position) {
+    pub(super) fn note_return(&mut self, position: Position) {
         self.returned = true;
         self.due.take_if(|due| *due == position);
     }
@@ -82,11 +82,11 @@ impl Probation {
     }
 
     /// Whether it is to be written that the lane was not seized since it got on. The lowest event and what was due first will do:
-    /// whatever is left has moved up by one for the next owner. In a careful lane every attempt is counted before it begins: there it
+    /// whatever is left has moved up by one for the next owner. In quarantine every attempt is counted before it begins: there it
     /// will do that something was parked or came back.
-    pub(super) fn is_calm(&self) -> bool {
-        let calm = if self.careful { self.passed || self.returned } else { self.passed && self.due.is_none() };
-        self.takeovers > 0 && calm
+    pub(super) fn resets_takeovers(&self) -> bool {
+        let passed = if self.quarantined { self.passed || self.returned } else { self.passed && self.due.is_none() };
+        self.takeovers > 0 && passed
     }
 
     /// That is written.

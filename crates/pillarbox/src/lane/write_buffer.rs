@@ -49,7 +49,7 @@ impl WriteBuffer {
     }
 
     /// An event that was handed on comes back: it takes no room any more.
-    pub(crate) fn give_back(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.window.shrink(1);
     }
 
