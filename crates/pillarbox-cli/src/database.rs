@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use pillarbox::Error;
-use pillarbox::store::Advice;
+use pillarbox::store::Retryability;
 use pillarbox_sqlite::SqliteStore;
 
 use crate::exit::{Exit, Stop};
@@ -172,8 +172,8 @@ const ENVIRONMENT: &str = "PILLARBOX__DATABASE";
 
 /// Whether the same may go through later: the database could not be reached, or was busy.
 pub(crate) fn is_passing(error: &anyhow::Error) -> bool {
-    let advice = error.downcast_ref::<Error>().map(|error| error.kind().advice());
-    matches!(advice, Some(Advice::Retry | Advice::Rejoin))
+    let retryability = error.downcast_ref::<Error>().map(|error| error.kind().retryability());
+    matches!(retryability, Some(Retryability::Retry | Retryability::Rejoin))
 }
 
 fn missing(path: &Path, command: &str) -> anyhow::Error {

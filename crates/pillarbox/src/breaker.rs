@@ -1,6 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use crate::backoff::Backoff;
 use crate::dispatcher::{BatchId, Item};
 use crate::{BreakerReport, Failure, Fault, Now, Position, Timestamp};
 
@@ -10,6 +11,7 @@ pub const BREAKER_SUSPECT_AFTER: Duration = Duration::from_secs(15 * 60);
 pub const BREAKER_BASE: Duration = Duration::from_millis(500);
 /// The longest wait for a sink that is down.
 pub const BREAKER_CAP: Duration = Duration::from_secs(30);
+const BACKOFF: Backoff = Backoff::new(BREAKER_BASE, BREAKER_CAP);
 
 /// Number of different keys that fail in a row, at which the sink counts as down; and number of keys whose first tries
 /// are refused in a row, at which a sink with one receiver counts as failing.
@@ -48,7 +50,7 @@ pub(crate) struct Breaker {
     /// The receiver has said how long to wait: what it takes of batches that were under way does not shorten it.
     asked: bool,
     /// Whether people were told that the sink is down.
-    told: bool,
+    reported: bool,
     /// The last failure pauses the subscription: there is no next try that people could be told of.
     pauses: bool,
     successes: u64,
@@ -265,7 +267,7 @@ impl Breaker {
         if !matches!(self.state, State::Open { until } if until > now.mono) {
             self.failures += 1;
         }
-        let wait = doubled(self.failures);
+        let wait = BACKOFF.after(self.failures);
         let wait = retry_after.map_or(wait, |asked| asked.clamp(wait, RETRY_AFTER_MAX.max(wait)));
         let asked_until = self.deadline().filter(|_| self.asked);
         let until = asked_until.unwrap_or_default().max(now.mono + wait);
@@ -305,7 +307,7 @@ impl Breaker {
                 return Charge::Event;
             }
             suspect.waits = suspect.waits.saturating_add(1);
-            let wait = doubled(suspect.waits);
+            let wait = BACKOFF.after(suspect.waits);
             if is_open {
                 self.open(now, &failure.message, None);
             }
@@ -375,7 +377,7 @@ impl Breaker {
     }
 
     /// The claim of an event is given back: it says nothing of others any more once it has not been seen for long.
-    pub(crate) fn give_away(&mut self, position: Position) {
+    pub(crate) fn note_returned(&mut self, position: Position) {
         self.suspects.get_mut(&position).into_iter().for_each(|suspect| suspect.away = true);
     }
 
@@ -425,7 +427,7 @@ impl Breaker {
         if is_down && self.pauses {
             return false;
         }
-        std::mem::replace(&mut self.told, is_down) != is_down
+        std::mem::replace(&mut self.reported, is_down) != is_down
     }
 
     /// Whether the sink is said to be down. As long as it is as likely that one event is at fault, and others go, it is not.
@@ -439,16 +441,12 @@ impl Breaker {
     }
 }
 
-/// The wait after so many failures in a row.
-fn doubled(failures: u32) -> Duration {
-    BREAKER_BASE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(BREAKER_CAP)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::budget::Reservation;
     use crate::{Event, Headers, Payload};
 
     /// An event of a key of its own, in lane 0.
@@ -467,7 +465,8 @@ mod tests {
             created_at: Timestamp(0),
             malformed: None,
         };
-        Item { event: Arc::new(event), key: None, lane: 0, epoch: 1, attempts: 0, parked: false, claim: None }
+        let room = Reservation::default();
+        Item { event: Arc::new(event), key: None, lane: 0, epoch: 1, attempts: 0, parked: false, claim: None, room }
     }
 
     /// The only probe under way.
@@ -717,7 +716,7 @@ mod tests {
     fn a_suspect_that_was_given_away_long_ago_is_no_company() {
         let mut breaker = Breaker::default();
         breaker.suspect(at(0), &item(7), &unclear());
-        breaker.give_away(7);
+        breaker.note_returned(7);
         assert_eq!(breaker.suspect(at(1), &item(8), &unclear()), Charge::Sink);
         assert_eq!(breaker.suspect(at(899), &item(8), &unclear()), Charge::Sink, "that one may come back");
         assert_eq!(breaker.suspect(at(901), &item(8), &unclear()), Charge::Event);
@@ -726,7 +725,7 @@ mod tests {
         for minute in 0..60 {
             for position in [7, 8] {
                 assert_eq!(breaker.suspect(at(minute * 60), &item(position), &unclear()), Charge::Sink);
-                breaker.give_away(position);
+                breaker.note_returned(position);
             }
         }
     }

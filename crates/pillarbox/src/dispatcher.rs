@@ -3,6 +3,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use crate::budget::Reservation;
 use crate::work::looked_at;
 use crate::{ClaimId, Epoch, Event, KeyHash, Position};
 
@@ -48,7 +49,7 @@ const HELD: BatchId = 0;
 pub(crate) const NO_LANE: u32 = u32::MAX;
 
 /// An event on its way to the sink.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Item {
     pub(crate) event: Arc<Event>,
     pub(crate) key: Option<KeyHash>,
@@ -60,9 +61,16 @@ pub(crate) struct Item {
     pub(crate) parked: bool,
     /// It has a row in a queue, or gets one, and this instance has claimed it.
     pub(crate) claim: Option<ClaimId>,
+    /// The room that it takes, until it is over at the sink.
+    pub(crate) room: Reservation,
 }
 
 impl Item {
+    /// The same once more, to be sent again.
+    pub(crate) fn again(&self, room: Reservation) -> Item {
+        Item { event: self.event.clone(), room, ..*self }
+    }
+
     /// What tells its key from others; an event without a key is one of its own.
     pub(crate) fn key_id(&self) -> u64 {
         self.key.map_or(self.event.position as u64, |key| key.0)
@@ -244,8 +252,9 @@ impl Dispatcher {
     pub(crate) fn finish_first(&mut self, batch: BatchId, count: usize) -> Vec<Item> {
         let Some(items) = self.batches.get_mut(&batch) else { return Vec::new() };
         let rest = items.split_off(count.min(items.len()));
-        let first = std::mem::replace(items, rest);
+        let mut first = std::mem::replace(items, rest);
         self.left_sink(&first);
+        free_room(&mut first);
         first
     }
 
@@ -332,7 +341,7 @@ impl Dispatcher {
                 self.ready.push_front(item);
                 break;
             }
-            items.extend(self.claim(batch, item));
+            items.extend(self.occupy(batch, item));
             if lonely && !items.is_empty() {
                 break;
             }
@@ -356,12 +365,12 @@ impl Dispatcher {
             }
         }
         let item = self.ready.remove(best?.1)?;
-        let items = self.claim(self.next_batch, item).into_iter().collect();
+        let items = self.occupy(self.next_batch, item).into_iter().collect();
         self.start(items)
     }
 
     /// Marks the key as under way in this batch; None if the event has to wait for it.
-    fn claim(&mut self, batch: BatchId, item: Item) -> Option<Item> {
+    fn occupy(&mut self, batch: BatchId, item: Item) -> Option<Item> {
         let Some(key) = item.key else { return Some(item) };
         match self.keys.get_mut(&key.0) {
             None => {
@@ -398,8 +407,9 @@ impl Dispatcher {
 
     /// A batch is over. Its keys stay under way until [`Dispatcher::release`].
     pub(crate) fn finish(&mut self, batch: BatchId) -> Vec<Item> {
-        let items = self.batches.remove(&batch).unwrap_or_default();
+        let mut items = self.batches.remove(&batch).unwrap_or_default();
         self.left_sink(&items);
+        free_room(&mut items);
         items
     }
 
@@ -467,6 +477,11 @@ impl Dispatcher {
     pub(crate) fn in_flight_of(&self, lane: u32) -> usize {
         self.lanes.get(lane as usize).map_or(0, |lane| lane.at_sink)
     }
+}
+
+/// Events that are over take no room any more, whatever is made of them.
+fn free_room(items: &mut [Item]) {
+    items.iter_mut().for_each(|item| item.room = Reservation::default());
 }
 
 /// An event at the sink belongs to its claim from now on, and to no lane.
@@ -702,7 +717,8 @@ mod tests {
             created_at: Timestamp(0),
             malformed: None,
         };
-        Item { key: event.key_hash(), event: Arc::new(event), lane, epoch: 1, attempts: 0, parked: false, claim: None }
+        let (key, event) = (event.key_hash(), Arc::new(event));
+        Item { key, event, lane, epoch: 1, attempts: 0, parked: false, claim: None, room: Reservation::default() }
     }
 
     fn key_hash(key: u8) -> KeyHash {
@@ -753,7 +769,7 @@ mod tests {
         for (index, item) in items.iter().enumerate() {
             if index >= tried || item.key.is_some_and(|key| stopped.contains(&key)) {
                 stopped.extend(item.key);
-                back.push(item.clone());
+                back.push(item.again(Reservation::default()));
                 continue;
             }
             done += 1;

@@ -38,7 +38,7 @@ pub enum ErrorKind {
 
 /// What a caller can do about an [`ErrorKind`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Advice {
+pub enum Retryability {
     /// Try the same call again, later.
     Retry,
     /// The same call fails again; change it.
@@ -51,12 +51,12 @@ pub enum Advice {
 
 impl ErrorKind {
     /// What the caller can do: retry, change the call, stop, or join again.
-    pub fn advice(self) -> Advice {
+    pub fn retryability(self) -> Retryability {
         match self {
-            ErrorKind::Busy | ErrorKind::Unavailable | ErrorKind::Full => Advice::Retry,
-            ErrorKind::Invalid | ErrorKind::NotFound => Advice::Change,
-            ErrorKind::Schema | ErrorKind::Foreign | ErrorKind::Fatal => Advice::Stop,
-            ErrorKind::Ended => Advice::Rejoin,
+            ErrorKind::Busy | ErrorKind::Unavailable | ErrorKind::Full => Retryability::Retry,
+            ErrorKind::Invalid | ErrorKind::NotFound => Retryability::Change,
+            ErrorKind::Schema | ErrorKind::Foreign | ErrorKind::Fatal => Retryability::Stop,
+            ErrorKind::Ended => Retryability::Rejoin,
         }
     }
 }

@@ -38,7 +38,9 @@
 pub mod admin;
 mod attempt_log;
 mod audit;
+mod backoff;
 mod breaker;
+mod budget;
 mod cloud_event;
 mod counted;
 mod database_clock;

@@ -1,17 +1,18 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use crate::backoff::Backoff;
 use crate::work::looked_at;
 use crate::{
     Epoch, Fleet, InstanceId, InstanceView, LaneRef, LaneView, Lock, RecoveryCause, StoreFeatures, SubscriptionId,
     Take, TakeCause,
 };
 
-/// A lane seized this often without progress is careful.
-pub(crate) const CAREFUL_AFTER: u32 = 2;
-/// How long a careful lane is left alone after its owner's death, at first and at most; it doubles with each seizure. An event that
+/// A lane seized this often without progress is in quarantine.
+pub(crate) const QUARANTINE_AFTER: u32 = 2;
+/// How long a lane in quarantine is left alone after its owner's death, at first and at most; it doubles with each seizure. An event that
 /// kills whoever works on it must not take a whole fleet down in one breath.
-const SEIZE_WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const SEIZE_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 
 /// Decides which lanes this instance takes and which it gives back. Every instance decides alike from the same view; where
 /// views differ for a moment, the epoch lets only one of them win.
@@ -136,7 +137,7 @@ impl Ownership {
             Some(owner) if owner == self.me => return (!held).then_some(TakeCause::Free),
             Some(owner) => owner,
         };
-        // An owner without a row has left or was buried.
+        // An owner without a row has left, or was removed by another.
         let cause = deaths.get(&owner).copied().unwrap_or(Some(TakeCause::Lock))?;
         let since = self.dead_since.get(&owner).copied().unwrap_or(now);
         (now >= since + seize_wait(view.takeovers)).then_some(cause)
@@ -191,8 +192,7 @@ impl Ownership {
 
 /// How long a lane is left alone after its owner's death.
 fn seize_wait(takeovers: u32) -> Duration {
-    let Some(doublings) = takeovers.checked_sub(CAREFUL_AFTER) else { return Duration::ZERO };
-    SEIZE_WAIT.0.saturating_mul(1 << doublings.min(16)).min(SEIZE_WAIT.1)
+    takeovers.checked_sub(QUARANTINE_AFTER).map_or(Duration::ZERO, |doublings| SEIZE_BACKOFF.doubled(doublings))
 }
 
 #[cfg(test)]

@@ -65,7 +65,7 @@ impl Default for RelayConfig {
 pub struct Relay {
     subscriptions: Vec<SubscriptionView>,
     commands: mpsc::UnboundedSender<Command>,
-    face: Arc<Mutex<Face>>,
+    state: Arc<Mutex<RelayState>>,
     end: watch::Receiver<Option<End>>,
     shutdown_grace: Duration,
     /// Aborts the relay's task when the relay is dropped.
@@ -74,7 +74,7 @@ pub struct Relay {
 
 /// What can be seen of a relay from outside.
 #[derive(Debug)]
-struct Face {
+struct RelayState {
     instance: InstanceId,
     /// It is that instance still, and not about to become another.
     joined: bool,
@@ -176,7 +176,7 @@ impl<S: Store + Operator> RelayBuilder<S> {
         let (commands, inbox) = mpsc::unbounded_channel();
         let (end_sender, end) = watch::channel(None);
         let shell = Shell::new(self.store, self.config.engine, hello, self.targets, &joined);
-        let face = shell.face();
+        let state = shell.state();
         let retention = self.config.retention;
         let mut task = JoinSet::new();
         task.spawn(async move {
@@ -186,7 +186,7 @@ impl<S: Store + Operator> RelayBuilder<S> {
         Ok(Relay {
             subscriptions: joined.subscriptions,
             commands,
-            face,
+            state,
             end,
             shutdown_grace: self.config.shutdown_grace,
             _task: task,
@@ -202,11 +202,11 @@ impl Relay {
 
     /// The number of the instance that this relay is, or was until it lost the database.
     pub fn instance(&self) -> InstanceId {
-        self.face().instance
+        self.state().instance
     }
 
-    fn face(&self) -> MutexGuard<'_, Face> {
-        self.face.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, RelayState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The subscriptions as the database had them when this relay first joined.
@@ -216,18 +216,18 @@ impl Relay {
 
     /// What this relay says of its work.
     pub fn report(&self) -> Report {
-        self.face().report.clone()
+        self.state().report.clone()
     }
 
     /// Whether it works: not draining, not ended, and not about to join the fleet again.
     pub fn ready(&self) -> bool {
-        let face = self.face();
-        self.end.borrow().is_none() && face.joined && !face.report.draining
+        let state = self.state();
+        self.end.borrow().is_none() && state.joined && !state.report.draining
     }
 
     /// For how long the database has not answered this relay's beat, which comes about every second.
     pub fn silence(&self) -> Duration {
-        self.face().heard_at.elapsed()
+        self.state().heard_at.elapsed()
     }
 
     /// Waits until nothing can be delivered now that was committed before the call. What waits for a retry, its time, an operator,

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::{Event, Filter, Position, Result, State, Subscription, Timestamp};
 
 pub use crate::definition::{Definition, FORMER_FILTERS_MAX, FormerFilter, FormerFilters, PassedUnder};
-pub use crate::error::Advice;
+pub use crate::error::Retryability;
 pub use crate::event::{KeyHash, lane_of};
 pub use crate::failpoint::Failpoint;
 pub use crate::grace::Grace;

@@ -1,23 +1,20 @@
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Action, Call, Claim, Engine, Mutant};
-use crate::attempt_log::LineLimit;
+use super::subscriber::Subscriber;
+use super::{Action, Engine, Mutant};
 use crate::breaker::{Charge, Permit, RETRY_AFTER_MAX};
 use crate::dispatcher::{BatchId, Item};
-use crate::lane::{ChainKey, Phase};
-use crate::work::looked_at;
 use crate::{
-    Attempt, AttemptError, ClaimFate, DeliveredAttempt, DeliveryRow, ERROR_BYTES_MAX, Event, Failed, FailedAttempt,
-    Failure, Fault, KeyHash, NextTry, Now, Outcome, PAYLOAD_BYTES_MAX, Position, State, Timestamp,
+    Attempt, AttemptError, ClaimFate, DeliveryRow, ERROR_BYTES_MAX, Event, Failed, FailedAttempt, Failure, Fault,
+    KeyHash, NextTry, Now, Outcome, Position, State, Timestamp,
 };
 
 /// An attempt that failed.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Trial<'a> {
+pub(super) struct FailedTry<'a> {
     pub(super) position: Position,
     /// None: the event was not read.
     pub(super) id: Option<Uuid>,
@@ -30,18 +27,18 @@ pub(super) struct Trial<'a> {
     pub(super) malformed: bool,
 }
 
-impl<'a> Trial<'a> {
+impl<'a> FailedTry<'a> {
     /// The attempt that an event came back from.
     pub(super) fn of(item: &'a Item, since: Timestamp) -> Self {
         let Event { position, id, ref key, ref malformed, .. } = *item.event;
         let malformed = malformed.is_some();
-        Trial { position, id: Some(id), key: key.as_deref(), attempts: item.attempts + 1, since, malformed }
+        FailedTry { position, id: Some(id), key: key.as_deref(), attempts: item.attempts + 1, since, malformed }
     }
 
     /// An attempt whose event was not read.
     pub(super) fn unread(row: &'a DeliveryRow, attempts: u32) -> Self {
         let (key, since) = (row.key.as_deref(), row.since);
-        Trial { position: row.position, id: None, key, attempts, since, malformed: false }
+        FailedTry { position: row.position, id: None, key, attempts, since, malformed: false }
     }
 }
 
@@ -54,7 +51,7 @@ impl Engine {
     }
 
     /// Takes in what became of events; returns those that are to be sent again.
-    fn judge(&mut self, now: Now, index: usize, items: &[Item], outcomes: Vec<Outcome>) -> Vec<Item> {
+    fn judge<'a>(&mut self, now: Now, index: usize, items: &'a [Item], outcomes: Vec<Outcome>) -> Vec<&'a Item> {
         let mut back = Vec::new();
         let mut outcomes = outcomes.into_iter();
         let (mut delivered, mut tried) = (0, false);
@@ -72,10 +69,8 @@ impl Engine {
             }
             tried |= outcome != Outcome::NotTried;
             delivered += u64::from(outcome == Outcome::Delivered);
-            if self.tells_deliveries && outcome == Outcome::Delivered {
-                let subscription = self.subscribers[index].name.clone();
-                let (event, attempt) = (item.event.clone(), item.attempts + 1);
-                self.figures.deliveries.push(DeliveredAttempt { subscription, event, attempt });
+            if outcome == Outcome::Delivered {
+                self.journal.delivered(&self.subscribers[index], item);
             }
             let again = match (item.claim, outcome) {
                 (Some(claim), Outcome::NotTried) if item.key.is_some_and(|key| stopped.contains(&key)) => {
@@ -89,7 +84,7 @@ impl Engine {
                     let again = self.claim_over(now, index, item, claim, outcome);
                     if let Some(key) = item.key.filter(|_| failed && !again) {
                         stopped.insert(key);
-                        self.subscribers[index].give_back_of(key);
+                        self.subscribers[index].return_claims_of(key);
                     }
                     again
                 }
@@ -97,19 +92,19 @@ impl Engine {
                 (None, Outcome::Failed(failure)) => !self.charge(now, index, item, failure),
                 (None, Outcome::Delivered) => {
                     self.subscribers[index].succeed(now, item);
-                    self.subscribers[index].note_turn(item.key);
+                    self.subscribers[index].note_served(item.key);
                     false
                 }
             };
             if again {
-                back.push(item.clone());
+                back.push(item);
             }
         }
         let sub = &mut self.subscribers[index];
         if delivered > 0 {
             sub.delivered += delivered;
             sub.delivered_at = Some(now.wall);
-            *self.figures.delivered.entry(sub.name.clone()).or_default() += delivered;
+            *self.journal.figures().delivered.entry(sub.name.clone()).or_default() += delivered;
         }
         if !tried && !items.is_empty() {
             // Calling again at once would be a busy loop, and a flood of duplicates if it did send something.
@@ -123,33 +118,32 @@ impl Engine {
     pub(super) fn aborted(&mut self, now: Now, (index, batch): (usize, BatchId)) {
         let items = self.finish_batch(index, batch);
         self.subscribers[index].breaker.over(batch);
-        self.batch_over(now, index, &items, items.clone(), None);
+        self.batch_over(now, index, &items, items.iter().collect(), None);
     }
 
     fn finish_batch(&mut self, index: usize, batch: BatchId) -> Vec<Item> {
         let sub = &mut self.subscribers[index];
         let items = sub.dispatcher.finish(batch);
         sub.queue.iter_mut().for_each(|queue| queue.over(batch));
-        sub.bytes -= items.iter().map(|item| item.event.size()).sum::<usize>();
         items
     }
 
     /// Frees the keys of events that are over, but for `busy`; `back` of them comes again.
-    fn batch_over(&mut self, now: Now, index: usize, items: &[Item], back: Vec<Item>, busy: Option<KeyHash>) {
+    fn batch_over(&mut self, now: Now, index: usize, items: &[Item], back: Vec<&Item>, busy: Option<KeyHash>) {
         if items.is_empty() {
             return;
         }
-        let (stopping, behind) = (self.draining || self.expired, self.is_behind_of(index));
+        let (stopping, behind) = (self.member.is_stopping(), self.is_behind_of(index));
         let sub = &mut self.subscribers[index];
-        let back = sub.take_back(now, back, stopping);
+        let back = sub.recover_untried(now, back, stopping);
         for item in items.iter().filter(|item| item.key.is_none() || item.key != busy) {
             sub.release_key(now, item);
             if behind {
-                sub.hold_if_served(item.key);
+                sub.throttle_if_served(item.key);
             }
         }
         sub.dispatcher.push_front(back);
-        self.stuck = false;
+        self.reader.try_again();
     }
 
     /// A worker is held up: what it has done of its batch is over, and the rest is taken back. What belongs to a lane that was lost
@@ -162,13 +156,11 @@ impl Engine {
             item.claim.is_some() || lane.is_some_and(|lane| lane.epoch == item.epoch && !lane.quiet)
         };
         for item in sub.dispatcher.hand_back(batch, outcomes.len() + 1, held) {
-            sub.bytes -= item.event.size();
-            let lane = sub.lane_at(item.lane, item.epoch).filter(|_| item.parked);
-            let given_back = lane.map_or(0, |lane| lane.give_back(item.event.position, item.key));
-            sub.window -= given_back;
+            if let Some(lane) = sub.lane_at(item.lane, item.epoch).filter(|_| item.parked) {
+                lane.return_delivery(item.event.position, item.key);
+            }
         }
         let items = sub.dispatcher.finish_first(batch, outcomes.len());
-        sub.bytes -= items.iter().map(|item| item.event.size()).sum::<usize>();
         sub.queue.iter_mut().for_each(|queue| queue.begin(batch, now));
         let busy = sub.dispatcher.batch(batch).first().and_then(|item| item.key);
         let back = self.judge(now, index, &items, outcomes);
@@ -188,15 +180,14 @@ impl Engine {
             sub.breaker.forget(position);
             return true;
         }
-        let row = sub.lane(item.lane).and_then(|lane| lane.row(item.key, position));
+        let row = sub.lane(item.lane).and_then(|lane| lane.queues.row(item.key, position));
         let since = row.map_or(now.wall, |row| row.since);
         // An announcement has counted the attempt in the row already; the item knows what was before.
-        let failed = self.failed(index, now, Trial::of(item, since), &failure, charge);
+        let failed = self.failed(index, now, FailedTry::of(item, since), &failure, charge);
         let sub = &mut self.subscribers[index];
         let on_dead = sub.definition.on_dead;
         let lane = sub.lane_at(item.lane, item.epoch).expect("checked above");
         if item.parked {
-            lane.done_unwritten += 1;
             lane.fail(position, item.key, failed, on_dead);
         } else {
             lane.park(&item.event, failed, now.wall, on_dead);
@@ -207,11 +198,11 @@ impl Engine {
     /// Whose fault a failure was.
     pub(super) fn blame(&mut self, now: Now, index: usize, item: &Item, failure: &Failure) -> Charge {
         let sub = &mut self.subscribers[index];
-        *self.figures.failed.entry((sub.name.clone(), failure.kind)).or_default() += 1;
+        *self.journal.figures().failed.entry((sub.name.clone(), failure.kind)).or_default() += 1;
         if failure.pause {
             sub.breaker.gone(now, &failure.message, failure.retry_after);
             self.pause(index, format!("{} (event {})", failure.message, item.event.id));
-            self.tell_failed(now, index, Trial::of(item, now.wall), failure, NextTry::Resumed);
+            self.tell_failed(now, index, FailedTry::of(item, now.wall), failure, NextTry::Resumed);
             return Charge::Sink;
         }
         let charge = match failure.fault {
@@ -231,7 +222,7 @@ impl Engine {
         }
         if charge == Charge::Sink {
             let next = NextTry::Uncounted(sub.breaker.next_try(now));
-            self.tell_failed(now, index, Trial::of(item, now.wall), failure, next);
+            self.tell_failed(now, index, FailedTry::of(item, now.wall), failure, next);
         }
         charge
     }
@@ -249,12 +240,12 @@ impl Engine {
         &mut self,
         index: usize,
         now: Now,
-        trial: Trial<'_>,
+        failed_try: FailedTry<'_>,
         failure: &Failure,
         charge: Charge,
     ) -> Failed {
-        let Trial { attempts, since, malformed, .. } = trial;
-        let noise = self.noise();
+        let FailedTry { attempts, since, malformed, .. } = failed_try;
+        let noise = self.noise.next();
         let sub = &mut self.subscribers[index];
         let policy = &sub.definition.retry;
         let counts = charge == Charge::Event;
@@ -264,7 +255,7 @@ impl Engine {
             if !malformed {
                 sub.flood_guard.note_dead(now.mono);
             }
-            *self.figures.dead.entry(sub.name.clone()).or_default() += 1;
+            *self.journal.figures().dead.entry(sub.name.clone()).or_default() += 1;
         }
         let alone = if let Charge::Nobody(wait) = charge { wait } else { Duration::ZERO };
         let asked = failure.retry_after.unwrap_or_default().min(RETRY_AFTER_MAX);
@@ -275,7 +266,7 @@ impl Engine {
             _ if counts => NextTry::At(due_at),
             _ => NextTry::Uncounted(due_at),
         };
-        self.tell_failed(now, index, trial, failure, next);
+        self.tell_failed(now, index, failed_try, failure, next);
         let message = match counts {
             true => cut_error(&failure.message),
             false => cut(&failure.message, ERROR_BYTES_MAX - NOT_COUNTED.len()) + NOT_COUNTED,
@@ -285,85 +276,23 @@ impl Engine {
     }
 
     /// Notes a failed attempt for the log, if there have not been too many.
-    fn tell_failed(&mut self, now: Now, index: usize, trial: Trial<'_>, failure: &Failure, next: NextTry) {
-        let sub = &mut self.subscribers[index];
-        if !self.logged.contains(&index) {
-            self.logged.push(index);
-        }
-        if !sub.log_limits[usize::from(next == NextTry::Never)].admits(now.mono) {
-            return;
-        }
-        self.figures.failed_attempts.push(FailedAttempt {
+    fn tell_failed(&mut self, now: Now, index: usize, failed_try: FailedTry<'_>, failure: &Failure, next: NextTry) {
+        let attempt = |sub: &Subscriber| FailedAttempt {
             subscription: sub.name.clone(),
-            position: trial.position,
-            event: trial.id,
-            key: trial.key.map(Box::from),
-            attempt: trial.attempts,
+            position: failed_try.position,
+            event: failed_try.id,
+            key: failed_try.key.map(Box::from),
+            attempt: failed_try.attempts,
             max_attempts: sub.definition.retry.max_attempts,
             kind: failure.kind,
             error: cut_error(&failure.message),
             next,
-        });
-    }
-
-    /// Says how many failed attempts were not logged; the last time before an instance leaves.
-    pub(super) fn tell_unlogged(&mut self, now: Now, leaves: bool) {
-        self.logged.retain(|index| {
-            let sub = &mut self.subscribers[*index];
-            let told = |limit: &mut LineLimit| if leaves { limit.close() } else { limit.tell(now.mono) };
-            let count: u64 = sub.log_limits.iter_mut().filter_map(told).sum();
-            if count > 0 {
-                *self.figures.failed_unlogged.entry(sub.name.clone()).or_default() += count;
-            }
-            sub.log_limits.iter().any(LineLimit::is_counting)
-        });
-    }
-
-    pub(super) fn fetched(&mut self, now: Now, events: Vec<Arc<Event>>) {
-        self.call_succeeded(Call::Fetch);
-        let claims = self.fetching.take().unwrap_or_default();
-        let events: HashMap<Position, Arc<Event>> = events.into_iter().map(|event| (event.position, event)).collect();
-        let order: HashMap<Position, usize> = asked(&claims).into_iter().zip(0..).collect();
-        let last_told = events.keys().filter_map(|position| order.get(position)).max().map_or(usize::MAX, |last| *last);
-        // What is behind one that was not told, of its key, waits for it.
-        let mut untold: HashSet<(usize, KeyHash)> = HashSet::new();
-        for claim in claims {
-            let Claim { sub: index, lane: number, epoch, position, key } = claim;
-            let sub = &mut self.subscribers[index];
-            let Some(lane) = sub.lane_at(number, epoch) else { continue };
-            if order[&position] > last_told || key.is_some_and(|key| untold.contains(&(index, key))) {
-                untold.extend(key.map(|key| (index, key)));
-                sub.window -= lane.give_back(position, key);
-                continue;
-            }
-            let row = lane.row(key, position).filter(|_| lane.phase == Phase::Active);
-            let Some(attempts) = row.map(|row| row.attempts) else {
-                sub.window -= lane.give_back(position, key);
-                continue;
-            };
-            let Some(event) = events.get(&position) else {
-                let failure = Failure::permanent("the event is neither in the log nor kept aside");
-                let row = row.cloned().expect("checked above");
-                let failed = self.failed(index, now, Trial::unread(&row, attempts + 1), &failure, Charge::Event);
-                let sub = &mut self.subscribers[index];
-                let on_dead = sub.definition.on_dead;
-                let lane = sub.lane_at(number, epoch).expect("checked above");
-                lane.done_unwritten += 1;
-                lane.fail(position, key, failed, on_dead);
-                continue;
-            };
-            let careful = lane.careful;
-            if careful {
-                lane.announce(position, key);
-            }
-            let item = Item { event: event.clone(), key, lane: number, epoch, attempts, parked: true, claim: None };
-            sub.bytes += event.size();
-            if careful { sub.announced.push(item) } else { sub.dispatcher.push(item) }
-        }
+        };
+        self.journal.failed(now, index, &mut self.subscribers[index], next, attempt);
     }
 
     pub(super) fn dispatch(&mut self, now: Now, index: usize) {
-        if self.subscribers[index].paused || self.expired {
+        if self.subscribers[index].paused || self.member.is_expired() {
             return;
         }
         loop {
@@ -415,61 +344,6 @@ impl Engine {
             self.actions.push(Action::Deliver { batch: (index, batch), events });
         }
     }
-
-    pub(super) fn call_fetch(&mut self, now: Now) {
-        if self.fetching.is_some() || !self.may_call(now, Call::Fetch) {
-            return;
-        }
-        let mut claims = Vec::new();
-        for (index, sub) in self.subscribers.iter_mut().enumerate().filter(|(_, sub)| !sub.resting) {
-            looked_at(sub.lanes.len());
-            let asked_for = sub.breaker.wants_retry() && !sub.dispatcher.has_ready_retry();
-            if sub.paused || (sub.breaker.permit(now) == Permit::Nothing && !asked_for) {
-                continue;
-            }
-            // How large they are is not known before they are here.
-            let bytes_left = self.config.in_flight_bytes_max.saturating_sub(sub.bytes);
-            let limit = bytes_left.div_ceil(PAYLOAD_BYTES_MAX).min(sub.spec.batch_size * sub.spec.workers);
-            let mut limit = limit.min(sub.free(&self.config)).min(if asked_for { 1 } else { usize::MAX });
-            // Every lane gets its turn at being the first.
-            sub.first_lane = (sub.first_lane + 1) % sub.lanes.len().max(1);
-            for number in (sub.first_lane..sub.lanes.len()).chain(0..sub.first_lane) {
-                let one_only = sub.holds_careful(number as u32);
-                let dispatcher = &sub.dispatcher;
-                let free = |chain| !matches!(chain, ChainKey::Key(key) if dispatcher.is_busy(key));
-                let Some(lane) = sub.lanes[number].as_mut().filter(|lane| lane.phase == Phase::Active) else {
-                    continue;
-                };
-                if limit == 0 || one_only {
-                    continue;
-                }
-                let (lane_number, epoch) = (lane.reference.lane, lane.epoch);
-                let due = lane.take_due(now.wall, limit, free);
-                limit -= due.len();
-                lane.window += due.len();
-                sub.window += due.len();
-                claims.extend(due.into_iter().map(|(position, key)| Claim {
-                    sub: index,
-                    lane: lane_number,
-                    epoch,
-                    position,
-                    key,
-                }));
-            }
-        }
-        if claims.is_empty() {
-            return;
-        }
-        let positions = asked(&claims);
-        self.fetching = Some(claims);
-        self.actions.push(Action::Fetch(positions));
-    }
-}
-
-/// The positions that are fetched for claims, each once, in the order in which they are wanted.
-fn asked(claims: &[Claim]) -> Vec<Position> {
-    let mut seen = HashSet::new();
-    claims.iter().map(|claim| claim.position).filter(|position| seen.insert(*position)).collect()
 }
 
 /// An error message of the length that is kept.

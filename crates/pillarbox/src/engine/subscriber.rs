@@ -3,9 +3,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::queue::Queue;
+use super::queues::ClaimIds;
 use super::{EngineConfig, PROMOTE_MAX};
 use crate::attempt_log::LineLimit;
 use crate::breaker::{Breaker, Charge, Permit};
+use crate::budget::Budget;
 use crate::counted::counted;
 use crate::dispatcher::{Dispatcher, Item};
 use crate::flood_guard::FloodGuard;
@@ -36,8 +38,9 @@ pub(super) struct Subscriber {
     /// Of the lines about attempts that failed, and about events that died of it.
     pub(super) log_limits: [LineLimit; 2],
     /// Events read and not yet settled in the database.
-    pub(super) window: usize,
-    pub(super) bytes: usize,
+    pub(super) window: Budget,
+    /// Bytes of the events that are here.
+    pub(super) bytes: Budget,
     pub(super) delivered: u64,
     pub(super) delivered_at: Option<Timestamp>,
     pub(super) stopped: Option<String>,
@@ -49,9 +52,9 @@ pub(super) struct Subscriber {
     shown: Option<Shown>,
     /// The lane that was first to fetch deliveries.
     pub(super) first_lane: usize,
-    /// Events of careful lanes whose attempt is being written down first.
-    pub(super) announced: Vec<Item>,
-    /// Attempts that were announced under an epoch which is over, and their numbers: by lane and position.
+    /// Events of lanes in quarantine whose attempt is being written down first.
+    pub(super) recorded: Vec<Item>,
+    /// Attempts that were recorded under an epoch which is over, and their numbers: by lane and position.
     pub(super) own_attempts: HashMap<(u32, Position), u32>,
     /// No event was fit for this permit when the dispatcher had changed so often.
     pub(super) fruitless: Option<(Permit, u64)>,
@@ -60,7 +63,7 @@ pub(super) struct Subscriber {
     /// Delayed deliveries that are due while an event of their key is at the sink: they take their place when that is over.
     pub(super) due_behind: HashMap<KeyHash, Vec<(u32, DeliveryRow)>>,
     /// The definition and the number of lanes that people know of: those of the configuration, or what they were last told.
-    told: (Definition, u32),
+    known_config: (Definition, u32),
 }
 
 impl Subscriber {
@@ -76,8 +79,8 @@ impl Subscriber {
             breaker: Breaker::new(sink.one_receiver),
             flood_guard: FloodGuard::default(),
             log_limits: Default::default(),
-            window: 0,
-            bytes: 0,
+            window: Budget::default(),
+            bytes: Budget::default(),
             delivered: 0,
             delivered_at: None,
             stopped: None,
@@ -85,25 +88,25 @@ impl Subscriber {
             resting: false,
             shown: None,
             first_lane: 0,
-            announced: Vec::new(),
+            recorded: Vec::new(),
             own_attempts: HashMap::new(),
             fruitless: None,
             queue: (spec.mode == Mode::Queue).then(|| Queue::new(sink)),
             due_behind: HashMap::new(),
-            told: (Definition::of(&spec, 0), spec.lanes),
+            known_config: (Definition::of(&spec, 0), spec.lanes),
             spec,
         }
     }
 
     /// What people are to be told, once, where the database says something else of the subscription than this relay's configuration.
-    pub(super) fn difference(&mut self, view: &SubscriptionView) -> Vec<String> {
-        let mut differences = Vec::new();
-        let (told, told_lanes) = std::mem::replace(&mut self.told, (view.definition.clone(), view.lanes));
+    pub(super) fn config_drift(&mut self, view: &SubscriptionView) -> Vec<String> {
+        let mut drifts = Vec::new();
+        let (known, known_lanes) = std::mem::replace(&mut self.known_config, (view.definition.clone(), view.lanes));
         let own = Definition::of(&self.spec, 0);
         let Definition { filter, on_dead, retry, processing_timeout, .. } = &view.definition;
-        if *filter != told.filter && *filter != own.filter {
+        if *filter != known.filter && *filter != own.filter {
             let Filter { topics, types } = filter;
-            differences.push(format!(
+            drifts.push(format!(
                 "subscription '{}': a relay that was started later wants other events (topics {topics:?}, types {types:?}); this relay \
                  delivers those, and not what its own configuration says",
                 self.name
@@ -112,30 +115,30 @@ impl Subscriber {
         let rest = |other: &Definition| {
             (other.on_dead, other.retry, other.processing_timeout) == (*on_dead, *retry, *processing_timeout)
         };
-        if !rest(&told) && !rest(&own) {
-            differences.push(format!(
+        if !rest(&known) && !rest(&own) {
+            drifts.push(format!(
                 "subscription '{}': a relay that was started later says on_dead = {on_dead:?}, processing_timeout = \
                  {processing_timeout:?}, {retry:?}; this relay goes by that, and not by its own configuration",
                 self.name
             ));
         }
-        if view.lanes != told_lanes && view.lanes != self.spec.lanes {
-            differences.push(format!(
+        if view.lanes != known_lanes && view.lanes != self.spec.lanes {
+            drifts.push(format!(
                 "subscription '{}' has {} lanes in the database and {} in this relay's configuration; the database's number counts, \
                  change it with `pillarbox subscription relane`",
                 self.name, view.lanes, self.spec.lanes
             ));
         }
-        differences
+        drifts
     }
 
     /// Whether nothing is to be done for it before something happens that concerns it.
     pub(super) fn may_rest(&self, now: Now, horizon: Position) -> bool {
         let at_rest = |lane: &Lane| match lane.phase {
-            Phase::Active => lane.is_done(horizon) && lane.next_due().is_none(),
+            Phase::Active => lane.is_done(horizon) && lane.queues.next_due().is_none(),
             phase => phase == Phase::Paused && lane.quiet && !lane.has_writes(),
         };
-        let nothing_here = self.dispatcher.is_empty() && self.announced.is_empty() && self.due_behind.is_empty();
+        let nothing_here = self.dispatcher.is_empty() && self.recorded.is_empty() && self.due_behind.is_empty();
         let unhindered = self.stopped.is_none() && self.breaker.permit(now) == Permit::All;
         let queue_rests = self.queue.as_ref().is_none_or(|queue| queue.may_rest(now, self.paused));
         queue_rests && nothing_here && unhindered && self.lanes().all(at_rest)
@@ -147,12 +150,13 @@ impl Subscriber {
         let (mut chains, mut rows, mut failing) = (0, 0, 0);
         for lane in self.lanes() {
             // Not every chain is a failing key: delayed events that are due are chains too.
-            (chains, rows, failing) = (chains + lane.chains(), rows + lane.rows(), failing + lane.failing());
+            (chains, rows, failing) =
+                (chains + lane.queues.chains(), rows + lane.queues.rows(), failing + lane.queues.failing());
         }
         let blocked = rows - chains.min(rows);
         if failing >= config.parked_max {
             let (verb, one) = if failing == 1 { ("is", "") } else { ("are", "one of them ") };
-            let mut heads = self.lanes.iter_mut().flatten().filter_map(Lane::failing_head);
+            let mut heads = self.lanes.iter_mut().flatten().filter_map(|lane| lane.queues.failing_head());
             let example = heads.next().map_or_else(String::new, |head| format!(", {one}{}", name(head)));
             return Some(format!(
                 "{} {verb} failing, as many as max_parked allows{example}; requeue or skip some, or mend the receiver",
@@ -164,7 +168,7 @@ impl Subscriber {
         }
         if blocked >= config.blocked_max {
             let noun = if blocked == 1 { "delivery waits" } else { "deliveries wait" };
-            let longest = self.lanes().filter_map(Lane::longest_chain).max_by_key(|chain| chain.0);
+            let longest = self.lanes().filter_map(|lane| lane.queues.longest_chain()).max_by_key(|chain| chain.0);
             let example =
                 longest.map_or_else(String::new, |(count, head)| format!(", {count} of them behind {}", name(head)));
             return Some(format!(
@@ -172,7 +176,7 @@ impl Subscriber {
                  or mend the receiver"
             ));
         }
-        self.lanes().any(|lane| lane.holes.len() >= config.ranges_max).then(|| {
+        self.lanes().any(|lane| lane.cursor.holes().len() >= config.ranges_max).then(|| {
             format!(
                 "more than max_ranges = {} holes are open: a transaction with very many events has not ended",
                 config.ranges_max
@@ -184,7 +188,8 @@ impl Subscriber {
     pub(super) fn overfull_reason(&mut self) -> Option<String> {
         let lane = self.lanes.iter_mut().flatten().find(|lane| lane.overfull)?;
         let number = lane.reference.lane;
-        let example = lane.failing_head().map_or_else(String::new, |head| format!(", one of them {}", name(head)));
+        let example =
+            lane.queues.failing_head().map_or_else(String::new, |head| format!(", one of them {}", name(head)));
         Some(format!(
             "more than {DEAD_HEADS_MAX} keys of lane {number} are held back by a dead event{example}; requeue or skip some, or set \
              on_dead = skip"
@@ -230,7 +235,7 @@ impl Subscriber {
         self.shown = None;
         for lane in self.lanes.iter_mut().flatten() {
             // A poll under way was asked with the old filter.
-            lane.asked = false;
+            lane.cursor.ask(false);
             if lane.definition != definition.number && matches!(lane.phase, Phase::Active | Phase::Paused) {
                 lane.phase = Phase::Reloading;
             }
@@ -260,34 +265,34 @@ impl Subscriber {
         self.lanes.get_mut(number as usize)?.as_mut().filter(|lane| lane.epoch == epoch)
     }
 
-    /// Whether a careful lane has an event on its way already.
-    pub(super) fn holds_careful(&self, number: u32) -> bool {
-        let careful = self.lane(number).is_some_and(|lane| lane.careful);
-        careful && (self.announced.iter().any(|item| item.lane == number) || self.dispatcher.holds(number))
+    /// Whether a lane in quarantine has an event on its way already.
+    pub(super) fn holds_quarantined(&self, number: u32) -> bool {
+        let quarantined = self.lane(number).is_some_and(|lane| lane.is_quarantined());
+        quarantined && (self.recorded.iter().any(|item| item.lane == number) || self.dispatcher.holds(number))
     }
 
     /// How many more events fit into the window.
     pub(super) fn free(&self, config: &EngineConfig) -> usize {
         let queue_is_full = self.queue.as_ref().is_some_and(Queue::is_full);
-        let full = self.paused || queue_is_full || self.bytes >= config.in_flight_bytes_max;
-        if full { 0 } else { config.in_flight_max.saturating_sub(self.window) }
+        let full = self.paused || queue_is_full || self.bytes.used() >= config.in_flight_bytes_max;
+        if full { 0 } else { config.in_flight_max.saturating_sub(self.window.used()) }
     }
 
     /// Whether reading is worth a poll: a part of the window is free.
     pub(super) fn has_room(&self, config: &EngineConfig) -> bool {
-        self.free(config) > config.in_flight_max / 4 && self.bytes <= config.in_flight_bytes_max / 4 * 3
+        self.free(config) > config.in_flight_max / 4 && self.bytes.used() <= config.in_flight_bytes_max / 4 * 3
     }
 
     pub(super) fn is_idle(&self, now: Now, horizon: Position) -> bool {
         let lane_idle = |lane: &Lane| {
             // A hole that the last poll looked at is somebody's who has not committed.
-            let looked = lane.holes.is_empty() || lane.bound == Position::MAX;
-            let read = lane.top >= horizon && looked && lane.open_count() == 0;
-            (read && lane.phase == Phase::Active && lane.next_due().is_none_or(|due| due > now.wall))
+            let looked = lane.cursor.holes().is_empty() || lane.cursor.bound() == Position::MAX;
+            let read = lane.cursor.top() >= horizon && looked && lane.cursor.open_count() == 0;
+            (read && lane.phase == Phase::Active && lane.queues.next_due().is_none_or(|due| due > now.wall))
                 || lane.phase == Phase::Paused
         };
         let given_up = self.breaker.is_hopeless() || self.stopped.is_some();
-        let quiet = self.dispatcher.in_flight() == 0 && self.announced.is_empty();
+        let quiet = self.dispatcher.in_flight() == 0 && self.recorded.is_empty();
         let queue_idle = self.paused || self.queue.as_ref().is_none_or(|queue| queue.is_idle(now));
         quiet && (given_up || (queue_idle && self.dispatcher.is_empty() && self.lanes().all(lane_idle)))
     }
@@ -299,39 +304,34 @@ impl Subscriber {
         number: u32,
         key: Option<KeyHash>,
         event: &Arc<Event>,
-        next_claim: &mut i64,
+        ids: &mut ClaimIds,
     ) {
         let lane = self.lanes[number as usize].as_mut().expect("the caller found the lane");
-        assert!(event.position > lane.top || lane.holes.contains(event.position), "an event is handed on once");
+        assert!(
+            event.position > lane.cursor.top() || lane.cursor.holes().contains(event.position),
+            "an event is handed on once"
+        );
         lane.admit(event.position);
-        self.window += 1;
         if lane.was_parked(event.position) {
             return lane.done(event.position, event.id);
         }
-        let item = Item {
-            event: event.clone(),
-            key,
-            lane: number,
-            epoch: lane.epoch,
-            attempts: 0,
-            parked: false,
-            claim: None,
-        };
         let delayed = event.deliver_at.filter(|&at| at > now.wall);
         if let Some(queue) = &self.queue {
             let has_rows = lane.has_chain(ChainKey::of(key, event.position));
-            if delayed.is_some() || lane.careful || has_rows || queue.takes_all() {
-                return self.give_row(now, next_claim, number, &item);
+            if delayed.is_some() || lane.is_quarantined() || has_rows || queue.takes_all() {
+                return self.spill(now, ids, number, event);
             }
         }
         if let Some(until) = delayed {
             return lane.delay(event, until, now.wall);
         }
-        if lane.careful || lane.has_chain(ChainKey::of(key, event.position)) {
+        if lane.is_quarantined() || lane.has_chain(ChainKey::of(key, event.position)) {
             return lane.enqueue(event, now.wall);
         }
-        self.bytes += event.size();
-        self.dispatcher.push(item);
+        let (lane, epoch) = (number, lane.epoch);
+        let room = self.bytes.reserve(event.size());
+        let event = event.clone();
+        self.dispatcher.push(Item { event, key, lane, epoch, attempts: 0, parked: false, claim: None, room });
     }
 
     pub(super) fn succeed(&mut self, now: Now, item: &Item) {
@@ -339,7 +339,6 @@ impl Subscriber {
         self.flood_guard.note(now.mono, item.key_id(), false);
         let Some(lane) = self.lane_at(item.lane, item.epoch) else { return };
         if item.parked {
-            lane.done_unwritten += 1;
             lane.succeed(item.event.position, item.key);
         } else {
             lane.done(item.event.position, item.event.id);
@@ -359,14 +358,13 @@ impl Subscriber {
 
     /// Of the events that were not tried, those that are to be sent again before anything else of their keys. Those of a failing
     /// key go behind its head; those of a lane that is gone or leaving are dropped.
-    pub(super) fn take_back(&mut self, now: Now, items: Vec<Item>, stopping: bool) -> Vec<Item> {
+    pub(super) fn recover_untried(&mut self, now: Now, items: Vec<&Item>, stopping: bool) -> Vec<Item> {
         let mut front = Vec::new();
         for item in items {
             let position = item.event.position;
             if let Some(claim) = item.claim {
                 if self.keeps_claim(claim, stopping) {
-                    self.bytes += item.event.size();
-                    front.push(item);
+                    front.push(item.again(self.bytes.reserve(item.event.size())));
                 } else {
                     self.breaker.forget(position);
                 }
@@ -379,14 +377,13 @@ impl Subscriber {
                 continue;
             };
             if item.parked {
-                self.window -= lane.give_back(position, item.key);
+                lane.return_delivery(position, item.key);
             } else if lane.has_chain(ChainKey::of(item.key, position))
                 || item.key.is_some_and(|key| gated.contains_key(&key))
             {
                 lane.enqueue(&item.event, now.wall);
             } else if lane.phase == Phase::Active {
-                self.bytes += item.event.size();
-                front.push(item);
+                front.push(item.again(self.bytes.reserve(item.event.size())));
             } else {
                 self.breaker.forget(position);
             }
@@ -409,24 +406,21 @@ impl Subscriber {
                 continue;
             }
             let position = item.event.position;
-            let (size, event) = (item.event.size(), item.event.clone());
             let lane = self.lanes.get_mut(item.lane as usize).and_then(Option::as_mut);
             let Some(lane) = lane.filter(|lane| lane.epoch == item.epoch) else {
-                self.bytes -= size;
                 continue;
             };
-            head_is_sent |= item.parked && lane.is_head(key, position);
+            head_is_sent |= item.parked && lane.queues.is_head(key, position);
             // A delivery is sent behind its key's head; an event of the log only if the key is not failing.
             let free = delayed.is_empty() && !lane.has_chain(ChainKey::Key(key));
             if (item.parked && head_is_sent) || (!item.parked && free) {
                 front.push(item);
                 continue;
             }
-            self.bytes -= size;
             if item.parked {
-                self.window -= lane.give_back(position, Some(key));
+                lane.return_delivery(position, Some(key));
             } else {
-                lane.enqueue(&event, now.wall);
+                lane.enqueue(&item.event, now.wall);
             }
         }
         // They are older than anything of the key that is ready.
@@ -435,7 +429,7 @@ impl Subscriber {
             match self.lanes.get_mut(number as usize).and_then(Option::as_mut) {
                 Some(lane) if lane.phase == Phase::Active => lane.promote(row),
                 // What its key had waiting here is dropped, and comes before it when it is read again.
-                Some(lane) => lane.keep_delayed(row),
+                Some(lane) => lane.queues.keep_delayed(row),
                 None => {}
             }
         }
@@ -448,7 +442,7 @@ impl Subscriber {
         }
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes[number].as_mut().filter(|lane| lane.phase == Phase::Active) else { continue };
-            for row in lane.take_delayed(now.wall, PROMOTE_MAX) {
+            for row in lane.queues.take_delayed(now.wall, PROMOTE_MAX) {
                 if let Some(key) = row.key_hash().filter(|&key| self.dispatcher.is_busy(key)) {
                     self.due_behind.entry(key).or_default().push((number as u32, row));
                     continue;
@@ -457,9 +451,8 @@ impl Subscriber {
                 let waiting = key.map(|key| self.dispatcher.extract(key)).unwrap_or_default();
                 let lane = self.lanes[number].as_mut().expect("checked above");
                 for item in waiting {
-                    self.bytes -= item.event.size();
                     if item.parked {
-                        self.window -= lane.give_back(item.event.position, item.key);
+                        lane.return_delivery(item.event.position, item.key);
                     } else {
                         lane.enqueue(&item.event, now.wall);
                     }
@@ -469,8 +462,8 @@ impl Subscriber {
         }
     }
 
-    /// Lanes that stop take back what they have announced and not sent, and drop what is not at the sink.
-    pub(super) fn settle_down(&mut self, numbers: Vec<u32>) {
+    /// Lanes that stop take back what they have recorded and not sent, and drop what is not at the sink.
+    pub(super) fn quiesce_lanes(&mut self, numbers: Vec<u32>) {
         if numbers.is_empty() {
             return;
         }
@@ -478,9 +471,9 @@ impl Subscriber {
         for number in numbers {
             let Some(lane) = self.lanes[number as usize].as_mut() else { continue };
             lane.quiet = true;
-            for row in lane.interrupted() {
+            for row in lane.queues.interrupted() {
                 if !self.dispatcher.is_at_sink(number, row.position) {
-                    lane.withdraw(row.position, row.key_hash());
+                    lane.cancel_attempt(row.position, row.key_hash());
                 }
             }
         }
@@ -489,9 +482,8 @@ impl Subscriber {
     /// Drops what lanes have here that is not at the sink.
     fn drop_waiting(&mut self, numbers: &HashSet<u32>) {
         self.breaker.forget_lanes(numbers);
-        let announced = self.announced.extract_if(.., |item| numbers.contains(&item.lane));
-        for item in self.dispatcher.purge(numbers).into_iter().chain(announced) {
-            self.bytes -= item.event.size();
+        let recorded = self.recorded.extract_if(.., |item| numbers.contains(&item.lane));
+        for item in self.dispatcher.purge(numbers).into_iter().chain(recorded) {
             // It comes again to whoever has the lane then.
             self.breaker.forget(item.event.position);
         }
@@ -515,8 +507,6 @@ impl Subscriber {
             self.own_attempts.retain(|(of, _), _| *of != number);
             self.own_attempts.extend(lane.own_attempts().map(|(position, attempt)| ((number, position), attempt)));
             self.queue.iter_mut().for_each(|queue| queue.lane_gone(self.id, number));
-            // Whatever is in a write under way leaves the window with that.
-            self.window -= lane.window;
         }
         if dropped.is_empty() {
             return;

@@ -7,21 +7,22 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::task::{Doorbell, Lease, Running, deliver_to_sink, handle_one_by_one, listen, retain};
-use super::{Command, End, Face, Target};
+use super::{Command, End, RelayState, Target};
+use crate::backoff::Backoff;
 use crate::engine::{Action, Call, Engine, EngineConfig, Figures, Input};
 use crate::handler::{Handling, Patience};
 use crate::{
-    Advice, Attempt, Batch, BatchId, BreakerReport, Change, ClaimPlace, DeliveredAttempt, Error, FailedAttempt,
-    Failpoint, Hello, Joined, Mode, NextTry, Operator, Origin, PausedBy, PrunePolicy, Result, Store, Subscription,
+    Attempt, Batch, BatchId, BreakerReport, Change, ClaimPlace, DeliveredAttempt, Error, FailedAttempt, Failpoint,
+    Hello, Joined, Mode, NextTry, Operator, Origin, PausedBy, PrunePolicy, Result, Retryability, Store, Subscription,
     SubscriptionView, metric,
 };
 
 /// How long a stop waits for the database to be told.
 pub(super) const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The shortest and the longest wait before joining again, after an attempt that failed or an instance that did not live for long.
-const REJOIN_BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
+/// The wait before joining again, after an attempt that failed or an instance that did not last for long.
+const REJOIN_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(5));
 
-/// Carries out what the engine decides, in as many lives as an instance as it takes.
+/// Carries out what the engine decides, in as many sessions as an instance as it takes.
 pub(super) struct Shell<S> {
     store: Arc<S>,
     config: EngineConfig,
@@ -30,16 +31,16 @@ pub(super) struct Shell<S> {
     /// Of the subscriptions, as batches carry them.
     names: Vec<Arc<str>>,
     started: Instant,
-    face: Arc<Mutex<Face>>,
+    state: Arc<Mutex<RelayState>>,
     idle: Vec<oneshot::Sender<()>>,
     draining: bool,
-    life: Life,
+    session: Session,
     /// What goes on whichever instance this is.
     background: JoinSet<()>,
 }
 
-/// One life as an instance. Nothing of it reaches the next one: not the engine, no call, no answer.
-struct Life {
+/// One session as an instance. Nothing of it reaches the next one: not the engine, no call, no answer.
+struct Session {
     engine: Engine,
     /// Of the subscriptions.
     origins: Vec<Origin>,
@@ -93,8 +94,8 @@ enum Attempted {
     Stop,
 }
 
-impl Life {
-    /// A life that begins so long after the relay was started.
+impl Session {
+    /// A session that begins so long after the relay was started.
     fn new(
         config: &EngineConfig,
         mono: Duration,
@@ -104,7 +105,7 @@ impl Life {
     ) -> Self {
         let features = targets.iter().map(|(subscription, target)| (subscription.clone(), target.features())).collect();
         let (answers, inputs) = mpsc::unbounded_channel();
-        Life {
+        Session {
             engine: Engine::new(config.clone(), mono, joined, store.features(), features),
             origins: origins(joined),
             began: Instant::now(),
@@ -140,9 +141,13 @@ impl<S: Store + Operator> Shell<S> {
         joined: &Joined,
     ) -> Self {
         let started = Instant::now();
-        let life = Life::new(&config, started.elapsed(), joined, &store, &targets);
-        let face =
-            Face { instance: joined.instance, joined: true, heard_at: Instant::now(), report: life.engine.report() };
+        let session = Session::new(&config, started.elapsed(), joined, &store, &targets);
+        let state = RelayState {
+            instance: joined.instance,
+            joined: true,
+            heard_at: Instant::now(),
+            report: session.engine.report(),
+        };
         Shell {
             store: Arc::new(store),
             config,
@@ -150,21 +155,21 @@ impl<S: Store + Operator> Shell<S> {
             names: targets.iter().map(|target| target.0.name.as_str().into()).collect(),
             targets,
             started,
-            face: Arc::new(Mutex::new(face)),
+            state: Arc::new(Mutex::new(state)),
             idle: Vec::new(),
             draining: false,
-            life,
+            session,
             background: JoinSet::new(),
         }
     }
 
     /// What others may see of the relay.
-    pub(super) fn face(&self) -> Arc<Mutex<Face>> {
-        self.face.clone()
+    pub(super) fn state(&self) -> Arc<Mutex<RelayState>> {
+        self.state.clone()
     }
 
-    fn show(&self) -> MutexGuard<'_, Face> {
-        self.face.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_state(&self) -> MutexGuard<'_, RelayState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) async fn run(
@@ -177,11 +182,11 @@ impl<S: Store + Operator> Shell<S> {
         }
         let mut failures = 0;
         loop {
-            let ended = match self.live(&mut commands).await {
+            let ended = match self.run_session(&mut commands).await {
                 Ok(end) => return end,
                 Err(ended) => ended,
             };
-            if self.life.began.elapsed() >= REJOIN_BACKOFF.1 {
+            if self.session.began.elapsed() >= REJOIN_BACKOFF.longest() {
                 failures = 0;
             }
             if let Some(end) = self.rejoin(&mut commands, ended, &mut failures).await {
@@ -190,22 +195,22 @@ impl<S: Store + Operator> Shell<S> {
         }
     }
 
-    /// One life as an instance: until the relay is over, or with an error the instance.
-    async fn live(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) -> Result<End> {
-        let (doorbell, answers) = (self.life.doorbell.subscribe(), self.life.answers.clone());
-        self.life.calls.spawn(listen(self.store.clone(), doorbell, answers, self.config.poll_interval));
+    /// One session as an instance: until the relay is over, or with an error the instance.
+    async fn run_session(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) -> Result<End> {
+        let (doorbell, answers) = (self.session.doorbell.subscribe(), self.session.answers.clone());
+        self.session.calls.spawn(listen(self.store.clone(), doorbell, answers, self.config.poll_interval));
         let mut input = Input::Tick;
         loop {
-            self.life.rings += u64::from(matches!(input, Input::Rang | Input::Published));
+            self.session.rings += u64::from(matches!(input, Input::Rang | Input::Published));
             let now = self.started.elapsed();
             let name = input.name();
-            self.life.engine.tell_deliveries(tracing::enabled!(tracing::Level::DEBUG));
-            let actions = self.life.engine.step(now, input);
+            self.session.engine.tell_deliveries(tracing::enabled!(tracing::Level::DEBUG));
+            let actions = self.session.engine.step(now, input);
             tracing::trace!(input = name, actions = actions.len(), "step");
             actions.into_iter().for_each(|action| self.act(action));
             self.publish(now);
-            let deadline = self.started + self.life.engine.deadline(now);
-            input = match next(commands, &mut self.life.inputs, deadline).await {
+            let deadline = self.started + self.session.engine.deadline(now);
+            input = match next(commands, &mut self.session.inputs, deadline).await {
                 Next::Command(Some(Command::Drain)) => {
                     self.draining = true;
                     Input::Drain
@@ -217,7 +222,7 @@ impl<S: Store + Operator> Shell<S> {
                 Next::Command(Some(Command::Stop) | None) => return Ok(self.stop().await),
                 Next::Answer(Answer::Input(input)) => {
                     if matches!(input, Input::Observed(_)) {
-                        self.show().heard_at = Instant::now();
+                        self.lock_state().heard_at = Instant::now();
                     }
                     input
                 }
@@ -229,8 +234,8 @@ impl<S: Store + Operator> Shell<S> {
                 Next::Answer(Answer::Left(result)) => return Ok(self.left(result).await),
                 Next::Time => Input::Tick,
             };
-            while self.life.calls.try_join_next().is_some() {}
-            while self.life.deliveries.try_join_next().is_some() {}
+            while self.session.calls.try_join_next().is_some() {}
+            while self.session.deliveries.try_join_next().is_some() {}
         }
     }
 
@@ -241,10 +246,10 @@ impl<S: Store + Operator> Shell<S> {
         ended: Error,
         failures: &mut u32,
     ) -> Option<End> {
-        let instance = self.life.engine.instance().0;
+        let instance = self.session.engine.instance().0;
         tracing::warn!(instance, error = %ended, source = cause(&ended), "ended as an instance; joining again");
-        self.show().joined = false;
-        self.life.end().await;
+        self.lock_state().joined = false;
+        self.session.end().await;
         if self.draining {
             // There is nothing to be given back: all that it owned is others' to take.
             return Some(self.left(Ok(())).await);
@@ -291,13 +296,13 @@ impl<S: Store + Operator> Shell<S> {
         }
     }
 
-    /// Begins a new life as an instance.
+    /// Begins a new session as an instance.
     fn begin(&mut self, joined: &Joined) {
         tracing::info!(instance = joined.instance.0, "joined again");
         metrics::counter!(metric::REJOINS).increment(1);
-        self.life = Life::new(&self.config, self.started.elapsed(), joined, &*self.store, &self.targets);
-        let report = self.life.engine.report();
-        *self.show() = Face { instance: joined.instance, joined: true, heard_at: Instant::now(), report };
+        self.session = Session::new(&self.config, self.started.elapsed(), joined, &*self.store, &self.targets);
+        let report = self.session.engine.report();
+        *self.lock_state() = RelayState { instance: joined.instance, joined: true, heard_at: Instant::now(), report };
     }
 
     fn act(&mut self, action: Action) {
@@ -352,14 +357,14 @@ impl<S: Store + Operator> Shell<S> {
             }),
             Action::Deliver { batch, events } => self.deliver(batch, events),
             Action::Pause { subscription, reason } => {
-                let pause = pause(store, self.names[subscription].clone(), reason, self.life.answers.clone());
-                self.life.calls.spawn(pause);
+                let pause = pause(store, self.names[subscription].clone(), reason, self.session.answers.clone());
+                self.session.calls.spawn(pause);
             }
             // Each answers for itself once it is over.
-            Action::Abort => self.life.deliveries.abort_all(),
+            Action::Abort => self.session.deliveries.abort_all(),
             Action::Leave => {
-                let answers = self.life.answers.clone();
-                self.life.calls.spawn(async move {
+                let answers = self.session.answers.clone();
+                self.session.calls.spawn(async move {
                     Failpoint::Leave.hit();
                     let _ = answers.send(Answer::Left(store.leave().await));
                 });
@@ -368,8 +373,8 @@ impl<S: Store + Operator> Shell<S> {
     }
 
     fn call(&mut self, call: Call, future: impl Future<Output = Result<Input>> + Send + 'static) {
-        let answers = self.life.answers.clone();
-        self.life.calls.spawn(async move {
+        let answers = self.session.answers.clone();
+        self.session.calls.spawn(async move {
             let answer = future.await.map_or_else(|error| Answer::Failed(call, error), Answer::Input);
             // The shell may have ended meanwhile.
             let _ = answers.send(answer);
@@ -378,7 +383,7 @@ impl<S: Store + Operator> Shell<S> {
 
     fn deliver(&mut self, batch: (usize, BatchId), events: Vec<Attempt>) {
         let (subscription, target) = &self.targets[batch.0];
-        let definition = self.life.engine.definition(batch.0);
+        let definition = self.session.engine.definition(batch.0);
         let max_attempts = definition.retry.max_attempts;
         let timeout = subscription.heartbeat_timeout.unwrap_or(definition.processing_timeout);
         let (target, name) = (target.clone(), self.names[batch.0].clone());
@@ -387,11 +392,11 @@ impl<S: Store + Operator> Shell<S> {
             (Mode::Queue, Some(pulse)) => Patience::Pulse(pulse),
             (Mode::Queue, None) => Patience::Endless,
         };
-        let origin = self.life.origins[batch.0];
-        let place = ClaimPlace { subscription: origin.subscription, instance: self.life.engine.instance() };
-        let lease = Lease { started: self.started, good_until: self.life.good_until.clone() };
-        let running = Running::new(batch, self.life.answers.clone());
-        self.life.deliveries.spawn(async move {
+        let origin = self.session.origins[batch.0];
+        let place = ClaimPlace { subscription: origin.subscription, instance: self.session.engine.instance() };
+        let lease = Lease { started: self.started, good_until: self.session.good_until.clone() };
+        let running = Running::new(batch, self.session.answers.clone());
+        self.session.deliveries.spawn(async move {
             Failpoint::Deliver.hit();
             let outcomes = match target {
                 Target::Sink(sink) => {
@@ -410,27 +415,27 @@ impl<S: Store + Operator> Shell<S> {
 
     /// Tells everybody what the last step has changed.
     fn publish(&mut self, now: Duration) {
-        publish_figures(self.life.engine.take_figures());
-        let mut face = self.face.lock().unwrap_or_else(PoisonError::into_inner);
-        self.life.engine.update_report(&mut face.report);
-        drop(face);
-        let engine = &self.life.engine;
+        publish_figures(self.session.engine.take_figures());
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.session.engine.update_report(&mut state.report);
+        drop(state);
+        let engine = &self.session.engine;
         let good_until = engine.good_until().map_or(u64::MAX, |end| end.as_micros() as u64);
-        self.life.good_until.store(good_until, Ordering::Relaxed);
+        self.session.good_until.store(good_until, Ordering::Relaxed);
         if !self.idle.is_empty() && engine.is_idle(now) {
             self.idle.drain(..).for_each(|sender| {
                 // Nobody may be waiting any more.
                 let _ = sender.send(());
             });
         }
-        let state = Doorbell { rings: self.life.rings, polls: engine.polls(), asleep: engine.is_asleep() };
-        self.life.doorbell.send_if_modified(|old| std::mem::replace(old, state) != state);
+        let state = Doorbell { rings: self.session.rings, polls: engine.polls(), asleep: engine.is_asleep() };
+        self.session.doorbell.send_if_modified(|old| std::mem::replace(old, state) != state);
     }
 
     /// A call that may go through later is the engine's to repeat; anything else ends the instance or the relay.
     fn failed(&mut self, call: Call, error: Error) -> Result<Input> {
         metrics::counter!(metric::STORE_ERRORS, "call" => format!("{call:?}").to_lowercase()).increment(1);
-        if error.kind().advice() != Advice::Retry {
+        if error.kind().retryability() != Retryability::Retry {
             return Err(error);
         }
         tracing::warn!(?call, %error, source = cause(&error), "the database did not take a call; trying again");
@@ -438,7 +443,7 @@ impl<S: Store + Operator> Shell<S> {
     }
 
     async fn left(&mut self, result: Result<()>) -> End {
-        self.life.end().await;
+        self.session.end().await;
         self.background.shutdown().await;
         for (_, target) in &self.targets {
             if let Target::Sink(sink) = target {
@@ -447,13 +452,13 @@ impl<S: Store + Operator> Shell<S> {
         }
         match result {
             // An instance that has ended has nothing left to give back.
-            Err(error) if error.kind().advice() != Advice::Rejoin => End::Failed(Arc::new(error)),
+            Err(error) if error.kind().retryability() != Retryability::Rejoin => End::Failed(Arc::new(error)),
             _ => End::Drained,
         }
     }
 
     async fn stop(&mut self) -> End {
-        self.life.end().await;
+        self.session.end().await;
         self.background.shutdown().await;
         self.leave().await;
         End::Stopped
@@ -492,12 +497,12 @@ async fn pause<S: Operator>(
 
 /// What an error that no call can be repeated after is the end of: of the instance (an error), or of the relay.
 fn over(error: Error) -> Result<End> {
-    if error.kind().advice() == Advice::Rejoin { Err(error) } else { Ok(End::Failed(Arc::new(error))) }
+    if error.kind().retryability() == Retryability::Rejoin { Err(error) } else { Ok(End::Failed(Arc::new(error))) }
 }
 
 /// Whether the same join may go through later.
 fn may_join_later(error: &Error) -> bool {
-    matches!(error.kind().advice(), Advice::Retry | Advice::Rejoin)
+    matches!(error.kind().retryability(), Retryability::Retry | Retryability::Rejoin)
 }
 
 fn cause(error: &Error) -> Option<String> {
@@ -505,10 +510,7 @@ fn cause(error: &Error) -> Option<String> {
 }
 
 pub(super) fn rejoin_wait(failures: u32) -> Duration {
-    match failures {
-        0 => Duration::ZERO,
-        _ => REJOIN_BACKOFF.0.saturating_mul(1 << (failures - 1).min(16)).min(REJOIN_BACKOFF.1),
-    }
+    if failures == 0 { Duration::ZERO } else { REJOIN_BACKOFF.after(failures) }
 }
 
 fn log_delivered(delivered: &DeliveredAttempt) {
@@ -607,6 +609,6 @@ mod tests {
     fn joining_again_is_tried_at_once_and_then_ever_less_often() {
         let waits: Vec<u128> = (0..5).map(|failures| rejoin_wait(failures).as_millis()).collect();
         assert_eq!(waits, [0, 20, 40, 80, 160]);
-        assert_eq!((rejoin_wait(9), rejoin_wait(u32::MAX)), (REJOIN_BACKOFF.1, REJOIN_BACKOFF.1));
+        assert_eq!((rejoin_wait(9), rejoin_wait(u32::MAX)), (REJOIN_BACKOFF.longest(), REJOIN_BACKOFF.longest()));
     }
 }

@@ -10,8 +10,8 @@ use super::shell::Answer;
 use crate::engine::Input;
 use crate::handler::{AnyHandler, CatchUnwind, Handling, Patience, call};
 use crate::{
-    Advice, Attempt, Batch, BatchId, Failpoint, Failure, Operator, Outcome, PrunePolicy, Pruned, Result, Sink, Store,
-    Wake,
+    Attempt, Batch, BatchId, Failpoint, Failure, Operator, Outcome, PrunePolicy, Pruned, Result, Retryability, Sink,
+    Store, Wake,
 };
 
 /// A worker that is held up by one event of its batch for longer than this gives the rest back to others.
@@ -108,7 +108,7 @@ pub(super) async fn listen<S: Store>(
                 }
             }
             Ok(Wake::Timeout) => {}
-            Err(error) if error.kind().advice() == Advice::Rejoin => {
+            Err(error) if error.kind().retryability() == Retryability::Rejoin => {
                 let _ = answers.send(Answer::Ended(error));
                 return;
             }
