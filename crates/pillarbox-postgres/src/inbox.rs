@@ -1,4 +1,3 @@
-use std::sync::LazyLock;
 use std::time::Duration;
 
 use pillarbox::Result;
@@ -7,11 +6,11 @@ use tokio_postgres::GenericClient;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
-use crate::connection::{SCHEMA, Session, check_schema};
+use crate::client::PgClient;
+use crate::connection::Session;
 use crate::error::Db;
 use crate::operator::prune::at_least;
-
-static DEFAULT: LazyLock<Inbox> = LazyLock::new(|| Inbox { schema: SCHEMA.to_owned() });
+use crate::schema::{DEFAULT, Schema};
 
 /// A hundred years are for ever.
 const AGE_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
@@ -23,6 +22,8 @@ const AGE_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// Under repeatable read or serializable it fails with a serialization failure instead if the first commits.
 /// Ids are remembered for [`PrunePolicy::inbox`], 30 days by default.
 ///
+/// By sqlx, with the feature `sqlx`, pass `&mut *transaction`. For a log that is not in the schema `pillarbox` use [`Schema::accept`].
+///
 /// ```no_run
 /// # async fn receive(client: &mut tokio_postgres::Client, id: uuid::Uuid) -> Result<(), Box<dyn std::error::Error>> {
 /// let transaction = client.transaction().await?;
@@ -33,33 +34,21 @@ const AGE_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// # Ok(())
 /// # }
 /// ```
-pub async fn accept<C: GenericClient>(transaction: &C, consumer: &str, id: Uuid) -> Result<bool> {
+pub async fn accept<C: PgClient>(transaction: C, consumer: &str, id: Uuid) -> Result<bool> {
     DEFAULT.accept(transaction, consumer, id).await
 }
 
-/// The inbox of a schema that is not called `pillarbox`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Inbox {
-    schema: String,
+impl Schema {
+    /// See [`accept()`].
+    pub async fn accept<C: PgClient>(&self, transaction: C, consumer: &str, id: Uuid) -> Result<bool> {
+        transaction.accept(self, consumer, id).await
+    }
 }
 
-impl Inbox {
-    /// The one in `schema`.
-    pub fn new(schema: &str) -> Result<Self> {
-        check_schema(schema)?;
-        Ok(Inbox { schema: schema.to_owned() })
-    }
-
-    /// See [`accept()`].
-    pub async fn accept<C: GenericClient>(&self, transaction: &C, consumer: &str, id: Uuid) -> Result<bool> {
-        Ok(self.insert(transaction, consumer, id).await?)
-    }
-
-    async fn insert<C: GenericClient>(&self, transaction: &C, consumer: &str, id: Uuid) -> Db<bool> {
-        let sql = include_str!("sql/accept.sql").replace("@schema@", &self.schema);
-        let rows = transaction.query_typed(&sql, &[(&consumer, Type::TEXT), (&id, Type::UUID)]).await?;
-        Ok(rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default())
-    }
+pub(crate) async fn insert<C: GenericClient>(transaction: &C, schema: &Schema, consumer: &str, id: Uuid) -> Db<bool> {
+    let sql = schema.fill_in(include_str!("sql/accept.sql"));
+    let rows = transaction.query_typed(&sql, &[(&consumer, Type::TEXT), (&id, Type::UUID)]).await?;
+    Ok(rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default())
 }
 
 /// Removes a slice of what was accepted long ago.

@@ -3,6 +3,7 @@
 //! `migrate` creates the schema, `publish` writes an event in the caller's own transaction (or call the function
 //! `pillarbox.publish`, or insert into `pillarbox.event`, from any language), and a `PostgresStore` is what a relay and the
 //! operators' commands work on.
+mod client;
 mod connection;
 mod doorbell;
 mod error;
@@ -18,25 +19,24 @@ mod ownership;
 mod publish;
 mod queue;
 mod reader;
+mod schema;
 mod settle;
 mod store;
 pub mod testing;
 mod transactional;
 mod types;
 
+pub use client::PgClient;
 pub use connection::{PgConfig, SslMode};
 pub use home::{adopt, fresh};
-pub use inbox::{Inbox, accept};
+pub use inbox::accept;
 pub use migrate::{Migrated, SCHEMA_VERSION, check, dump_schema, migrate, print_roles, print_sql, set_doorbell};
 #[cfg(feature = "mutants")]
 pub use mutant::{BEFORE_TAKE, BETWEEN_STATEMENTS, HORIZON_GATE, Hook, Mutant, SETTLE_STEPS};
 pub use operator::PENDING_COUNT_MAX;
 pub use pillarbox::store::SchemaState;
-#[cfg(feature = "sqlx")]
-pub use publish::sqlx;
-pub use publish::{
-    EventSql, Limits, PAYLOAD_BYTES_MAX_HIGHEST, Parameter, PublishStatement, Publisher, publish, publish_all,
-};
+pub use publish::{EventSql, Limits, PAYLOAD_BYTES_MAX_HIGHEST, Parameter, PublishStatement, publish, publish_all};
 pub use reader::PAGE_BYTES_MAX;
+pub use schema::Schema;
 pub use store::PostgresStore;
-pub use transactional::Transactional;
+pub use transactional::{PooledClient, Transactional};

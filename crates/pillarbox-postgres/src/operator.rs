@@ -16,7 +16,8 @@ use crate::connection::{Session, lock_class};
 use crate::error::{Db, DbError};
 use crate::event_id::salted_position;
 use crate::ownership::parse_filter;
-use crate::publish::{FOREVER_MS, Publisher};
+use crate::publish::FOREVER_MS;
+use crate::schema::Schema;
 use crate::store::PostgresStore;
 use crate::types::{Time, range_set};
 
@@ -57,9 +58,9 @@ impl Operator for PostgresStore {
 
     async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Uuid>> {
         let mut desk = self.desk().await?;
-        let publisher = Publisher::new(self.config().schema())?;
+        let schema = Schema::of(self.config());
         let tx = desk.begin().await?;
-        let ids = publisher.publish_all(&tx, events).await?;
+        let ids = schema.publish_all(&tx, events).await?;
         tx.commit().await.map_err(DbError::from)?;
         Ok(ids)
     }

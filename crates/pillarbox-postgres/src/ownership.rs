@@ -19,7 +19,7 @@ use self::lanes::{check_anchors, take};
 use self::locks::LockBook;
 use self::subscriptions::{define, fence};
 pub(crate) use self::subscriptions::{former_filters, parse_filter, put_former_filters, record_progress, start_floor};
-use crate::connection::{DIRECTLY, PgConfig, SCHEMA, Session};
+use crate::connection::{DIRECTLY, PgConfig, SCHEMA, Session, lock_class};
 use crate::doorbell::{Doorbell, announce, neighbour_of};
 use crate::error::{Db, DbError};
 use crate::types::Time;
@@ -83,18 +83,27 @@ const NUMBERS_TRIED_MAX: usize = 100;
 
 /// The `application_name` of an instance's session. A log in a schema of another name is another fleet with the same numbers.
 pub(crate) fn session_name(config: &PgConfig, id: InstanceId, role: Role) -> String {
-    format!("pillarbox relay {}{}", id.0, name_ending(config, role))
+    name_in(config.schema(), id, role)
+}
+
+/// The `application_name` of a transaction that handles events, on whatever connection.
+pub(crate) fn transaction_name(schema: &str, id: InstanceId) -> String {
+    name_in(schema, id, Role::Transaction)
+}
+
+fn name_in(schema: &str, id: InstanceId, role: Role) -> String {
+    format!("pillarbox relay {}{}", id.0, name_ending(schema, role))
 }
 
 /// What follows the instance's number in the name.
-fn name_ending(config: &PgConfig, role: Role) -> String {
+fn name_ending(schema: &str, role: Role) -> String {
     let name = role.name();
-    if config.schema == SCHEMA { format!(" {name}") } else { format!(" {name} {:x}", config.lock_class()) }
+    if schema == SCHEMA { format!(" {name}") } else { format!(" {name} {:x}", lock_class(schema)) }
 }
 
 /// What the names of all sessions of an instance end with.
 pub(crate) fn name_endings(config: &PgConfig) -> Vec<String> {
-    Role::ALL.iter().map(|role| name_ending(config, *role)).collect()
+    Role::ALL.iter().map(|role| name_ending(config.schema(), *role)).collect()
 }
 
 /// Ends the sessions of instances that have ended, as far as this role may. What is left ends by itself, a little later.

@@ -1,25 +1,20 @@
-use std::sync::LazyLock;
-
 use pillarbox::limit::NAME_BYTES_MAX;
 use pillarbox::{Error, ErrorKind, Headers, NewEvent, Payload, Result};
-use tokio_postgres::GenericClient;
-use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
-use crate::connection::{PgConfig, SCHEMA, check_schema};
-use crate::error::Db;
-use crate::types::{Json, Time};
+use crate::client::PgClient;
+use crate::schema::{DEFAULT, Schema};
+use crate::types::Json;
 
 pub(crate) use limits::FOREVER_MS;
 pub use limits::{Limits, PAYLOAD_BYTES_MAX_HIGHEST};
 pub use statement::{EventSql, Parameter, PublishStatement};
 
 mod limits;
+pub(crate) mod on_client;
 #[cfg(feature = "sqlx")]
-pub mod sqlx;
+pub(crate) mod on_sqlx;
 mod statement;
-
-static DEFAULT: LazyLock<Publisher> = LazyLock::new(|| Publisher { schema: SCHEMA.to_owned() });
 
 /// Publishes an event in the caller's own transaction: it is delivered if and only if that commits.
 ///
@@ -29,106 +24,47 @@ static DEFAULT: LazyLock<Publisher> = LazyLock::new(|| Publisher { schema: SCHEM
 /// As after every failed statement, PostgreSQL lets a transaction do nothing more once an event was refused by the database,
 /// for example because its payload is not JSON; use a savepoint if it should go on.
 ///
-/// It publishes into the schema `pillarbox`. For a log whose URL says `?schema=…` use
-/// [`PostgresStore::publisher`](crate::PostgresStore::publisher) or [`Publisher::new`].
-pub async fn publish<C: GenericClient>(transaction: &C, event: &NewEvent) -> Result<Uuid> {
+/// It publishes into the schema `pillarbox`. For a log whose URL says `?schema=…` use [`Schema::publish`].
+///
+/// ```
+/// # async fn place(transaction: tokio_postgres::Transaction<'_>) -> pillarbox::Result<()> {
+/// use pillarbox::NewEvent;
+/// use pillarbox_postgres::publish;
+///
+/// publish(&transaction, &NewEvent::new("orders", "order.placed").key("o-1")).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// By sqlx, with the feature `sqlx`, pass `&mut *transaction`:
+///
+/// ```
+/// # #[cfg(feature = "sqlx")]
+/// # async fn place(mut transaction: sqlx::Transaction<'_, sqlx::Postgres>) -> pillarbox::Result<()> {
+/// # use pillarbox::NewEvent;
+/// # use pillarbox_postgres::publish;
+/// publish(&mut *transaction, &NewEvent::new("orders", "order.placed").key("o-1")).await?;
+/// # Ok(())
+/// # }
+/// ```
+pub async fn publish<C: PgClient>(transaction: C, event: &NewEvent) -> Result<Uuid> {
     DEFAULT.publish(transaction, event).await
 }
 
 /// Publishes events in order, as [`publish`] does, by one statement: all or none.
-pub async fn publish_all<C: GenericClient>(transaction: &C, events: &[NewEvent]) -> Result<Vec<Uuid>> {
+pub async fn publish_all<C: PgClient>(transaction: C, events: &[NewEvent]) -> Result<Vec<Uuid>> {
     DEFAULT.publish_all(transaction, events).await
 }
 
-/// Publishes into the log of one schema: made by [`PostgresStore::publisher`](crate::PostgresStore::publisher), or by its name where an
-/// application has no store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Publisher {
-    schema: String,
-}
-
-impl Publisher {
-    /// For the log in `schema`.
-    pub fn new(schema: &str) -> Result<Self> {
-        check_schema(schema)?;
-        Ok(Publisher { schema: schema.to_owned() })
-    }
-
-    pub(crate) fn of(config: &PgConfig) -> Self {
-        Publisher { schema: config.schema.clone() }
-    }
-
+impl Schema {
     /// See [`publish()`].
-    pub async fn publish<C: GenericClient>(&self, transaction: &C, event: &NewEvent) -> Result<Uuid> {
-        if event.dedup_key.is_some() {
-            let ids = self.publish_all(transaction, std::slice::from_ref(event)).await?;
-            return Ok(ids[0]);
-        }
-        check_names(event)?;
-        Ok(self.insert(transaction, event).await?)
-    }
-
-    async fn insert<C: GenericClient>(&self, transaction: &C, event: &NewEvent) -> Db<Uuid> {
-        let headers = headers_of(event);
-        let parameters: [(&(dyn ToSql + Sync), Type); 9] = [
-            (&event.id, Type::UUID),
-            (&event.topic, Type::TEXT),
-            (&event.key, Type::TEXT),
-            (&event.r#type, Type::TEXT),
-            (&json_of(event), Type::JSON),
-            (&bytes_of(event), Type::BYTEA),
-            (&event.content_type, Type::TEXT),
-            (&headers.as_ref().map(|headers| Json(headers.as_json())), Type::JSONB),
-            (&event.deliver_at.map(Time), Type::TIMESTAMPTZ),
-        ];
-        let sql = self.fill_in(include_str!("sql/publish.sql"));
-        Ok(transaction.query_typed_one(&sql, &parameters).await?.try_get(0)?)
+    pub async fn publish<C: PgClient>(&self, transaction: C, event: &NewEvent) -> Result<Uuid> {
+        transaction.publish(self, event).await
     }
 
     /// See [`publish_all()`].
-    pub async fn publish_all<C: GenericClient>(&self, transaction: &C, events: &[NewEvent]) -> Result<Vec<Uuid>> {
-        events.iter().try_for_each(check_names)?;
-        if events.is_empty() {
-            return Ok(Vec::new());
-        }
-        Ok(self.insert_all(transaction, events).await?)
-    }
-
-    async fn insert_all<C: GenericClient>(&self, transaction: &C, events: &[NewEvent]) -> Db<Vec<Uuid>> {
-        let headers = column(events, headers_of);
-        let dedup_keys = column(events, |event| event.dedup_key.as_deref());
-        let once = dedup_keys.iter().any(Option::is_some);
-        let mut parameters: Vec<(Box<dyn ToSql + Sync + Send + '_>, Type)> = vec![
-            (Box::new(column(events, |event| id_of(event, once))), Type::UUID_ARRAY),
-            (Box::new(column(events, |event| event.topic.as_str())), Type::TEXT_ARRAY),
-            (Box::new(column(events, |event| event.key.as_deref())), Type::TEXT_ARRAY),
-            (Box::new(column(events, |event| event.r#type.as_str())), Type::TEXT_ARRAY),
-            (Box::new(column(events, json_of)), Type::JSON_ARRAY),
-            (Box::new(column(events, bytes_of)), Type::BYTEA_ARRAY),
-            (Box::new(column(events, |event| event.content_type.as_deref())), Type::TEXT_ARRAY),
-            (
-                Box::new(
-                    headers
-                        .iter()
-                        .map(|headers| headers.as_ref().map(|headers| Json(headers.as_json())))
-                        .collect::<Vec<_>>(),
-                ),
-                Type::JSONB_ARRAY,
-            ),
-            (Box::new(column(events, |event| event.deliver_at.map(Time))), Type::TIMESTAMPTZ_ARRAY),
-        ];
-        if once {
-            parameters.push((Box::new(dedup_keys), Type::TEXT_ARRAY));
-        }
-        let parameters: Vec<(&(dyn ToSql + Sync), Type)> =
-            parameters.iter().map(|(value, kind)| (&**value as &(dyn ToSql + Sync), kind.clone())).collect();
-        let sql = if once { include_str!("sql/publish_once.sql") } else { include_str!("sql/publish_all.sql") };
-        let rows = transaction.query_typed(&self.fill_in(sql), &parameters).await?;
-        rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
-    }
-
-    pub(crate) fn fill_in(&self, sql: &str) -> String {
-        sql.replace("@schema@", &self.schema)
+    pub async fn publish_all<C: PgClient>(&self, transaction: C, events: &[NewEvent]) -> Result<Vec<Uuid>> {
+        transaction.publish_all(self, events).await
     }
 }
 

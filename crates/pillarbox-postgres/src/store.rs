@@ -18,6 +18,7 @@ use crate::ownership::{self, Membership, Role, session_name};
 use crate::publish::Limits;
 use crate::queue::Claiming;
 use crate::reader::Reader;
+use crate::schema::Schema;
 use crate::settle::settle;
 use crate::{home, migrate, queue};
 
@@ -118,9 +119,10 @@ impl PostgresStore {
         &self.config
     }
 
-    /// Publishes into this log, whichever schema the URL names. The free function [`publish`](crate::publish()) knows `pillarbox` alone.
-    pub fn publisher(&self) -> crate::Publisher {
-        crate::Publisher::of(&self.config)
+    /// The log's schema, which the URL names, to publish into it and to accept by its inbox. The free functions, like
+    /// [`publish`](crate::publish()), know `pillarbox` alone.
+    pub fn schema(&self) -> Schema {
+        Schema::of(&self.config)
     }
 
     /// How often what was read had to be made durable before it was returned.

@@ -39,7 +39,7 @@ pub(crate) fn open(path: &Path, purpose: Purpose) -> Db<Connection> {
 }
 
 /// Settings of every connection of this crate.
-fn prepare(connection: &Connection, purpose: Purpose) -> Db<()> {
+pub(crate) fn prepare(connection: &Connection, purpose: Purpose) -> Db<()> {
     connection.busy_timeout(LOCK_WAIT)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS_KEPT_MAX);
     // Without this promise SQLite prepares a statement anew for each value that is bound to its limit: that took half of a

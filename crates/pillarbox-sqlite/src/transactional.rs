@@ -3,13 +3,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pillarbox::sink::{Attempt, BoxFuture, Outcome};
-use pillarbox::store::{Abort, ClaimEnd, ClaimFate, ClaimPlace, Transact};
-use pillarbox::{Error, ErrorKind, Event, Failure, Result, Timestamp};
+use pillarbox::sink::{BoxFuture, Outcome};
+use pillarbox::store::{Abort, ClaimEnd, ClaimFate, ClaimPlace, ClaimedDelivery, Transact};
+use pillarbox::{Delivery, Error, ErrorKind, Failure, Result, Timestamp};
 use rusqlite::{Connection, InterruptHandle, Transaction};
 use tokio::sync::oneshot;
 
-use crate::connection::{Purpose, begin, open};
+use crate::connection::{Purpose, begin, open, prepare};
 use crate::error::{Db, DbError};
 use crate::publish::commit;
 use crate::queue::end_claim;
@@ -18,7 +18,7 @@ use crate::worker::Worker;
 /// How often a statement that runs over time is interrupted: the next one of the same transaction need not have begun before.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(10);
 
-type Function = dyn Fn(&Transaction<'_>, &Event) -> std::result::Result<(), Failure> + Send + Sync;
+type Function = dyn Fn(&Transaction<'_>, Delivery) -> std::result::Result<(), Failure> + Send + Sync;
 
 /// A function that handles events of a queue in a transaction of the log's own database, for
 /// [`RelayBuilder::transact`](pillarbox::RelayBuilder::transact): what it writes there, the events that it publishes and the settlement
@@ -30,18 +30,18 @@ type Function = dyn Fn(&Transaction<'_>, &Event) -> std::result::Result<(), Fail
 /// interrupted, but code that is busy with something else cannot be stopped and is waited for.
 ///
 /// ```
-/// use pillarbox::{Event, Failure, Mode, NewEvent, Relay, Subscription};
+/// use pillarbox::{Delivery, Failure, NewEvent, Relay, Subscription};
 /// use pillarbox_sqlite::{SqliteStore, Transactional, publish};
 /// use rusqlite::Transaction;
 ///
-/// fn book(transaction: &Transaction<'_>, event: &Event) -> Result<(), Failure> {
-///     transaction.execute("insert into invoice (order_number) values (?1)", [event.key.as_deref()])?;
+/// fn book(transaction: &Transaction<'_>, delivery: Delivery) -> Result<(), Failure> {
+///     transaction.execute("insert into invoice (order_number) values (?1)", [&delivery.key])?;
 ///     publish(transaction, &NewEvent::new("invoices", "invoice.booked"))?;
 ///     Ok(())
 /// }
 ///
 /// async fn run(path: &str) -> pillarbox::Result<Relay> {
-///     let bookkeeping = Subscription { mode: Mode::Queue, ..Subscription::new("bookkeeping").topics(["orders"]) };
+///     let bookkeeping = Subscription::queue("bookkeeping").topics(["orders"]);
 ///     Relay::builder(SqliteStore::open(path)?).transact(bookkeeping, Transactional::new(path, book)?).start().await
 /// }
 /// ```
@@ -55,9 +55,46 @@ impl Transactional {
     /// For the log in the file at `path`, which is that of the relay.
     pub fn new<F>(path: impl AsRef<Path>, function: F) -> Result<Self>
     where
-        F: Fn(&Transaction<'_>, &Event) -> std::result::Result<(), Failure> + Send + Sync + 'static,
+        F: Fn(&Transaction<'_>, Delivery) -> std::result::Result<(), Failure> + Send + Sync + 'static,
     {
-        let connection = open(path.as_ref(), Purpose::Durable)?;
+        Self::run_on(open(path.as_ref(), Purpose::Durable)?, function)
+    }
+
+    /// On a connection of the application's own, opened on the relay's file: with its functions, its attached databases, its encryption.
+    /// It is the handler's alone from now on. It gets a busy timeout, `synchronous = full`, a cache of prepared statements, and query plans
+    /// that do not depend on bound values.
+    ///
+    /// ```
+    /// use pillarbox::{Delivery, Failure};
+    /// use pillarbox_sqlite::Transactional;
+    /// use rusqlite::{Connection, Transaction};
+    ///
+    /// fn book(transaction: &Transaction<'_>, delivery: Delivery) -> Result<(), Failure> {
+    ///     transaction.execute("insert into invoices.invoice (order_number) values (?1)", [&delivery.key])?;
+    ///     Ok(())
+    /// }
+    ///
+    /// fn bookkeeping() -> Result<Transactional, Box<dyn std::error::Error>> {
+    ///     let connection = Connection::open("app.db")?;
+    ///     connection.execute("attach 'invoices.db' as invoices", [])?;
+    ///     Ok(Transactional::with_connection(connection, book)?)
+    /// }
+    /// ```
+    ///
+    /// A transaction over attached files in WAL mode is atomic for each file alone if the power fails in the middle of its commit; keep the
+    /// effects that must happen exactly once in the file of the log.
+    pub fn with_connection<F>(connection: Connection, function: F) -> Result<Self>
+    where
+        F: Fn(&Transaction<'_>, Delivery) -> std::result::Result<(), Failure> + Send + Sync + 'static,
+    {
+        prepare(&connection, Purpose::Durable)?;
+        Self::run_on(connection, function)
+    }
+
+    fn run_on<F>(connection: Connection, function: F) -> Result<Self>
+    where
+        F: Fn(&Transaction<'_>, Delivery) -> std::result::Result<(), Failure> + Send + Sync + 'static,
+    {
         let interrupt = connection.get_interrupt_handle();
         let writer = Writer { connection, function: Box::new(function) };
         Ok(Transactional { writer: Worker::spawn("pillarbox transactions", writer)?, interrupt, batch_size: 1 })
@@ -93,7 +130,7 @@ impl Transact for Transactional {
     fn attempt<'a>(
         &'a self,
         place: ClaimPlace,
-        events: &'a [Attempt],
+        events: &'a [ClaimedDelivery],
         limit: Duration,
     ) -> BoxFuture<'a, std::result::Result<Vec<Outcome>, Abort>> {
         Box::pin(async move {
@@ -136,7 +173,7 @@ impl Writer {
     fn attempt(
         &self,
         place: ClaimPlace,
-        events: &[Attempt],
+        events: &[ClaimedDelivery],
         limit: Duration,
         begun: oneshot::Sender<()>,
         run: &Run,
@@ -163,15 +200,15 @@ impl Writer {
         &self,
         transaction: &Transaction<'_>,
         place: ClaimPlace,
-        events: &[Attempt],
+        events: &[ClaimedDelivery],
     ) -> std::result::Result<Vec<Outcome>, Abort> {
         let mut outcomes = Vec::with_capacity(events.len());
-        for attempt in events {
-            if !end(transaction, place, attempt).map_err(unreachable)? {
+        for claimed in events {
+            if !end(transaction, place, claimed).map_err(unreachable)? {
                 outcomes.push(Outcome::NotTried);
                 continue;
             }
-            self.call(transaction, &attempt.event).map_err(Abort::Failed)?;
+            self.call(transaction, claimed.delivery.clone()).map_err(Abort::Failed)?;
             // SQLite itself rolls back after some errors; what the function did after that was not in the transaction.
             if transaction.is_autocommit() {
                 let message =
@@ -183,8 +220,8 @@ impl Writer {
         Ok(outcomes)
     }
 
-    fn call(&self, transaction: &Transaction<'_>, event: &Event) -> std::result::Result<(), Failure> {
-        let called = std::panic::catch_unwind(AssertUnwindSafe(|| (self.function)(transaction, event)));
+    fn call(&self, transaction: &Transaction<'_>, delivery: Delivery) -> std::result::Result<(), Failure> {
+        let called = std::panic::catch_unwind(AssertUnwindSafe(|| (self.function)(transaction, delivery)));
         called.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into());
@@ -206,9 +243,9 @@ fn refused_commit(error: Error) -> Abort {
 }
 
 /// Ends a claim, if it is still this instance's, and lets the next event of its key be claimed.
-fn end(transaction: &Transaction<'_>, place: ClaimPlace, attempt: &Attempt) -> Db<bool> {
-    let Some(claim) = attempt.claim else { return Ok(false) };
-    let (subscription, position) = (place.subscription, attempt.event.position);
+fn end(transaction: &Transaction<'_>, place: ClaimPlace, claimed: &ClaimedDelivery) -> Db<bool> {
+    let Some(claim) = claimed.claim else { return Ok(false) };
+    let (subscription, position) = (place.subscription, claimed.delivery.position);
     let end = ClaimEnd { subscription, position, claim, fate: ClaimFate::Done };
     end_claim(transaction, place.instance, &end, Timestamp::now())
 }

@@ -59,6 +59,24 @@ pub struct Event {
 }
 
 impl Event {
+    /// The payload as JSON of type `T`. An error is [`ErrorKind::Invalid`] and says why it does not fit.
+    ///
+    /// ```
+    /// use pillarbox::{Delivery, Failure};
+    ///
+    /// #[derive(serde::Deserialize)]
+    /// struct OrderPlaced { order: u64, cents: i64 }
+    ///
+    /// async fn count(delivery: Delivery) -> Result<(), Failure> {
+    ///     let placed: OrderPlaced = delivery.json()?;
+    ///     println!("order {} of {} cents", placed.order, placed.cents);
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn json<T: for<'de> Deserialize<'de>>(&self) -> Result<T> {
+        self.payload.json()
+    }
+
     /// The hash of the key that decides the lane; None without a key.
     pub fn key_hash(&self) -> Option<KeyHash> {
         self.key.as_deref().map(KeyHash::of)

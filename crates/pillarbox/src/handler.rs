@@ -23,7 +23,7 @@ use crate::{Attempt, BoxFuture, Event, Failure, Outcome, Position, RetryPolicy};
 /// use pillarbox::{Delivery, Failure};
 ///
 /// async fn mail(delivery: Delivery) -> Result<(), Failure> {
-///     let total: u64 = delivery.payload.json()?;
+///     let total: u64 = delivery.json()?;
 ///     if delivery.is_last() {
 ///         println!("order {:?} over {total} cannot be mailed: {:?}", delivery.key, delivery.previous_error());
 ///     }
@@ -50,6 +50,44 @@ where
         self(delivery)
     }
 }
+
+/// What the compiler refuses, each for its own reason: the wrong argument, the wrong result, a future that cannot be sent, a function in
+/// place of a transactional handler, and a sink that is none.
+///
+/// ```compile_fail,E0631
+/// fn is_handler(_: impl pillarbox::Handler) {}
+/// async fn mail(event: std::sync::Arc<pillarbox::Event>) -> Result<(), pillarbox::Failure> { Ok(()) }
+/// is_handler(mail);
+/// ```
+///
+/// ```compile_fail,E0271
+/// fn is_handler(_: impl pillarbox::Handler) {}
+/// async fn mail(delivery: pillarbox::Delivery) -> Result<(), std::io::Error> { Ok(()) }
+/// is_handler(mail);
+/// ```
+///
+/// ```compile_fail
+/// fn is_handler(_: impl pillarbox::Handler) {}
+/// async fn mail(delivery: pillarbox::Delivery) -> Result<(), pillarbox::Failure> {
+///     let count = std::rc::Rc::new(1);
+///     std::future::ready(()).await;
+///     Ok(drop(count))
+/// }
+/// is_handler(mail);
+/// ```
+///
+/// ```compile_fail,E0277
+/// fn is_transact(_: impl pillarbox::store::Transact) {}
+/// async fn book(delivery: pillarbox::Delivery) -> Result<(), pillarbox::Failure> { Ok(()) }
+/// is_transact(book);
+/// ```
+///
+/// ```compile_fail,E0277
+/// struct Mailer;
+/// let _: std::sync::Arc<dyn pillarbox::sink::Sink> = std::sync::Arc::new(Mailer);
+/// ```
+#[cfg(doctest)]
+struct Mistakes;
 
 /// An event at a handler, and which attempt it is. It dereferences to the [`Event`].
 #[derive(Debug, Clone)]

@@ -27,7 +27,7 @@
 //! |---|---|
 //! | describe an event to publish | [`NewEvent`] |
 //! | say which events go where, how often they are tried, in which order they wait | [`Subscription`], [`RetryPolicy`] |
-//! | handle events in your process | [`Handler`], [`Delivery`], [`Failure`] |
+//! | handle events in your process | [`Handler`], [`Delivery`], [`Failure`], [`with_state`] |
 //! | run, drain and stop | [`Relay`], [`RelayConfig`] |
 //! | ask and change what operators ask and change | [`admin`] |
 //! | deliver to another system | [`sink`] |
@@ -70,6 +70,7 @@ mod retry;
 mod schema_state;
 /// For those who deliver to another system: the seam, and CloudEvents.
 pub mod sink;
+mod stateful;
 /// For those who bring another database: what a relay needs of it.
 pub mod store;
 mod subscription;
@@ -88,6 +89,7 @@ pub use handler::{Delivery, Handler, heartbeat};
 pub use relay::{Relay, RelayBuilder, RelayConfig};
 pub use retry::RetryPolicy;
 pub use sink::Failure;
+pub use stateful::{Stateful, with_state};
 pub use subscription::{Filter, Mode, OnDead, Start, Subscription};
 #[doc(hidden)]
 pub use visible::{visible, visible_json};

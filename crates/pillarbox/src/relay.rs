@@ -2,6 +2,7 @@ mod shell;
 mod task;
 
 use std::error::Error as StdError;
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ use self::shell::{LEAVE_TIMEOUT, Shell, rejoin_wait};
 use crate::engine::EngineConfig;
 use crate::handler::{AnyHandler, LastErrors};
 use crate::{
-    Error, ErrorKind, Failpoint, Handler, Hello, InstanceId, Joined, Mode, Operator, PrunePolicy, Report, Result, Sink,
-    SinkFeatures, Store, Subscription, SubscriptionView, Timestamp, Transact,
+    Delivery, Error, ErrorKind, Failpoint, Failure, Handler, Hello, InstanceId, Joined, Mode, Operator, PrunePolicy,
+    Report, Result, Sink, SinkFeatures, Store, Subscription, SubscriptionView, Timestamp, Transact, with_state,
 };
 
 /// How often a relay removes what retention allows and lets the store look after its files.
@@ -108,7 +109,7 @@ pub struct RelayBuilder<S> {
 enum Target {
     Sink(Arc<dyn Sink>),
     Handler(Arc<dyn AnyHandler>, Arc<LastErrors>),
-    Transact(Arc<dyn Transact>),
+    Transact(Arc<dyn Transact>, Arc<LastErrors>),
 }
 
 impl Target {
@@ -116,7 +117,7 @@ impl Target {
         match self {
             Target::Sink(sink) => sink.features(),
             Target::Handler(..) => SinkFeatures { ordered_batch: true, one_by_one: true, ..SinkFeatures::default() },
-            Target::Transact(_) => SinkFeatures { one_by_one: true, settles: true, ..SinkFeatures::default() },
+            Target::Transact(..) => SinkFeatures { one_by_one: true, settles: true, ..SinkFeatures::default() },
         }
     }
 }
@@ -140,10 +141,42 @@ impl<S: Store + Operator> RelayBuilder<S> {
         self
     }
 
-    /// Calls a function for each event of a queue in a transaction of the store's own database.
+    /// As [`handle`](RelayBuilder::handle), for a function that needs a state: each call gets a clone of it. Put what is no cheap
+    /// clone into an `Arc`.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use pillarbox::{Relay, Subscription};
+    /// # use pillarbox::{admin::Operator, store::Store};
+    ///
+    /// struct Mailer { from: String }
+    ///
+    /// # async fn run(store: impl Store + Operator) -> pillarbox::Result<Relay> {
+    /// let mailer = Arc::new(Mailer { from: "shop@example.org".into() });
+    /// Relay::builder(store)
+    ///     .handle_with(Subscription::stream("mailer").topics(["orders"]), mailer, |mailer, delivery| async move {
+    ///         let order: u64 = delivery.json()?;
+    ///         println!("{} confirms order {order}", mailer.from);
+    ///         Ok(())
+    ///     })
+    ///     .start()
+    ///     .await
+    /// # }
+    /// ```
+    pub fn handle_with<T, F, Fut>(self, subscription: Subscription, state: T, function: F) -> Self
+    where
+        T: Clone + Send + Sync + 'static,
+        F: Fn(T, Delivery) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), Failure>> + Send + 'static,
+    {
+        self.handle(subscription, with_state(state, function))
+    }
+
+    /// Calls a function for each event of a queue in a transaction of the store's own database; made by the `Transactional` of the
+    /// store's crate.
     pub fn transact(mut self, mut subscription: Subscription, handler: impl Transact) -> Self {
         subscription.batch_size = handler.batch_size();
-        self.targets.push((subscription, Target::Transact(Arc::new(handler))));
+        self.targets.push((subscription, Target::Transact(Arc::new(handler), Arc::default())));
         self
     }
 
@@ -151,7 +184,7 @@ impl<S: Store + Operator> RelayBuilder<S> {
     pub async fn start(self) -> Result<Relay> {
         for (subscription, target) in &self.targets {
             subscription.validate()?;
-            if matches!(target, Target::Transact(_)) && subscription.mode != Mode::Queue {
+            if matches!(target, Target::Transact(..)) && subscription.mode != Mode::Queue {
                 return Err(Error::new(
                     ErrorKind::Invalid,
                     format!("subscription '{}': a transactional handler needs mode = \"queue\"", subscription.name),

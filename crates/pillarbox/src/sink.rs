@@ -27,6 +27,11 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 ///
 /// **What the result means.** There is one [`Outcome`] per event, in the batch's order. `Delivered` means that the
 /// receiver has the event durably, as far as the protocol can tell. A missing outcome counts as `NotTried`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a sink",
+    label = "expected a type that implements `pillarbox::sink::Sink`",
+    note = "sinks to other systems are in `pillarbox-sinks`; a function that is called for each event goes to `RelayBuilder::handle`"
+)]
 pub trait Sink: Send + Sync + 'static {
     /// What this sink can do.
     fn features(&self) -> SinkFeatures;

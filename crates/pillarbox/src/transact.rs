@@ -1,11 +1,18 @@
+use std::future::Future;
 use std::time::Duration;
 
-use crate::{Attempt, BoxFuture, Failure, InstanceId, Outcome, SubscriptionId};
+use crate::{BoxFuture, ClaimId, Delivery, Failure, InstanceId, Outcome, SubscriptionId};
 
 /// Handles claimed events of a queue and ends their claims in one transaction of the store's database: what the handler writes there,
 /// the events that it publishes and the settlement are committed together, so that every effect happens exactly once.
 ///
 /// Made by a store's crate around a function of the user's.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a transactional handler",
+    label = "expected the `Transactional` of a store's crate",
+    note = "put your function into `pillarbox_postgres::Transactional` or `pillarbox_sqlite::Transactional`: they give it the transaction",
+    note = "for a handler without a transaction use `handle` instead of `transact`"
+)]
 pub trait Transact: Send + Sync + 'static {
     /// How many events share a transaction, at most.
     fn batch_size(&self) -> usize {
@@ -18,13 +25,18 @@ pub trait Transact: Send + Sync + 'static {
     fn attempt<'a>(
         &'a self,
         place: ClaimPlace,
-        events: &'a [Attempt],
+        events: &'a [ClaimedDelivery],
         limit: Duration,
     ) -> BoxFuture<'a, Result<Vec<Outcome>, Abort>>;
 
     /// Handles events in transactions of [`Transact::batch_size`]. When one of several fails, each is handled again in a transaction of
     /// its own, so that it holds back nobody but its key.
-    fn transact(&self, place: ClaimPlace, events: Vec<Attempt>, limit: Duration) -> BoxFuture<'_, Vec<Outcome>> {
+    fn transact(
+        &self,
+        place: ClaimPlace,
+        events: Vec<ClaimedDelivery>,
+        limit: Duration,
+    ) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(async move {
             let mut outcomes = Vec::with_capacity(events.len());
             for together in events.chunks(self.batch_size().max(1)) {
@@ -41,6 +53,42 @@ pub trait Transact: Send + Sync + 'static {
             }
             outcomes
         })
+    }
+}
+
+/// An event at a transactional handler, and the claim that its transaction ends.
+#[derive(Debug, Clone)]
+pub struct ClaimedDelivery {
+    /// What the handler gets.
+    pub delivery: Delivery,
+    /// The claim. None: the event has no row in the queue, and is not tried.
+    pub claim: Option<ClaimId>,
+}
+
+/// An async function of the user's that handles one event in a transaction of type `T`, for the store's crate that makes a [`Transact`]
+/// of it.
+///
+/// It is implemented for `async fn book(transaction: T, delivery: Delivery) -> Result<(), Failure>`, for async closures with the same
+/// arguments (their types written out) that capture nothing, and for what [`with_state`](crate::with_state) makes of a function that
+/// takes a state first.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a transactional handler for `{T}`",
+    label = "expected an async function of the transaction and a `Delivery`",
+    note = "a transactional handler is an `async fn` that takes a `{T}` and a `pillarbox::Delivery` and returns `Result<(), pillarbox::Failure>`",
+    note = "a handler that needs a state takes it first and is made by `pillarbox::with_state(state, function)`"
+)]
+pub trait TransactionHandler<T>: Send + Sync + 'static {
+    /// Handles one event in the transaction.
+    fn handle(&self, transaction: T, delivery: Delivery) -> impl Future<Output = Result<(), Failure>> + Send;
+}
+
+impl<T, F, Fut> TransactionHandler<T> for F
+where
+    F: Fn(T, Delivery) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<(), Failure>> + Send,
+{
+    fn handle(&self, transaction: T, delivery: Delivery) -> impl Future<Output = Result<(), Failure>> + Send {
+        self(transaction, delivery)
     }
 }
 

@@ -1,6 +1,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pillarbox::{Delivery, Failure, Handler};
+use pillarbox::{Delivery, Failure, Handler, with_state};
 
 use crate::OrderPlaced;
 
@@ -19,17 +19,17 @@ impl Mailbox {
     }
 }
 
-/// The handler that confirms orders. A customer without an address can never be written to, so that event is dead at once.
+/// The handler that confirms orders.
 pub fn confirmations(mailbox: Mailbox) -> impl Handler {
-    move |event: Delivery| {
-        let mailbox = mailbox.clone();
-        async move {
-            let placed: OrderPlaced = event.payload.json()?;
-            if !placed.customer.contains('@') {
-                return Err(Failure::permanent("the customer has no mail address"));
-            }
-            mailbox.send(format!("to {}: thank you for order {}", placed.customer, placed.order));
-            Ok(())
-        }
+    with_state(mailbox, confirm)
+}
+
+/// A customer without an address can never be written to, so that event is dead at once.
+async fn confirm(mailbox: Mailbox, delivery: Delivery) -> Result<(), Failure> {
+    let placed: OrderPlaced = delivery.json()?;
+    if !placed.customer.contains('@') {
+        return Err(Failure::permanent("the customer has no mail address"));
     }
+    mailbox.send(format!("to {}: thank you for order {}", placed.customer, placed.order));
+    Ok(())
 }

@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use pillarbox::{Delivery, Event, Failure, Handler};
+use pillarbox::{Delivery, Event, Failure, Handler, with_state};
 use rusqlite::params;
 
 use crate::OrderPlaced;
@@ -24,7 +24,7 @@ impl Revenue {
 
     /// Delivery is at least once, so the event's id decides: an event that comes again changes nothing.
     fn add(&self, event: &Event) -> Result<(), Failure> {
-        let placed: OrderPlaced = event.payload.json()?;
+        let placed: OrderPlaced = event.json()?;
         // All events need the database: if it cannot be had, that is not this event's fault.
         let connection = connect(&self.0).map_err(|error| Failure::sink(format!("{error:#}")))?;
         let sql = "insert into revenue (event, cents) values (?1, ?2) on conflict (event) do nothing";
@@ -35,9 +35,10 @@ impl Revenue {
 
 /// The handler that keeps the revenue.
 pub fn revenue(revenue: Revenue) -> impl Handler {
-    move |event: Delivery| {
-        let revenue = revenue.clone();
-        // SQLite blocks; a handler must not hold up the threads that others run on.
-        async move { tokio::task::spawn_blocking(move || revenue.add(&event)).await? }
-    }
+    with_state(revenue, keep)
+}
+
+/// SQLite blocks; a handler must not hold up the threads that others run on.
+async fn keep(revenue: Revenue, delivery: Delivery) -> Result<(), Failure> {
+    tokio::task::spawn_blocking(move || revenue.add(&delivery)).await?
 }

@@ -1,7 +1,7 @@
 //! The chat on PostgreSQL.
 
 use anyhow::Result;
-use pillarbox::{Event, Failure, Relay, RelayBuilder};
+use pillarbox::{Delivery, Failure, Relay, RelayBuilder, with_state};
 use pillarbox_postgres::{PgConfig, PostgresStore, Transactional, publish, publish_all};
 use tokio_postgres::{Client, Transaction};
 
@@ -31,22 +31,15 @@ pub async fn post(transaction: &Transaction<'_>, messages: &mut [Message]) -> Re
 
 /// The whole pipeline, not yet started.
 pub(crate) async fn pipeline(url: &str, sockets: Sockets) -> Result<RelayBuilder<PostgresStore>> {
-    let finding = Transactional::new(url, |transaction, event| Box::pin(find_mentions(transaction, event)))?;
-    let listing = Transactional::new(url, |transaction, event| Box::pin(list_activity(transaction, event)))?;
-    let telling = Transactional::new(url, move |transaction, event| {
-        let sockets = sockets.clone();
-        Box::pin(async move { tell_person(transaction, event, &sockets).await })
-    })?;
-    let counting = Transactional::new(url, |transaction, event| Box::pin(count_message(transaction, event)))?;
     Ok(Relay::builder(PostgresStore::open(url).await?)
-        .transact(stage::finding(), finding)
-        .transact(stage::listing(), listing)
-        .transact(stage::telling(), telling)
-        .transact(stage::counting(), counting))
+        .transact(stage::finding(), Transactional::new(url, find_mentions)?)
+        .transact(stage::listing(), Transactional::new(url, list_activity)?)
+        .transact(stage::telling(), Transactional::new(url, with_state(sockets, tell_person))?)
+        .transact(stage::counting(), Transactional::new(url, count_message)?))
 }
 
-async fn find_mentions(transaction: &Transaction<'_>, event: &Event) -> Result<(), Failure> {
-    let message: Message = event.payload.json()?;
+async fn find_mentions(transaction: &Transaction<'_>, delivery: Delivery) -> Result<(), Failure> {
+    let message: Message = delivery.json()?;
     for mention in message.mentions() {
         let Mention { person, conversation, message } = &mention;
         transaction.execute(sql::NOTE_MENTION, &[person, conversation, message]).await?;
@@ -55,22 +48,22 @@ async fn find_mentions(transaction: &Transaction<'_>, event: &Event) -> Result<(
     Ok(())
 }
 
-async fn list_activity(transaction: &Transaction<'_>, event: &Event) -> Result<(), Failure> {
-    let mention: Mention = event.payload.json()?;
+async fn list_activity(transaction: &Transaction<'_>, delivery: Delivery) -> Result<(), Failure> {
+    let mention: Mention = delivery.json()?;
     let Mention { person, conversation, message } = &mention;
     let row = transaction.query_one(sql::NOTE_ACTIVITY, &[person, conversation, message]).await?;
     publish(transaction, &Activity { number: row.get(0), mention }.created()).await?;
     Ok(())
 }
 
-async fn tell_person(transaction: &Transaction<'_>, event: &Event, sockets: &Sockets) -> Result<(), Failure> {
-    let activity: Activity = event.payload.json()?;
+async fn tell_person(sockets: Sockets, transaction: &Transaction<'_>, delivery: Delivery) -> Result<(), Failure> {
+    let activity: Activity = delivery.json()?;
     transaction.execute(sql::COUNT_BROADCAST, &[&activity.mention.person, &activity.number]).await?;
     // Last, because no rollback takes back what a socket has taken.
     sockets.send(activity)
 }
 
-async fn count_message(transaction: &Transaction<'_>, event: &Event) -> Result<(), Failure> {
-    transaction.execute(sql::COUNT_MESSAGE, &[&event.key.as_deref()]).await?;
+async fn count_message(transaction: &Transaction<'_>, delivery: Delivery) -> Result<(), Failure> {
+    transaction.execute(sql::COUNT_MESSAGE, &[&delivery.key]).await?;
     Ok(())
 }

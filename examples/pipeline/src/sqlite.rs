@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use pillarbox::{Event, Failure, Relay, RelayBuilder};
+use pillarbox::{Delivery, Failure, Relay, RelayBuilder};
 use pillarbox_sqlite::{SqliteStore, Transactional, publish, publish_all};
 use rusqlite::{Connection, Transaction};
 
@@ -36,7 +36,8 @@ pub fn post(transaction: &Transaction<'_>, messages: &mut [Message]) -> Result<(
 
 /// The whole pipeline, not yet started.
 pub(crate) fn pipeline(path: &str, sockets: Sockets) -> Result<RelayBuilder<SqliteStore>> {
-    let tell_person = move |transaction: &Transaction<'_>, event: &Event| tell_person(transaction, event, &sockets);
+    let tell_person =
+        move |transaction: &Transaction<'_>, delivery: Delivery| tell_person(transaction, delivery, &sockets);
     Ok(Relay::builder(SqliteStore::open(path)?)
         .transact(stage::finding(), Transactional::new(path, find_mentions)?)
         .transact(stage::listing(), Transactional::new(path, list_activity)?)
@@ -44,8 +45,8 @@ pub(crate) fn pipeline(path: &str, sockets: Sockets) -> Result<RelayBuilder<Sqli
         .transact(stage::counting(), Transactional::new(path, count_message)?))
 }
 
-fn find_mentions(transaction: &Transaction<'_>, event: &Event) -> Result<(), Failure> {
-    let message: Message = event.payload.json()?;
+fn find_mentions(transaction: &Transaction<'_>, delivery: Delivery) -> Result<(), Failure> {
+    let message: Message = delivery.json()?;
     for mention in message.mentions() {
         transaction.execute(sql::NOTE_MENTION, (&mention.person, &mention.conversation, mention.message))?;
         publish(transaction, &mention.created())?;
@@ -53,22 +54,22 @@ fn find_mentions(transaction: &Transaction<'_>, event: &Event) -> Result<(), Fai
     Ok(())
 }
 
-fn list_activity(transaction: &Transaction<'_>, event: &Event) -> Result<(), Failure> {
-    let mention: Mention = event.payload.json()?;
+fn list_activity(transaction: &Transaction<'_>, delivery: Delivery) -> Result<(), Failure> {
+    let mention: Mention = delivery.json()?;
     let values = (&mention.person, &mention.conversation, mention.message);
     let number = transaction.query_row(sql::NOTE_ACTIVITY, values, |row| row.get(0))?;
     publish(transaction, &Activity { number, mention }.created())?;
     Ok(())
 }
 
-fn tell_person(transaction: &Transaction<'_>, event: &Event, sockets: &Sockets) -> Result<(), Failure> {
-    let activity: Activity = event.payload.json()?;
+fn tell_person(transaction: &Transaction<'_>, delivery: Delivery, sockets: &Sockets) -> Result<(), Failure> {
+    let activity: Activity = delivery.json()?;
     transaction.execute(sql::COUNT_BROADCAST, (&activity.mention.person, activity.number))?;
     // Last, because no rollback takes back what a socket has taken.
     sockets.send(activity)
 }
 
-fn count_message(transaction: &Transaction<'_>, event: &Event) -> Result<(), Failure> {
-    transaction.execute(sql::COUNT_MESSAGE, [&event.key])?;
+fn count_message(transaction: &Transaction<'_>, delivery: Delivery) -> Result<(), Failure> {
+    transaction.execute(sql::COUNT_MESSAGE, [&delivery.key])?;
     Ok(())
 }

@@ -24,7 +24,7 @@ pub(crate) struct Order {
 impl Message {
     /// What is sent for an event.
     pub fn of(event: &Event) -> Result<Self, Failure> {
-        let Order { order, cents } = event.payload.json()?;
+        let Order { order, cents } = event.json()?;
         Ok(Message { id: event.id, order, cents })
     }
 

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use pillarbox::{Delivery, Failure, NewEvent, Relay, RelayConfig, Subscription};
+use pillarbox::{Delivery, Failure, NewEvent, Relay, RelayConfig, Subscription, with_state};
 use pillarbox_postgres::{PgConfig, PostgresStore};
 use pillarbox_sqlite::SqliteStore;
 use rusqlite::{Connection, TransactionBehavior, params};
@@ -64,11 +64,7 @@ impl Shop {
     /// The relay that sends what the shop publishes. What it has sent and not settled when it is killed it sends again.
     pub async fn relay(database: &str, sender: Sender) -> Result<Relay> {
         let subscription = Subscription::new("billing").topics(["orders"]);
-        let sender = Arc::new(sender);
-        let handler = move |event: Delivery| {
-            let sender = sender.clone();
-            async move { sender.send(&Message::of(&event)?).await }
-        };
+        let handler = with_state(Arc::new(sender), send);
         let mut config = RelayConfig::default();
         config.engine.lease_ttl = LEASE;
         if database.starts_with("postgres://") {
@@ -78,6 +74,10 @@ impl Shop {
         let builder = Relay::builder(SqliteStore::open(database)?).config(config);
         Ok(builder.handle(subscription, handler).start().await?)
     }
+}
+
+async fn send(sender: Arc<Sender>, delivery: Delivery) -> Result<(), Failure> {
+    sender.send(&Message::of(&delivery)?).await
 }
 
 fn event(order: i64) -> NewEvent {

@@ -15,7 +15,7 @@ pub(crate) enum Outlet {
     Log(Log, PathBuf),
     /// A connection, as an application has one, and the schema of the log: a role that may publish and nothing else could not open the log.
     #[cfg(feature = "postgres")]
-    Postgres(Box<tokio_postgres::Client>, pillarbox_postgres::Publisher, String),
+    Postgres(Box<tokio_postgres::Client>, pillarbox_postgres::Schema),
 }
 
 impl Database {
@@ -25,10 +25,9 @@ impl Database {
             #[cfg(feature = "postgres")]
             Database::Postgres(postgres) => {
                 let client = postgres.config().connect("pillarbox publish").await;
-                let schema = postgres.config().schema();
-                let publisher = pillarbox_postgres::Publisher::new(schema)?;
+                let schema = pillarbox_postgres::Schema::new(postgres.config().schema())?;
                 let client = Box::new(client.map_err(|error| self.explain(error))?);
-                Ok(Outlet::Postgres(client, publisher, schema.to_owned()))
+                Ok(Outlet::Postgres(client, schema))
             }
         }
     }
@@ -45,7 +44,7 @@ impl Outlet {
                 connection.and_then(|connection| connection.query_row(sql, [], |row| row.get(0)).ok())
             }
             #[cfg(feature = "postgres")]
-            Outlet::Postgres(client, _, schema) => {
+            Outlet::Postgres(client, schema) => {
                 let sql = format!("select {schema}.payload_bytes_max()::bigint");
                 client.query_one(&sql, &[]).await.and_then(|row| row.try_get(0)).ok()
             }
@@ -58,9 +57,9 @@ impl Outlet {
         match self {
             Outlet::Log(log, _) => log.publish(events).await,
             #[cfg(feature = "postgres")]
-            Outlet::Postgres(client, publisher, _) => {
+            Outlet::Postgres(client, schema) => {
                 let transaction = client.transaction().await.map_err(failed)?;
-                let ids = publisher.publish_all(&transaction, events).await?;
+                let ids = schema.publish_all(&transaction, events).await?;
                 transaction.commit().await.map_err(failed)?;
                 Ok(ids)
             }

@@ -123,10 +123,10 @@ fn order_in_sqlite(connection: &mut Connection, order: &Order) -> Result<Option<
 #[cfg(feature = "postgres")]
 async fn in_postgres(postgres: &crate::database::Postgres, mut turn: u64, pace: &Pace) -> Result<Vec<Published>> {
     let mut client = ground::connect(postgres).await?;
-    let publisher = pillarbox_postgres::Publisher::new(ground::SCHEMA)?;
+    let schema = pillarbox_postgres::Schema::new(ground::SCHEMA)?;
     let mut published = Vec::new();
     while pace.goes_on() {
-        pace.note(&mut published, order_in_postgres(&mut client, &publisher, &Order::of(turn)).await?);
+        pace.note(&mut published, order_in_postgres(&mut client, &schema, &Order::of(turn)).await?);
         turn += STEP;
         tokio::time::sleep(PAUSE).await;
     }
@@ -138,14 +138,14 @@ async fn in_postgres(postgres: &crate::database::Postgres, mut turn: u64, pace: 
 #[cfg(feature = "postgres")]
 async fn order_in_postgres(
     client: &mut tokio_postgres::Client,
-    publisher: &pillarbox_postgres::Publisher,
+    schema: &pillarbox_postgres::Schema,
     order: &Order,
 ) -> Result<Option<Published>> {
     let transaction = client.transaction().await?;
     transaction.execute("select pg_advisory_xact_lock(hashtext($1))", &[&order.customer]).await?;
     let insert = format!("insert into {}.demo_order (customer, cents) values ($1, $2) returning id", ground::SCHEMA);
     let row = transaction.query_one(&insert, &[&order.customer, &order.cents]).await?;
-    let id = publisher.publish(&transaction, &order.event(row.get(0))).await?;
+    let id = schema.publish(&transaction, &order.event(row.get(0))).await?;
     if order.rolls_back {
         transaction.rollback().await?
     } else {

@@ -1,6 +1,7 @@
 use pillarbox::{Headers, NewEvent, Result};
 
-use super::{Publisher, bytes_of, check_names, headers_of, id_of, json_of};
+use super::{bytes_of, check_names, headers_of, id_of, json_of};
+use crate::schema::{DEFAULT, Schema};
 
 /// Publishing by whatever client the application has: the statement and its parameters.
 pub trait EventSql {
@@ -10,7 +11,7 @@ pub trait EventSql {
 
 impl EventSql for NewEvent {
     fn to_sql(&self) -> Result<PublishStatement> {
-        super::DEFAULT.to_sql(self)
+        DEFAULT.to_sql(self)
     }
 }
 
@@ -33,7 +34,7 @@ pub enum Parameter {
     Bytes(Option<Vec<u8>>),
 }
 
-impl Publisher {
+impl Schema {
     /// The statement that publishes `event`, for any client.
     pub fn to_sql(&self, event: &NewEvent) -> Result<PublishStatement> {
         check_names(event)?;

@@ -7,7 +7,7 @@ use pillarbox::store::{
     AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, DeliveryRow, Failed, LaneRef, LaneWrite, Queued,
     RecoverRequest, RecoveryCause, Store, SubscriptionId, Take, TakeCause,
 };
-use pillarbox::{Event, Failure, Mode, NewEvent, Subscription, Timestamp};
+use pillarbox::{Delivery, Failure, Mode, NewEvent, Subscription, Timestamp};
 use pillarbox_postgres::{PostgresStore, Transactional, accept, publish};
 use pillarbox_testkit::eventually;
 use pillarbox_testkit::growth::{
@@ -120,12 +120,12 @@ impl Log {
             database.execute(&fill_in(sql)).await;
         }
         let counter = Counter::of(&database).await;
-        let transact = Transactional::new(database.url(), |transaction, event| Box::pin(handle(transaction, event)));
+        let transact = Transactional::new(database.url(), handle);
         Log { store, transact: transact.unwrap(), counter, _database: database }
     }
 }
 
-async fn handle(transaction: &Transaction<'_>, event: &Event) -> Result<(), Failure> {
+async fn handle(transaction: &Transaction<'_>, event: Delivery) -> Result<(), Failure> {
     assert!(accept(transaction, "consumer", event.id).await.unwrap());
     publish(transaction, &NewEvent::new("handled", "y")).await.unwrap();
     Ok(())

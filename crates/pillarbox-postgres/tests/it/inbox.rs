@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pillarbox::ErrorKind;
 use pillarbox::admin::{Operator, PrunePolicy};
-use pillarbox_postgres::{Inbox, PgConfig, PostgresStore, accept, migrate, print_roles};
+use pillarbox_postgres::{PgConfig, PostgresStore, Schema, accept, migrate, print_roles};
 use pillarbox_testkit::postgres::Server;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
@@ -104,11 +104,11 @@ async fn a_log_in_another_schema_has_its_own_inbox() {
     let database = Database::new().await;
     migrate(&format!("{}?schema=other_log", database.url()).parse::<PgConfig>().unwrap()).await.unwrap();
     let (client, id) = (database.client().await, Uuid::now_v7());
-    let other = Inbox::new("other_log").unwrap();
+    let other = Schema::new("other_log").unwrap();
     assert!(accept(&client, "billing", id).await.unwrap());
     assert!(other.accept(&client, "billing", id).await.unwrap());
     assert!(!other.accept(&client, "billing", id).await.unwrap());
-    assert!(Inbox::new("x; drop").is_err());
+    assert!(Schema::new("x; drop").is_err());
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@ mod mutants;
 mod operating;
 mod order;
 mod ownership;
+mod pools;
 mod publishing;
 mod queue;
 mod queue_relay;

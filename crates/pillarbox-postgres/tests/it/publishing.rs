@@ -535,17 +535,17 @@ async fn publishing_without_a_schema_names_the_command() {
 }
 
 #[tokio::test]
-async fn a_stores_publisher_publishes_into_its_schema() {
+async fn the_schema_of_a_store_is_published_into() {
     let database = Database::new().await;
     let url = format!("{}?schema=other", database.url());
     migrate(&url.parse::<PgConfig>().unwrap()).await.unwrap();
     let store = PostgresStore::open(&url).await.unwrap();
-    let publisher = store.publisher();
+    let schema = store.schema();
     let mut client = database.client().await;
     let tx = client.transaction().await.unwrap();
-    let id = publisher.publish(&tx, &NewEvent::new("t", "y")).await.unwrap();
+    let id = schema.publish(&tx, &NewEvent::new("t", "y")).await.unwrap();
     let ids =
-        publisher.publish_all(&tx, &[NewEvent::new("t", "y"), NewEvent::new("t", "y").dedup_key("d")]).await.unwrap();
+        schema.publish_all(&tx, &[NewEvent::new("t", "y"), NewEvent::new("t", "y").dedup_key("d")]).await.unwrap();
     tx.commit().await.unwrap();
     let there: Vec<Uuid> = events(&store).await.iter().map(|event| event.id).collect();
     assert_eq!(there, [id, ids[0], ids[1]]);

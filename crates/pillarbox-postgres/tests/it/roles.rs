@@ -206,13 +206,17 @@ const WATCH: &str = "
     alter table pillarbox.instance enable row level security;
     create policy watch on pillarbox.instance using (public.watch()) with check (true)";
 
+async fn nothing(_: &tokio_postgres::Transaction<'_>, _: pillarbox::Delivery) -> Result<(), pillarbox::Failure> {
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_session_of_ours_compiles_its_statements() {
     let roles = Roles::new().await;
     roles.server.psql(&roles.name, WATCH).unwrap();
     let url = roles.url("relay");
     let handler = |_| std::future::ready(Ok::<(), pillarbox::Failure>(()));
-    let transact = pillarbox_postgres::Transactional::new(&url, |_, _| Box::pin(async { Ok(()) })).unwrap();
+    let transact = pillarbox_postgres::Transactional::new(&url, nothing).unwrap();
     let queue = |name| Subscription { mode: Mode::Queue, ..fixture::one_lane(name) };
     let store = PostgresStore::open(&url).await.unwrap();
     let relay = pillarbox::Relay::builder(store).handle(fixture::one_lane("s"), handler);

@@ -64,12 +64,12 @@ async fn a_log_may_lie_in_another_schema_and_two_in_one_database() {
     assert_eq!(check(&config(database.url())).await.unwrap(), SchemaState::Missing);
     migrate(&config(database.url())).await.unwrap();
     let client = connect(database.url()).await;
-    let publisher = pillarbox_postgres::Publisher::new("other_log").unwrap();
-    publisher.publish(&client, &pillarbox::NewEvent::new("t", "y").dedup_key("d")).await.unwrap();
+    let schema = pillarbox_postgres::Schema::new("other_log").unwrap();
+    schema.publish(&client, &pillarbox::NewEvent::new("t", "y").dedup_key("d")).await.unwrap();
     let sql = "select (select count(*) from pillarbox.event), (select count(*) from other_log.event)";
     let row = client.query_one(sql, &[]).await.unwrap();
     assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (0, 1));
-    assert!(pillarbox_postgres::Publisher::new("x; drop").is_err());
+    assert!(pillarbox_postgres::Schema::new("x; drop").is_err());
 }
 
 #[tokio::test]
@@ -84,13 +84,13 @@ async fn a_schema_that_is_a_word_of_sql_or_somebody_elses_is_refused() {
     for name in words.iter().map(String::as_str).chain(others) {
         let error = format!("{}?schema={name}", database.url()).parse::<PgConfig>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{name}");
-        assert!(pillarbox_postgres::Publisher::new(name).is_err(), "{name}");
+        assert!(pillarbox_postgres::Schema::new(name).is_err(), "{name}");
     }
     // A word that is none everywhere.
     let values = format!("{}?schema=values", database.url());
     migrate(&config(&values)).await.unwrap();
-    let publisher = pillarbox_postgres::Publisher::new("values").unwrap();
-    publisher.publish(&client, &pillarbox::NewEvent::new("t", "y").dedup_key("d")).await.unwrap();
+    let schema = pillarbox_postgres::Schema::new("values").unwrap();
+    schema.publish(&client, &pillarbox::NewEvent::new("t", "y").dedup_key("d")).await.unwrap();
     client.batch_execute("select values.publish('t', 'y', ordered => true, key => 'k')").await.unwrap();
     assert_eq!(crate::fixture::events(&PostgresStore::open(&values).await.unwrap()).await.len(), 2);
 }

@@ -4,43 +4,45 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use pillarbox::sink::{Attempt, BoxFuture, Fault, Outcome};
-use pillarbox::store::{ClaimId, ClaimPlace, Transact};
-use pillarbox::{Event, Failure, Mode, NewEvent, Relay, RetryPolicy, Subscription};
+use pillarbox::sink::{Fault, Outcome};
+use pillarbox::store::{ClaimId, ClaimPlace, ClaimedDelivery, Transact, TransactionHandler};
+use pillarbox::{Delivery, Event, Failure, Mode, NewEvent, Relay, RetryPolicy, Subscription, with_state};
 use pillarbox_postgres::{PostgresStore, Transactional, publish};
+use sqlx::PgConnection;
 use tokio::sync::Notify;
 use tokio_postgres::Transaction;
 
 use crate::fixture::{Database, events, join, one_lane};
+use crate::pools::{deadpool, sqlx_pool};
 
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A database with a table for effects and a queue whose rows this instance has claimed; claims have the number of the position.
-struct Ground {
-    database: Database,
+pub(crate) struct Ground {
+    pub(crate) database: Database,
     place: ClaimPlace,
-    attempts: Vec<Attempt>,
+    deliveries: Vec<ClaimedDelivery>,
     _store: PostgresStore,
 }
 
 impl Ground {
     /// With an event of each key, all claimed.
-    async fn new(keys: &[&str]) -> Self {
+    pub(crate) async fn new(keys: &[&str]) -> Self {
         let database = Database::new().await;
         database.execute("create table effect (position bigint not null)").await;
         database.publish_keys(keys).await;
         let store = database.store().await;
         let joined = join(&store, [Subscription { mode: Mode::Queue, ..one_lane("s") }]).await;
         let place = ClaimPlace { subscription: joined.subscriptions[0].id, instance: joined.instance };
-        let attempt = |event: Arc<Event>| {
+        let delivery = |event: Arc<Event>| {
             let claim = Some(ClaimId(event.position));
-            Attempt { event, number: 1, lane: None, epoch: 1, claim }
+            ClaimedDelivery { delivery: Delivery::first(event, "s"), claim }
         };
-        let attempts: Vec<Attempt> = events(&store).await.into_iter().map(attempt).collect();
-        let ground = Ground { database, place, attempts, _store: store };
-        for attempt in &ground.attempts {
-            ground.put(attempt.event.position, attempt.event.key.as_deref().unwrap(), "processing").await;
-            ground.claim(attempt.event.position, attempt.event.position).await;
+        let deliveries: Vec<_> = events(&store).await.into_iter().map(delivery).collect();
+        let ground = Ground { database, place, deliveries, _store: store };
+        for ClaimedDelivery { delivery, .. } in &ground.deliveries {
+            ground.put(delivery.position, delivery.key.as_deref().unwrap(), "processing").await;
+            ground.claim(delivery.position, delivery.position).await;
         }
         ground
     }
@@ -63,32 +65,41 @@ impl Ground {
     }
 
     /// What a recovery does to a claim.
-    async fn take_away(&self, position: i64) {
+    pub(crate) async fn take_away(&self, position: i64) {
         let set = "state = 'retrying', owner = null, claim = null, claimed_at = null, crashes = crashes + 1";
         self.database.execute(&format!("update pillarbox.delivery set {set} where position = {position}")).await;
     }
 
-    fn handler<F>(&self, function: F) -> Transactional
+    fn handler<H>(&self, handler: H) -> Transactional
     where
-        F: for<'a> Fn(&'a Transaction<'a>, &'a Event) -> BoxFuture<'a, Result<(), Failure>> + Send + Sync + 'static,
+        H: for<'a> TransactionHandler<&'a Transaction<'a>>,
     {
-        Transactional::new(self.database.url(), function).unwrap()
+        Transactional::new(self.database.url(), handler).unwrap()
     }
 
-    async fn transact(&self, handler: &Transactional, limit: Duration) -> Vec<Outcome> {
-        handler.transact(self.place, self.attempts.clone(), limit).await
+    pub(crate) async fn transact(&self, handler: &Transactional, limit: Duration) -> Vec<Outcome> {
+        handler.transact(self.place, self.deliveries.clone(), limit).await
     }
 
-    async fn effects(&self) -> i64 {
+    pub(crate) async fn effects(&self) -> i64 {
         self.database.number("select count(*) from effect").await
     }
 
-    async fn rows(&self) -> i64 {
+    pub(crate) async fn rows(&self) -> i64 {
         self.database.number("select count(*) from pillarbox.delivery").await
     }
 
+    /// Counts the handlers of this instance that wait for `select pg_sleep(600)`.
+    pub(crate) fn sleeping(&self) -> String {
+        let instance = self.place.instance.0;
+        format!(
+            "select count(*) from pg_stat_activity where query like 'select pg_sleep(600)%' and state = 'active'
+             and datname = current_database() and application_name = 'pillarbox relay {instance} transaction'"
+        )
+    }
+
     /// Waits until a query counts so many.
-    async fn until(&self, sql: &str, count: i64) {
+    pub(crate) async fn until(&self, sql: &str, count: i64) {
         let reached = async { while self.database.number(sql).await != count {} };
         tokio::time::timeout(LIMIT, reached).await.unwrap_or_else(|_| panic!("never {count}: {sql}"));
     }
@@ -101,14 +112,18 @@ async fn effect(transaction: &Transaction<'_>, event: &Event) -> Result<(), Fail
     Ok(())
 }
 
-fn failure(outcome: &Outcome) -> &Failure {
+async fn each_effect(transaction: &Transaction<'_>, delivery: Delivery) -> Result<(), Failure> {
+    effect(transaction, &delivery).await
+}
+
+pub(crate) fn failure(outcome: &Outcome) -> &Failure {
     match outcome {
         Outcome::Failed(failure) => failure,
         other => panic!("{other:?}"),
     }
 }
 
-const PUBLISHED: &str = "select count(*) from pillarbox.event where topic = 'effects'";
+pub(crate) const PUBLISHED: &str = "select count(*) from pillarbox.event where topic = 'effects'";
 const CONNECTIONS: &str = "select count(*) from pg_stat_activity where application_name = 'pillarbox transaction'
     and datname = current_database()";
 
@@ -117,7 +132,7 @@ async fn effect_published_event_and_settlement_are_committed_together() {
     let ground = Ground::new(&["a"]).await;
     ground.put(100, "a", "pending").await;
     ground.put(101, "a", "pending").await;
-    let handler = ground.handler(|transaction, event| Box::pin(effect(transaction, event)));
+    let handler = ground.handler(each_effect);
     assert_eq!(ground.transact(&handler, LIMIT).await, [Outcome::Delivered]);
     assert_eq!((ground.effects().await, ground.database.number(PUBLISHED).await), (1, 1));
     let left = "select position from pillarbox.delivery where ready_at is not null";
@@ -128,11 +143,9 @@ async fn effect_published_event_and_settlement_are_committed_together() {
 #[tokio::test]
 async fn a_failure_leaves_nothing_and_the_claim_stays() {
     let ground = Ground::new(&["a"]).await;
-    let handler = ground.handler(|transaction, event| {
-        Box::pin(async move {
-            effect(transaction, event).await?;
-            Err(Failure::permanent("no"))
-        })
+    let handler = ground.handler(async |transaction: &Transaction<'_>, delivery: Delivery| {
+        effect(transaction, &delivery).await?;
+        Err(Failure::permanent("no"))
     });
     for _ in 0..3 {
         assert_eq!(ground.transact(&handler, LIMIT).await, [Outcome::Failed(Failure::permanent("no"))]);
@@ -146,29 +159,29 @@ async fn a_claim_that_is_gone_is_not_tried() {
     let ground = Ground::new(&["a", "b", "c"]).await;
     ground.take_away(1).await;
     ground.claim(3, 77).await;
-    let handler = ground.handler(|transaction, event| Box::pin(effect(transaction, event))).batch_size(3);
+    let handler = ground.handler(each_effect).batch_size(3);
     let outcomes = ground.transact(&handler, LIMIT).await;
     assert_eq!(outcomes, [Outcome::NotTried, Outcome::Delivered, Outcome::NotTried]);
     assert_eq!(ground.database.number("select sum(position)::bigint from effect").await, 2);
     assert_eq!(ground.rows().await, 2);
 }
 
+async fn waiting(
+    (written, go): (Arc<Notify>, Arc<Notify>),
+    transaction: &Transaction<'_>,
+    delivery: Delivery,
+) -> Result<(), Failure> {
+    effect(transaction, &delivery).await?;
+    written.notify_one();
+    go.notified().await;
+    Ok(())
+}
+
 #[tokio::test]
 async fn what_is_recovered_while_its_handler_runs_is_not_committed_and_happens_once() {
     let ground = Arc::new(Ground::new(&["a"]).await);
     let (written, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let slow = {
-        let (written, go) = (written.clone(), go.clone());
-        ground.handler(move |transaction, event| {
-            let (written, go) = (written.clone(), go.clone());
-            Box::pin(async move {
-                effect(transaction, event).await?;
-                written.notify_one();
-                go.notified().await;
-                Ok(())
-            })
-        })
-    };
+    let slow = ground.handler(with_state((written.clone(), go.clone()), waiting));
     let late = tokio::spawn({
         let ground = ground.clone();
         async move { ground.transact(&slow, LIMIT).await }
@@ -177,8 +190,8 @@ async fn what_is_recovered_while_its_handler_runs_is_not_committed_and_happens_o
     // Nothing that the handler holds is in the way of whoever recovers.
     ground.take_away(1).await;
     ground.claim(1, 2).await;
-    let quick = ground.handler(|transaction, event| Box::pin(effect(transaction, event)));
-    let again = Attempt { claim: Some(ClaimId(2)), ..ground.attempts[0].clone() };
+    let quick = ground.handler(each_effect);
+    let again = ClaimedDelivery { claim: Some(ClaimId(2)), ..ground.deliveries[0].clone() };
     assert_eq!(quick.transact(ground.place, vec![again], LIMIT).await, [Outcome::Delivered]);
     go.notify_one();
     assert_eq!(late.await.unwrap(), [Outcome::NotTried]);
@@ -188,7 +201,7 @@ async fn what_is_recovered_while_its_handler_runs_is_not_committed_and_happens_o
 #[tokio::test]
 async fn a_batch_is_one_transaction() {
     let ground = Ground::new(&["a", "b", "c"]).await;
-    let handler = ground.handler(|transaction, event| Box::pin(effect(transaction, event))).batch_size(3);
+    let handler = ground.handler(each_effect).batch_size(3);
     assert_eq!(Transact::batch_size(&handler), 3);
     assert_eq!(ground.transact(&handler, LIMIT).await, vec![Outcome::Delivered; 3]);
     assert_eq!(ground.database.number("select count(distinct xmin::text) from effect").await, 1);
@@ -198,33 +211,33 @@ async fn a_batch_is_one_transaction() {
 #[tokio::test]
 async fn one_that_fails_holds_back_no_other_of_its_batch() {
     let ground = Ground::new(&["a", "b", "c"]).await;
-    let handler = ground.handler(|transaction, event| {
-        Box::pin(async move {
-            effect(transaction, event).await?;
-            if event.position == 2 { Err(Failure::event("two")) } else { Ok(()) }
-        })
+    let handler = ground.handler(async |transaction: &Transaction<'_>, delivery: Delivery| {
+        effect(transaction, &delivery).await?;
+        if delivery.position == 2 { Err(Failure::event("two")) } else { Ok(()) }
     });
     let outcomes = ground.transact(&handler.batch_size(3), LIMIT).await;
     assert_eq!(outcomes, [Outcome::Delivered, Outcome::Failed(Failure::event("two")), Outcome::Delivered]);
     assert_eq!((ground.effects().await, ground.rows().await), (2, 1));
 }
 
+/// Never returns: for a statement, or for nothing.
+async fn endless(
+    statement: Option<&'static str>,
+    transaction: &Transaction<'_>,
+    delivery: Delivery,
+) -> Result<(), Failure> {
+    effect(transaction, &delivery).await?;
+    match statement {
+        Some(statement) => drop(transaction.execute(statement, &[]).await),
+        None => std::future::pending().await,
+    }
+    Ok(())
+}
+
 /// A handler that is over time leaves nothing, and nothing of it is in anybody's way when that is told.
-async fn check_time_limit<F>(function: F)
-where
-    F: for<'a> Fn(&'a Transaction<'a>) -> BoxFuture<'a, ()> + Send + Sync + 'static,
-{
+async fn check_time_limit(statement: Option<&'static str>) {
     let ground = Ground::new(&["a"]).await;
-    let function = Arc::new(function);
-    let handler = ground.handler(move |transaction, event| {
-        let function = function.clone();
-        Box::pin(async move {
-            effect(transaction, event).await?;
-            function(transaction).await;
-            Ok(())
-        })
-    });
-    let outcomes = ground.transact(&handler, Duration::from_millis(300)).await;
+    let outcomes = ground.transact(&ground.handler(with_state(statement, endless)), Duration::from_millis(300)).await;
     assert_eq!((failure(&outcomes[0]).kind, failure(&outcomes[0]).fault), ("timeout", Fault::Event), "{outcomes:?}");
     ground.database.execute("begin; lock table effect in access exclusive mode nowait; rollback").await;
     assert_eq!((ground.effects().await, ground.rows().await), (0, 1));
@@ -232,19 +245,16 @@ where
 
 #[tokio::test]
 async fn a_transaction_over_its_limit_is_rolled_back() {
-    check_time_limit(|transaction| Box::pin(async { drop(transaction.execute("select pg_sleep(600)", &[]).await) }))
-        .await;
-    check_time_limit(|_| Box::pin(std::future::pending())).await;
+    check_time_limit(Some("select pg_sleep(600)")).await;
+    check_time_limit(None).await;
 }
 
 #[tokio::test]
 async fn a_panic_is_a_failure() {
     let ground = Ground::new(&["a"]).await;
-    let handler = ground.handler(|transaction, event| {
-        Box::pin(async move {
-            effect(transaction, event).await?;
-            panic!("at the disco")
-        })
+    let handler = ground.handler(async |transaction: &Transaction<'_>, delivery: Delivery| {
+        effect(transaction, &delivery).await?;
+        panic!("at the disco")
     });
     let outcomes = ground.transact(&handler, LIMIT).await;
     let failure = failure(&outcomes[0]);
@@ -255,12 +265,10 @@ async fn a_panic_is_a_failure() {
 #[tokio::test]
 async fn a_failed_statement_that_the_handler_ignores_is_a_failure() {
     let ground = Ground::new(&["a"]).await;
-    let handler = ground.handler(|transaction, event| {
-        Box::pin(async move {
-            effect(transaction, event).await?;
-            drop(transaction.execute("select 1 / 0", &[]).await);
-            Ok(())
-        })
+    let handler = ground.handler(async |transaction: &Transaction<'_>, delivery: Delivery| {
+        effect(transaction, &delivery).await?;
+        drop(transaction.execute("select 1 / 0", &[]).await);
+        Ok(())
     });
     let outcomes = ground.transact(&handler, LIMIT).await;
     assert!(failure(&outcomes[0]).message.contains("aborted"), "{outcomes:?}");
@@ -272,7 +280,7 @@ async fn what_the_commit_refuses_has_failed() {
     let ground = Ground::new(&["a"]).await;
     let sql = "alter table effect add constraint once unique (position) deferrable initially deferred";
     ground.database.execute(&format!("{sql}; insert into effect values (1)")).await;
-    let handler = ground.handler(|transaction, event| Box::pin(effect(transaction, event)));
+    let handler = ground.handler(each_effect);
     let outcomes = ground.transact(&handler, LIMIT).await;
     assert!(failure(&outcomes[0]).message.contains("once"), "{outcomes:?}");
     assert_eq!((ground.effects().await, ground.rows().await), (1, 1));
@@ -286,25 +294,24 @@ async fn a_commit_without_an_answer_is_not_tried() {
         create constraint trigger vanish after insert on effect deferrable initially deferred
             for each row execute function vanish()";
     ground.database.execute(sql).await;
-    let handler = ground.handler(|transaction, event| Box::pin(effect(transaction, event)));
+    let handler = ground.handler(each_effect);
     assert_eq!(ground.transact(&handler, LIMIT).await, [Outcome::NotTried]);
     assert_eq!((ground.effects().await, ground.rows().await), (0, 1));
+}
+
+/// Loses its connection at the first call.
+async fn losing(calls: Arc<AtomicUsize>, transaction: &Transaction<'_>, delivery: Delivery) -> Result<(), Failure> {
+    effect(transaction, &delivery).await?;
+    if calls.fetch_add(1, Ordering::Relaxed) == 0 {
+        transaction.execute("select pg_terminate_backend(pg_backend_pid())", &[]).await?;
+    }
+    Ok(())
 }
 
 #[tokio::test]
 async fn a_lost_connection_is_not_the_events_fault_and_is_made_again() {
     let ground = Ground::new(&["a"]).await;
-    let calls = Arc::new(AtomicUsize::new(0));
-    let handler = ground.handler(move |transaction, event| {
-        let first = calls.fetch_add(1, Ordering::Relaxed) == 0;
-        Box::pin(async move {
-            effect(transaction, event).await?;
-            if first {
-                transaction.execute("select pg_terminate_backend(pg_backend_pid())", &[]).await?;
-            }
-            Ok(())
-        })
-    });
+    let handler = ground.handler(with_state(Arc::default(), losing));
     let outcomes = ground.transact(&handler, LIMIT).await;
     assert_eq!(
         (failure(&outcomes[0]).kind, failure(&outcomes[0]).fault),
@@ -318,28 +325,18 @@ async fn a_lost_connection_is_not_the_events_fault_and_is_made_again() {
 #[tokio::test]
 async fn a_database_that_cannot_be_reached_stops_the_subscription_and_counts_no_attempt() {
     let ground = Ground::new(&["a", "b"]).await;
-    let nowhere = Transactional::new("postgres://127.0.0.1:1/none", |_, _| Box::pin(async { Ok(()) })).unwrap();
+    let nowhere = Transactional::new("postgres://127.0.0.1:1/none", each_effect).unwrap();
     let outcomes = ground.transact(&nowhere.batch_size(2), LIMIT).await;
     assert_eq!(outcomes.len(), 2);
     assert!(outcomes.iter().all(|outcome| failure(outcome).fault == Fault::Sink), "{outcomes:?}");
-    assert!(Transactional::new("mysql://", |_, _| Box::pin(async { Ok(()) })).is_err());
+    assert!(Transactional::new("mysql://", each_effect).is_err());
 }
 
 #[tokio::test]
 async fn what_is_given_up_in_the_middle_is_cancelled_on_the_server() {
     let ground = Arc::new(Ground::new(&["a"]).await);
-    let handler = ground.handler(|transaction, event| {
-        Box::pin(async move {
-            effect(transaction, event).await?;
-            transaction.execute("select pg_sleep(600)", &[]).await?;
-            Ok(())
-        })
-    });
-    let sleeping = format!(
-        "select count(*) from pg_stat_activity where query like 'select pg_sleep(600)%' and state = 'active'
-         and datname = current_database() and application_name = 'pillarbox relay {} transaction'",
-        ground.place.instance.0
-    );
+    let handler = ground.handler(with_state(Some("select pg_sleep(600)"), endless));
+    let sleeping = ground.sleeping();
     let running = tokio::spawn({
         let ground = ground.clone();
         async move { ground.transact(&handler, LIMIT).await }
@@ -351,27 +348,59 @@ async fn what_is_given_up_in_the_middle_is_cancelled_on_the_server() {
     assert_eq!((ground.effects().await, ground.rows().await), (0, 1));
 }
 
+/// Fails at every fifth call.
+async fn now_and_then(calls: Arc<AtomicUsize>, transaction: &Transaction<'_>, event: Delivery) -> Result<(), Failure> {
+    let fails = calls.fetch_add(1, Ordering::Relaxed) % 5 == 3;
+    let sql = "insert into effect (position, key) values ($1, $2)";
+    transaction.execute(sql, &[&event.position, &event.key.as_deref()]).await?;
+    publish(transaction, &NewEvent::new("effects", "effect.happened")).await?;
+    if fails { Err(Failure::event("now and then")) } else { Ok(()) }
+}
+
+/// The same by sqlx. What is told of the attempt before is what that failed with.
+async fn now_and_then_by_sqlx(
+    calls: Arc<AtomicUsize>,
+    connection: &mut PgConnection,
+    event: Delivery,
+) -> Result<(), Failure> {
+    let fails = calls.fetch_add(1, Ordering::Relaxed) % 5 == 3;
+    let insert = sqlx::query("insert into effect (position, key) values ($1, $2)");
+    insert.bind(event.position).bind(event.key.as_deref()).execute(&mut *connection).await?;
+    publish(&mut *connection, &NewEvent::new("effects", "effect.happened")).await?;
+    assert_eq!(event.previous_error().is_some(), event.attempt() > 1);
+    if fails { Err(Failure::event("now and then")) } else { Ok(()) }
+}
+
 #[tokio::test]
 async fn a_relay_handles_each_event_once_and_in_order() {
+    let own =
+        |database: &Database| Transactional::new(database.url(), with_state(Arc::default(), now_and_then)).unwrap();
+    check_relay(own).await;
+    let pool = |database: &Database| {
+        Transactional::with_clients(
+            deadpool(database.url(), 6),
+            |pool| async move { pool.get().await },
+            with_state(Arc::default(), now_and_then),
+        )
+    };
+    check_relay(pool).await;
+    let sqlx = |database: &Database| {
+        Transactional::with_sqlx(sqlx_pool(database.url(), 6), with_state(Arc::default(), now_and_then_by_sqlx))
+    };
+    check_relay(sqlx).await;
+}
+
+async fn check_relay(handler: impl Fn(&Database) -> Transactional) {
     let database = Database::new().await;
     database
         .execute("create table effect (number bigint generated always as identity, position bigint, key text)")
         .await;
     let keys: Vec<String> = (0..60).map(|number| format!("k{}", number % 7)).collect();
     database.publish_keys(&keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
-    let calls = Arc::new(AtomicUsize::new(0));
-    let handler = Transactional::new(database.url(), move |transaction, event| {
-        let fails = calls.fetch_add(1, Ordering::Relaxed) % 5 == 3;
-        Box::pin(async move {
-            let sql = "insert into effect (position, key) values ($1, $2)";
-            transaction.execute(sql, &[&event.position, &event.key.as_deref()]).await?;
-            publish(transaction, &NewEvent::new("effects", "effect.happened")).await?;
-            if fails { Err(Failure::event("now and then")) } else { Ok(()) }
-        })
-    });
+    let handler = handler(&database);
     let retry = RetryPolicy { base: Duration::from_millis(1), jitter: false, ..RetryPolicy::handler() };
     let subscription = Subscription { mode: Mode::Queue, retry, ..Subscription::new("s").topics(["t"]) };
-    let builder = Relay::builder(database.store().await).transact(subscription, handler.unwrap().batch_size(4));
+    let builder = Relay::builder(database.store().await).transact(subscription, handler.batch_size(4));
     let relay = builder.start().await.unwrap();
     let all = async {
         // A relay is idle while only retries are left.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use pillarbox::store::RangeSet;
-use pillarbox::{Event, Failure, NewEvent, Position, Timestamp};
+use pillarbox::{Delivery, Failure, NewEvent, Position, Timestamp};
 use pillarbox_sqlite::{SqliteStore, Transactional, accept, counted, publish};
 use pillarbox_testkit::growth::{
     Dimension, EVENTS, FACTOR, Ground, OTHER_INSTANCE, SEEDED, SMALL, TAIL, Work, create, judge, measure,
@@ -74,7 +74,7 @@ impl Log {
     }
 }
 
-fn handle(transaction: &Transaction<'_>, event: &Event) -> Result<(), Failure> {
+fn handle(transaction: &Transaction<'_>, event: Delivery) -> Result<(), Failure> {
     assert!(accept(transaction, "consumer", event.id).unwrap());
     publish(transaction, &NewEvent::new("handled", "y")).unwrap();
     Ok(())

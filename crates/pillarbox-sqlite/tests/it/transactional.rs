@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use pillarbox::sink::{Attempt, Fault, Outcome};
-use pillarbox::store::{ClaimId, ClaimPlace, Transact};
-use pillarbox::{Event, Failure, Mode, NewEvent, Relay, RetryPolicy, Subscription};
+use pillarbox::sink::{Fault, Outcome};
+use pillarbox::store::{ClaimId, ClaimPlace, ClaimedDelivery, Transact};
+use pillarbox::{Delivery, Event, Failure, Mode, NewEvent, Relay, RetryPolicy, Subscription};
 use pillarbox_sqlite::{SqliteStore, Transactional, publish};
 use rusqlite::{Transaction, TransactionBehavior};
 
@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 struct Ground {
     database: Database,
     place: ClaimPlace,
-    attempts: Vec<Attempt>,
+    deliveries: Vec<ClaimedDelivery>,
     _store: SqliteStore,
 }
 
@@ -31,15 +31,15 @@ impl Ground {
         let store = database.store();
         let joined = join(&store, [Subscription { mode: Mode::Queue, ..one_lane("s") }]).await;
         let place = ClaimPlace { subscription: joined.subscriptions[0].id, instance: joined.instance };
-        let attempt = |event: Arc<Event>| {
+        let delivery = |event: Arc<Event>| {
             let claim = Some(ClaimId(event.position));
-            Attempt { event, number: 1, lane: None, epoch: 1, claim }
+            ClaimedDelivery { delivery: Delivery::first(event, "s"), claim }
         };
-        let attempts: Vec<Attempt> = events(&store).await.into_iter().map(attempt).collect();
-        let ground = Ground { database, place, attempts, _store: store };
-        for attempt in &ground.attempts {
-            ground.put(attempt.event.position, attempt.event.key.as_deref().unwrap());
-            ground.claim(attempt.event.position, attempt.event.position);
+        let deliveries: Vec<_> = events(&store).await.into_iter().map(delivery).collect();
+        let ground = Ground { database, place, deliveries, _store: store };
+        for ClaimedDelivery { delivery, .. } in &ground.deliveries {
+            ground.put(delivery.position, delivery.key.as_deref().unwrap());
+            ground.claim(delivery.position, delivery.position);
         }
         ground
     }
@@ -61,13 +61,13 @@ impl Ground {
 
     fn handler<F>(&self, function: F) -> Transactional
     where
-        F: Fn(&Transaction<'_>, &Event) -> Result<(), Failure> + Send + Sync + 'static,
+        F: Fn(&Transaction<'_>, Delivery) -> Result<(), Failure> + Send + Sync + 'static,
     {
         Transactional::new(&self.database.path, function).unwrap()
     }
 
     async fn transact(&self, handler: &Transactional, limit: Duration) -> Vec<Outcome> {
-        handler.transact(self.place, self.attempts.clone(), limit).await
+        handler.transact(self.place, self.deliveries.clone(), limit).await
     }
 
     /// Effects, published events and rows of the queue.
@@ -88,6 +88,10 @@ fn effect(transaction: &Transaction<'_>, event: &Event) -> Result<(), Failure> {
     Ok(())
 }
 
+fn each_effect(transaction: &Transaction<'_>, delivery: Delivery) -> Result<(), Failure> {
+    effect(transaction, &delivery)
+}
+
 fn failure(outcome: &Outcome) -> &Failure {
     match outcome {
         Outcome::Failed(failure) => failure,
@@ -100,7 +104,7 @@ async fn effect_published_event_and_settlement_are_committed_together() {
     let ground = Ground::new(&["a"]).await;
     ground.put(100, "a");
     ground.put(101, "a");
-    let handler = ground.handler(effect);
+    let handler = ground.handler(each_effect);
     assert_eq!(ground.transact(&handler, LIMIT).await, [Outcome::Delivered]);
     assert_eq!(ground.counts(), (1, 1, 2));
     let turn = "select sum(position) from pillarbox_delivery where ready_at is not null";
@@ -108,10 +112,26 @@ async fn effect_published_event_and_settlement_are_committed_together() {
 }
 
 #[tokio::test]
+async fn the_applications_own_connection_keeps_what_it_has_and_commits_durably() {
+    let ground = Ground::new(&["a"]).await;
+    let connection = ground.database.connect();
+    connection.execute_batch("create temp table rate as select 19 as vat; pragma synchronous = off").unwrap();
+    let handler = Transactional::with_connection(connection, |transaction, event| {
+        effect(transaction, &event)?;
+        let vat: i64 = transaction.query_row("select vat from temp.rate", [], |row| row.get(0))?;
+        let synchronous: i64 = transaction.query_row("pragma synchronous", [], |row| row.get(0))?;
+        assert_eq!((vat, synchronous), (19, 2));
+        Ok(())
+    });
+    assert_eq!(ground.transact(&handler.unwrap(), LIMIT).await, [Outcome::Delivered]);
+    assert_eq!(ground.counts(), (1, 1, 0));
+}
+
+#[tokio::test]
 async fn a_failure_leaves_nothing_and_the_claim_stays() {
     let ground = Ground::new(&["a"]).await;
     let handler = ground.handler(|transaction, event| {
-        effect(transaction, event)?;
+        effect(transaction, &event)?;
         Err(Failure::permanent("no"))
     });
     for _ in 0..3 {
@@ -123,10 +143,10 @@ async fn a_failure_leaves_nothing_and_the_claim_stays() {
 #[tokio::test]
 async fn a_claim_that_was_taken_away_before_the_transaction_could_begin_is_not_tried() {
     let ground = Ground::new(&["a", "b"]).await;
-    let handler = ground.handler(effect).batch_size(2);
+    let handler = ground.handler(each_effect).batch_size(2);
     let mut connection = ground.database.connect();
     let writer = connection.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
-    let mut waiting = handler.transact(ground.place, ground.attempts.clone(), LIMIT);
+    let mut waiting = handler.transact(ground.place, ground.deliveries.clone(), LIMIT);
     // Asked for, and behind the writer that takes the claim away.
     assert!(poll_once(&mut waiting).is_none());
     writer.execute("update pillarbox_delivery set claim = 77 where position = 1", []).unwrap();
@@ -135,7 +155,7 @@ async fn a_claim_that_was_taken_away_before_the_transaction_could_begin_is_not_t
     assert_eq!(ground.counts(), (1, 1, 1));
     assert_eq!(ground.database.number("select position from effect"), 2);
 
-    let again = Attempt { claim: Some(ClaimId(77)), ..ground.attempts[0].clone() };
+    let again = ClaimedDelivery { claim: Some(ClaimId(77)), ..ground.deliveries[0].clone() };
     assert_eq!(handler.transact(ground.place, vec![again.clone()], LIMIT).await, [Outcome::Delivered]);
     assert_eq!(handler.transact(ground.place, vec![again], LIMIT).await, [Outcome::NotTried]);
     assert_eq!(ground.counts(), (2, 2, 0));
@@ -155,7 +175,7 @@ async fn nobody_takes_a_claim_while_its_handler_runs() {
     let ground = Ground::new(&["a"]).await;
     let database = ground.database.path.clone();
     let handler = ground.handler(move |transaction, event| {
-        effect(transaction, event)?;
+        effect(transaction, &event)?;
         let other = rusqlite::Connection::open(&database)?;
         other.busy_timeout(Duration::ZERO)?;
         let refused = other.execute("update pillarbox_delivery set owner = null, claim = null", []).unwrap_err();
@@ -174,7 +194,7 @@ async fn a_batch_is_one_transaction() {
         let visible: i64 =
             rusqlite::Connection::open(&path)?.query_row("select count(*) from effect", [], |row| row.get(0))?;
         assert_eq!(visible, 0, "nothing is committed before all of it");
-        effect(transaction, event)
+        effect(transaction, &event)
     });
     assert_eq!(ground.transact(&handler.batch_size(3), LIMIT).await, vec![Outcome::Delivered; 3]);
     assert_eq!(ground.counts(), (3, 3, 0));
@@ -184,7 +204,7 @@ async fn a_batch_is_one_transaction() {
 async fn one_that_fails_holds_back_no_other_of_its_batch() {
     let ground = Ground::new(&["a", "b", "c"]).await;
     let handler = ground.handler(|transaction, event| {
-        effect(transaction, event)?;
+        effect(transaction, &event)?;
         if event.position == 2 { Err(Failure::event("two")) } else { Ok(()) }
     });
     let outcomes = ground.transact(&handler.batch_size(3), LIMIT).await;
@@ -196,7 +216,7 @@ async fn one_that_fails_holds_back_no_other_of_its_batch() {
 async fn a_transaction_over_its_limit_is_interrupted_and_rolled_back() {
     let ground = Ground::new(&["a"]).await;
     let handler = ground.handler(|transaction, event| {
-        effect(transaction, event)?;
+        effect(transaction, &event)?;
         let endless = "with recursive n (i) as (select 1 union all select i + 1 from n) select count(*) from n";
         transaction.query_row(endless, [], |_| Ok(()))?;
         Ok(())
@@ -211,7 +231,7 @@ async fn code_that_is_over_the_limit_is_waited_for_and_rolled_back() {
     let ground = Ground::new(&["a"]).await;
     let limit = Duration::from_millis(50);
     let handler = ground.handler(move |transaction, event| {
-        effect(transaction, event)?;
+        effect(transaction, &event)?;
         // Code that nothing can interrupt.
         let begun = Instant::now();
         while begun.elapsed() < limit * 2 {
@@ -228,7 +248,7 @@ async fn code_that_is_over_the_limit_is_waited_for_and_rolled_back() {
 async fn a_panic_is_a_failure_and_the_next_transaction_works() {
     let ground = Ground::new(&["a", "b"]).await;
     let handler = ground.handler(|transaction, event| {
-        effect(transaction, event)?;
+        effect(transaction, &event)?;
         assert_ne!(event.position, 1, "at the disco");
         Ok(())
     });
@@ -242,7 +262,7 @@ async fn a_panic_is_a_failure_and_the_next_transaction_works() {
 async fn a_handler_that_ends_its_transaction_has_failed() {
     let ground = Ground::new(&["a"]).await;
     let handler = ground.handler(|transaction, event| {
-        effect(transaction, event)?;
+        effect(transaction, &event)?;
         transaction.execute_batch("rollback")?;
         Ok(())
     });
@@ -259,7 +279,7 @@ async fn what_the_commit_refuses_has_failed() {
          create table booking (account integer references account (id) deferrable initially deferred)",
     );
     let handler = ground.handler(|transaction, event| {
-        effect(transaction, event)?;
+        effect(transaction, &event)?;
         if event.position == 1 {
             transaction.execute("insert into booking values (42)", [])?;
         }

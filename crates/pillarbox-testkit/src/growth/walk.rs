@@ -1,13 +1,13 @@
 use std::time::Duration;
 
 use pillarbox::admin::{Change, ListQuery, Operator, PausedBy, PrunePolicy, Selection, State};
-use pillarbox::sink::{Attempt, Outcome};
+use pillarbox::sink::Outcome;
 use pillarbox::store::{
-    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimPlace, ClaimRequest, Claimed, DeliveryRow, Epoch, Failed,
-    InstanceId, LaneRef, LaneState, LaneWrite, PollRequest, Queued, RecoverRequest, RecoveryCause, Report, ScanRequest,
-    Settlement, Store, Take, TakeCause, Transact,
+    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimPlace, ClaimRequest, Claimed, ClaimedDelivery, DeliveryRow, Epoch,
+    Failed, InstanceId, LaneRef, LaneState, LaneWrite, PollRequest, Queued, RecoverRequest, RecoveryCause, Report,
+    ScanRequest, Settlement, Store, Take, TakeCause, Transact,
 };
-use pillarbox::{NewEvent, Position, Result, Start, Timestamp};
+use pillarbox::{Delivery, NewEvent, Position, Result, Start, Timestamp};
 use uuid::Uuid;
 
 use super::{Ground, IDLE, Operation, QUEUE, STREAM, TAIL, hello};
@@ -246,15 +246,12 @@ impl<'a, G: Ground> Walk<'a, G> {
 
     async fn transact(&mut self) -> Result<()> {
         let place = ClaimPlace { subscription: self.lanes[0].0.subscription, instance: self.instance };
-        let attempt = |claimed: Claimed| Attempt {
-            event: claimed.event.expect("the log has it"),
-            number: 1,
-            lane: None,
-            epoch: 0,
+        let delivery = |claimed: Claimed| ClaimedDelivery {
+            delivery: Delivery::first(claimed.event.expect("the log has it"), QUEUE),
             claim: Some(claimed.claim),
         };
-        let attempts = self.claimed.drain(..AT_ONCE).map(attempt).collect();
-        let outcomes = self.transact.transact(place, attempts, Duration::from_secs(60)).await;
+        let deliveries = self.claimed.drain(..AT_ONCE).map(delivery).collect();
+        let outcomes = self.transact.transact(place, deliveries, Duration::from_secs(60)).await;
         assert_eq!(outcomes, [const { Outcome::Delivered }; AT_ONCE], "the claims are this instance's");
         Ok(())
     }

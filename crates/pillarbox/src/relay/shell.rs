@@ -6,7 +6,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::task::{Doorbell, Lease, Running, deliver_to_sink, handle_one_by_one, listen, retain};
+use super::task::{Doorbell, Lease, Running, deliver_to_sink, handle_one_by_one, listen, retain, transact};
 use super::{Command, End, RelayState, Target};
 use crate::backoff::Backoff;
 use crate::engine::{Action, Call, Engine, EngineConfig, Figures, Input};
@@ -406,7 +406,10 @@ impl<S: Store + Operator> Shell<S> {
                     let handling = Handling { subscription: name, max_attempts, last_errors };
                     handle_one_by_one(&*handler, &handling, events, patience, &lease, &running).await
                 }
-                Target::Transact(handler) => handler.transact(place, events, timeout).await,
+                Target::Transact(handler, last_errors) => {
+                    let handling = Handling { subscription: name, max_attempts, last_errors };
+                    transact(&*handler, &handling, place, events, timeout).await
+                }
             };
             Failpoint::Delivered.hit();
             running.over(outcomes);

@@ -10,8 +10,8 @@ use super::shell::Answer;
 use crate::engine::Input;
 use crate::handler::{AnyHandler, CatchUnwind, Handling, Patience, call};
 use crate::{
-    Attempt, Batch, BatchId, Failpoint, Failure, Operator, Outcome, PrunePolicy, Pruned, Result, Retryability, Sink,
-    Store, Wake,
+    Attempt, Batch, BatchId, ClaimPlace, ClaimedDelivery, Failpoint, Failure, Operator, Outcome, PrunePolicy, Pruned,
+    Result, Retryability, Sink, Store, Transact, Wake,
 };
 
 /// A worker that is held up by one event of its batch for longer than this gives the rest back to others.
@@ -230,6 +230,22 @@ pub(super) async fn handle_one_by_one(
             failed.extend(key);
         }
         outcomes.push(outcome);
+    }
+    outcomes
+}
+
+/// Calls a transactional handler for events that each have a claim.
+pub(super) async fn transact(
+    handler: &dyn Transact,
+    handling: &Handling,
+    place: ClaimPlace,
+    events: Vec<Attempt>,
+    limit: Duration,
+) -> Vec<Outcome> {
+    let claimed = |attempt: &Attempt| ClaimedDelivery { delivery: handling.delivery(attempt), claim: attempt.claim };
+    let outcomes = handler.transact(place, events.iter().map(claimed).collect(), limit).await;
+    for (attempt, outcome) in events.iter().zip(&outcomes) {
+        handling.last_errors.note(attempt.event.position, outcome);
     }
     outcomes
 }

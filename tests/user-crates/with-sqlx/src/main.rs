@@ -10,8 +10,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut transaction = connection.begin().await?;
     sqlx::query("insert into orders values ('sqlx', 42)").execute(&mut *transaction).await?;
     let placed = NewEvent::new("orders", "order.placed").key("sqlx").json_text(r#"{"total":42}"#).dedup_key("sqlx");
-    let id = pillarbox_postgres::sqlx::publish(&mut transaction, &placed).await?;
-    assert_eq!(pillarbox_postgres::sqlx::publish(&mut transaction, &placed).await?, id, "once");
+    let id = pillarbox_postgres::publish(&mut transaction, &placed).await?;
+    assert_eq!(pillarbox_postgres::publish(&mut transaction, &placed).await?, id, "once");
     transaction.commit().await?;
     println!("{id}");
     Ok(())

@@ -12,10 +12,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         for connection in &mut connections {
             let mut transaction = connection.begin().await?;
             let event = NewEvent::new("t", "y").key("sqlx").json_text("{}");
-            pillarbox_postgres::sqlx::publish(&mut transaction, &event).await?;
+            pillarbox_postgres::publish(&mut transaction, &event).await?;
             // The second connection gets the id of the first one's.
             let once = NewEvent::new("t", "y").dedup_key(format!("{round}"));
-            pillarbox_postgres::sqlx::publish(&mut transaction, &once).await?;
+            pillarbox_postgres::publish(&mut transaction, &once).await?;
             transaction.commit().await?;
         }
     }

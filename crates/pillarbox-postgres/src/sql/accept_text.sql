@@ -1,0 +1,1 @@
+select @schema@.accept($1::text, $2::text::uuid)
