@@ -31,7 +31,7 @@ pub enum ErrorKind {
     Foreign,
     /// A premise of the engine does not hold; the relay stops.
     Fatal,
-    /// This instance has ended: its connection was lost, or another has buried it. Join again under a new number.
+    /// This instance has ended: its connection was lost, or another instance has removed its row. Join again under a new number.
     Ended,
 }
 

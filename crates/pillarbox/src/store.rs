@@ -33,7 +33,7 @@ pub type Epoch = i64;
 /// where it says so) and either happens whole or not at all. After an error nothing may be assumed about
 /// it having happened, except that it happened whole or not at all. No call waits without a bound.
 ///
-/// An instance ends when it cannot prove its life any more: its connection was lost, or another has buried it. From then
+/// An instance ends when it cannot prove its life any more: its connection was lost, or another instance has removed its row. From then
 /// on calls fail with `ErrorKind::Ended`, `observe` and `take` always, until the relay has given up all its work and
 /// joined again.
 pub trait Store: Send + Sync + 'static {
@@ -51,7 +51,7 @@ pub trait Store: Send + Sync + 'static {
     fn join(&self, hello: Hello) -> impl Future<Output = Result<Joined>> + Send;
 
     /// Beats once (the only sign of life that a lease looks at), stores the report, and then looks: what it returns of
-    /// the fleet is not older than the beat. Fails with `ErrorKind::Ended` if this instance has been buried by another, and with
+    /// the fleet is not older than the beat. Fails with `ErrorKind::Ended` if another instance has removed the row of this one, and with
     /// `ErrorKind::Foreign` if the anchor of a lane of its own is not in the log any more: it was replaced underneath.
     fn observe(&self, report: &Report) -> impl Future<Output = Result<Fleet>> + Send;
 
