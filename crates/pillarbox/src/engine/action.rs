@@ -39,7 +39,7 @@ pub enum Action {
         reason: String,
     },
     /// Give up every batch that is at a sink: this instance cannot be sure any more that its lanes are its own. Each is answered
-    /// with [`Input::Aborted`] once its call is over, unless it was answered already.
+    /// with [`Input::Aborted`](super::Input::Aborted) once its call is over, unless it was answered already.
     Abort,
     /// The drain is over: leave.
     Leave,

@@ -323,25 +323,32 @@ impl Engine {
                 self.delivered(now, (index, batch), vec![outcome]);
                 continue;
             }
-            let attempt = |item: &Item| Attempt {
-                event: item.event.clone(),
-                number: item.attempts + 1,
-                lane: item.claim.is_none().then_some(item.lane),
-                epoch: item.epoch,
-                claim: item.claim,
-            };
-            let events = items.iter().map(attempt).collect();
+            let events = items.iter().map(attempt_at).collect();
             if self.config.mutant == Some(Mutant::SettleBeforeDeliver) {
-                let early: Vec<(u32, Position, uuid::Uuid)> = items
-                    .iter()
-                    .filter(|item| item.claim.is_none())
-                    .map(|item| (item.lane, item.event.position, item.event.id))
-                    .collect();
-                for (lane, position, id) in early {
-                    sub.lanes[lane as usize].iter_mut().for_each(|lane| lane.done(position, id));
-                }
+                sub.settle_early(batch);
             }
             self.actions.push(Action::Deliver { batch: (index, batch), events });
+        }
+    }
+}
+
+/// What the sink is given of an event.
+fn attempt_at(item: &Item) -> Attempt {
+    Attempt {
+        event: item.event.clone(),
+        number: item.attempts + 1,
+        lane: item.claim.is_none().then_some(item.lane),
+        epoch: item.epoch,
+        claim: item.claim,
+    }
+}
+
+impl Subscriber {
+    /// What a deliberately broken variant does: the events of a batch count as settled when they are handed to the sink.
+    fn settle_early(&mut self, batch: BatchId) {
+        for item in self.dispatcher.batch(batch).iter().filter(|item| item.claim.is_none()) {
+            let lane = self.lanes[item.lane as usize].as_mut();
+            lane.into_iter().for_each(|lane| lane.done(item.event.position, item.event.id));
         }
     }
 }

@@ -6,23 +6,23 @@ use crate::{Claims, Epoch, Event, Fleet, LaneState, Outcome, Page, Recovered};
 /// What happened.
 #[derive(Debug)]
 pub enum Input {
-    /// The answer to [`Action::Observe`].
+    /// The answer to [`Action::Observe`](super::Action::Observe).
     Observed(Fleet),
-    /// The answer to [`Action::Take`].
+    /// The answer to [`Action::Take`](super::Action::Take).
     Taken(Vec<Option<Epoch>>),
-    /// The answer to [`Action::Load`].
+    /// The answer to [`Action::Load`](super::Action::Load).
     Loaded(Vec<Option<LaneState>>),
-    /// The answer to [`Action::Poll`].
+    /// The answer to [`Action::Poll`](super::Action::Poll).
     Polled(Page),
-    /// The answer to [`Action::Fetch`].
+    /// The answer to [`Action::Fetch`](super::Action::Fetch).
     Fetched(Vec<Arc<Event>>),
-    /// The answer to [`Action::Settle`].
+    /// The answer to [`Action::Settle`](super::Action::Settle).
     Settled(Vec<bool>),
-    /// The answer to [`Action::Claim`].
+    /// The answer to [`Action::Claim`](super::Action::Claim).
     Claimed(Vec<Claims>),
-    /// The answer to [`Action::Finish`].
+    /// The answer to [`Action::Finish`](super::Action::Finish).
     Finished(Vec<bool>),
-    /// The answer to [`Action::Recover`].
+    /// The answer to [`Action::Recover`](super::Action::Recover).
     Recovered(Recovered),
     /// A batch is over.
     Delivered {
@@ -31,7 +31,7 @@ pub enum Input {
         /// One an event.
         outcomes: Vec<Outcome>,
     },
-    /// A batch was given up after [`Action::Abort`]; nobody knows what became of it. Its call is over for good.
+    /// A batch was given up after [`Action::Abort`](super::Action::Abort); nobody knows what became of it. Its call is over for good.
     Aborted {
         /// Which one.
         batch: (usize, BatchId),

@@ -226,6 +226,30 @@ impl Engine {
         self.member.seen_fleet = true;
         self.member.confirmed = self.member.last_look;
         self.adopt_subscriptions(&fleet);
+        let mine = self.compare_lanes(now, &fleet);
+        if self.member.draining {
+            return;
+        }
+        let running: Vec<SubscriptionId> = self.subscribers.iter().map(|sub| sub.id).collect();
+        let seen: Vec<InstanceId> = fleet.instances.iter().map(|instance| instance.id).collect();
+        self.member.orphaned = orphaned(&fleet, &running, self.member.id);
+        let plan = self.member.ownership.plan(&fleet, &mine, &running, now.mono);
+        self.queues.note_dead(plan.dead, &seen);
+        for lane in plan.release {
+            if let Some(lane) =
+                self.subscribers.lane_mut(lane).filter(|lane| matches!(lane.phase, Phase::Active | Phase::Paused))
+            {
+                lane.phase = Phase::Releasing;
+            }
+        }
+        let under_way = self.member.lanes_to_come();
+        let unknown = |take: &Take| !mine.contains_key(&take.lane) && !under_way.contains(&take.lane);
+        self.member.to_take = plan.take.into_iter().filter(unknown).collect();
+    }
+
+    /// Drops lanes that are not this instance's any more, and lets those load again that an operator has changed. The lanes that are its
+    /// own, with their epochs.
+    fn compare_lanes(&mut self, now: Now, fleet: &Fleet) -> HashMap<LaneRef, Epoch> {
         let views: HashMap<LaneRef, (Option<InstanceId>, Epoch, i64)> =
             fleet.lanes.iter().map(|view| (view.lane, (view.owner, view.epoch, view.revision))).collect();
         let me = self.member.id;
@@ -259,24 +283,7 @@ impl Engine {
                 self.reader.ring(now);
             }
         }
-        if self.member.draining {
-            return;
-        }
-        let running: Vec<SubscriptionId> = self.subscribers.iter().map(|sub| sub.id).collect();
-        let seen: Vec<InstanceId> = fleet.instances.iter().map(|instance| instance.id).collect();
-        self.member.orphaned = orphaned(&fleet, &running, me);
-        let plan = self.member.ownership.plan(&fleet, &mine, &running, now.mono);
-        self.queues.note_dead(plan.dead, &seen);
-        for lane in plan.release {
-            if let Some(lane) =
-                self.subscribers.lane_mut(lane).filter(|lane| matches!(lane.phase, Phase::Active | Phase::Paused))
-            {
-                lane.phase = Phase::Releasing;
-            }
-        }
-        let under_way = self.member.lanes_to_come();
-        let unknown = |take: &Take| !mine.contains_key(&take.lane) && !under_way.contains(&take.lane);
-        self.member.to_take = plan.take.into_iter().filter(unknown).collect();
+        mine
     }
 
     /// The newest started instance's definition wins; pauses are the operator's.
@@ -340,51 +347,56 @@ impl Engine {
                 self.member.to_load.push((reference, epoch));
                 continue;
             }
-            let mut lane = Lane::load(
-                reference,
-                epoch,
-                state,
-                sub.definition.on_dead,
-                sub.spec.mode,
-                QUARANTINE_AFTER,
-                &sub.window,
-            );
-            lane.note_loaded(now.mono);
-            if self.member.draining {
-                lane.phase = Phase::Releasing;
-            } else if sub.paused || lane.overfull {
-                lane.phase = Phase::Paused;
-            }
-            lane.quiet = lane.phase != Phase::Active;
-            if self.config.mutant == Some(Mutant::JoinWithoutRereading) && lane.cursor.top() < self.reader.horizon() {
-                lane.cursor.rise(self.reader.horizon());
-            }
-            if self.config.mutant == Some(Mutant::PromoteBeforeReading) {
-                lane.queues.forget_reads();
-            }
-            let (interrupted, own): (Vec<_>, Vec<_>) =
-                lane.queues.interrupted().into_iter().partition(|row| !sub.is_own_attempt(reference.lane, row));
-            if own.iter().any(|row| sub.dispatcher.is_at_sink(reference.lane, row.position)) {
-                self.member.to_load_later.push((reference, epoch));
-                continue;
-            }
-            sub.own_attempts.retain(|(lane, _), _| *lane != reference.lane);
-            // Nobody has died of what this process was about to do, or has done, when the lane's epoch was raised.
-            own.iter().for_each(|row| lane.cancel_attempt(row.position, row.key_hash()));
-            sub.lanes[reference.lane as usize] = Some(lane);
-            sub.lane_loaded(reference.lane);
-            for row in interrupted {
-                let failure =
-                    Failure { kind: "crash", ..Failure::event("the process ended while it worked on this event") };
-                let failed = self.failed(index, now, FailedTry::unread(&row, row.attempts), &failure, Charge::Event);
-                let on_dead = self.subscribers[index].definition.on_dead;
-                let lane = self.subscribers.lane_mut(reference).expect("just loaded");
-                lane.fail_interrupted(&row, failed, on_dead);
-                lane.quarantine();
-            }
-            self.subscribers.lane_mut(reference).expect("just loaded").begin_probation(now.wall);
+            self.begin_lane(now, index, (reference, epoch), state);
         }
         self.reader.ring(now);
+    }
+
+    /// Begins to work on a lane that was loaded, unless an attempt that was recorded under an epoch which is over is still at the sink.
+    fn begin_lane(&mut self, now: Now, index: usize, (reference, epoch): (LaneRef, Epoch), state: LaneState) {
+        let mut lane = self.new_lane(now, index, (reference, epoch), state);
+        let sub = &mut self.subscribers[index];
+        let (interrupted, own): (Vec<_>, Vec<_>) =
+            lane.queues.interrupted().into_iter().partition(|row| !sub.is_own_attempt(reference.lane, row));
+        if own.iter().any(|row| sub.dispatcher.is_at_sink(reference.lane, row.position)) {
+            self.member.to_load_later.push((reference, epoch));
+            return;
+        }
+        sub.own_attempts.retain(|(lane, _), _| *lane != reference.lane);
+        // Nobody has died of what this process was about to do, or has done, when the lane's epoch was raised.
+        own.iter().for_each(|row| lane.cancel_attempt(row.position, row.key_hash()));
+        sub.lanes[reference.lane as usize] = Some(lane);
+        sub.lane_loaded(reference.lane);
+        for row in interrupted {
+            let failure =
+                Failure { kind: "crash", ..Failure::event("the process ended while it worked on this event") };
+            let failed = self.failed(index, now, FailedTry::unread(&row, row.attempts), &failure, Charge::Event);
+            let on_dead = self.subscribers[index].definition.on_dead;
+            let lane = self.subscribers.lane_mut(reference).expect("just loaded");
+            lane.fail_interrupted(&row, failed, on_dead);
+            lane.quarantine();
+        }
+        self.subscribers.lane_mut(reference).expect("just loaded").begin_probation(now.wall);
+    }
+
+    fn new_lane(&self, now: Now, index: usize, (reference, epoch): (LaneRef, Epoch), state: LaneState) -> Lane {
+        let sub = &self.subscribers[index];
+        let (on_dead, mode) = (sub.definition.on_dead, sub.spec.mode);
+        let mut lane = Lane::load(reference, epoch, state, on_dead, mode, QUARANTINE_AFTER, &sub.window);
+        lane.note_loaded(now.mono);
+        if self.member.draining {
+            lane.phase = Phase::Releasing;
+        } else if sub.paused || lane.overfull {
+            lane.phase = Phase::Paused;
+        }
+        lane.quiet = lane.phase != Phase::Active;
+        if self.config.mutant == Some(Mutant::JoinWithoutRereading) && lane.cursor.top() < self.reader.horizon() {
+            lane.cursor.rise(self.reader.horizon());
+        }
+        if self.config.mutant == Some(Mutant::PromoteBeforeReading) {
+            lane.queues.forget_reads();
+        }
+        lane
     }
 
     pub(super) fn drain(&mut self) {

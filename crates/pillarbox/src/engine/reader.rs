@@ -247,7 +247,7 @@ impl Engine {
         let mut pruned = 0;
         let sub = &mut self.subscribers[index];
         for lane in sub.lanes.iter_mut().flatten().filter(|lane| takes_part(lane) && !lane.cursor.holes().is_empty()) {
-            let made = shown.apply(&lane.cursor.holes(), None, lane.cursor.bound());
+            let made = shown.apply(lane.cursor.holes(), None, lane.cursor.bound());
             pruned += made.pruned;
             self.reader.moved |= made.moved;
             lane.cursor.scanned(made.holes.clone(), &made.closed);
@@ -303,7 +303,7 @@ impl Engine {
                 continue;
             }
             let rise = higher.then(|| (lane.cursor.top(), stop.max(lane.cursor.top())));
-            let made = shown.apply(&lane.cursor.holes(), rise, lane.cursor.bound());
+            let made = shown.apply(lane.cursor.holes(), rise, lane.cursor.bound());
             pruned += made.pruned;
             self.reader.moved |= made.moved;
             if let Some((_, top)) = rise {
@@ -378,8 +378,8 @@ impl Engine {
             for lane in sub.active().filter(|lane| !lane.cursor.holes().is_empty()) {
                 if !lane.cursor.holes().is_shared_with(before) {
                     looked_at(lane.cursor.holes().len());
-                    holes.union(&lane.cursor.holes());
-                    before = &lane.cursor.holes();
+                    holes.union(lane.cursor.holes());
+                    before = lane.cursor.holes();
                 }
             }
             if sub.stopped.is_none() {
