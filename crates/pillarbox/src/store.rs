@@ -23,6 +23,8 @@ pub use crate::token::ResumeToken;
 pub use crate::transact::{Abort, ClaimPlace, Transact};
 
 pub mod decode;
+#[doc(hidden)]
+pub mod sql;
 
 /// Raised by every change of a lane's owner, of the subscription's filter and by an operator's rewind; every write is fenced by it.
 pub type Epoch = i64;
