@@ -17,7 +17,7 @@ pub async fn published<C: GenericClient>(transaction: &C) -> Result<Vec<Event>> 
 
 /// As [`published`], in another schema.
 pub async fn published_in<C: GenericClient>(transaction: &C, schema: &str) -> Result<Vec<Event>> {
-    let sql = Publisher::new(schema)?.fill_in(include_str!("sql/published.sql"));
+    let sql = Publisher::new(schema)?.fill_in(sql!(event, "published"));
     let read = async || -> Db<Vec<Event>> {
         let mut decoder = Decoder::default();
         let rows = transaction.query_typed(&sql, &[]).await?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const NAME: &str = "-- name: ";
 
 /// What a statement in a string begins with. Control statements (`begin`, `set local`) may be in strings.
-const BEGINNINGS: [&str; 7] = ["select ", "insert ", "update ", "delete from ", "with ", "create ", "drop "];
+const BEGINNINGS: [&str; 5] = ["select ", "insert ", "update ", "delete from ", "with "];
 
 /// Checks the statements of a store, which are in `src/sql`, a file per noun: names are unique in a file, each statement is used, and none
 /// is in a string, except in the sources named in `inline`.
