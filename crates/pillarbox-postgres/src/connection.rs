@@ -38,12 +38,10 @@ const SETTINGS: &str = "-c synchronous_commit=on -c statement_timeout=0 -c lock_
     -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000 -c jit=off";
 
 /// Ends a statement whose client has gone; not every server's system can tell.
-const CHECK_CLIENT: &str = "set client_connection_check_interval = '2s'";
+const CHECK_CLIENT: &str = sql!(session, "check_client");
 
 /// The same for what older servers do not know and would refuse; that a database which does not check its text sends it as it is; and whether what was asked for has arrived, or was dropped on the way.
-const LATER_SETTINGS: &str = "select current_setting('search_path'), case when \
-    current_setting('server_version_num')::integer >= 170000 then set_config('transaction_timeout', '0', false) end, case when \
-    current_setting('server_encoding') = 'SQL_ASCII' then set_config('client_encoding', 'SQL_ASCII', false) end";
+const LATER_SETTINGS: &str = sql!(session, "later_settings");
 
 /// What to do about a pooler.
 pub(crate) const DIRECTLY: &str =
@@ -456,7 +454,7 @@ impl Link {
         *self.instance.lock().unwrap_or_else(PoisonError::into_inner) = Some(instance);
         let Ok(session) = self.session.try_lock() else { return Ok(()) };
         if let Some(session) = session.as_ref().filter(|session| !session.is_closed()) {
-            session.execute("select set_config('application_name', $1, false)", &[&name]).await?;
+            session.execute(sql!(session, "set_name"), &[&name]).await?;
         }
         Ok(())
     }
@@ -480,9 +478,8 @@ impl Link {
     /// After a failover a name may lead to another server, which has a past of its own.
     async fn check_server(&self, session: &Session) -> Db<()> {
         let Some(instance) = *self.instance.lock().unwrap_or_else(PoisonError::into_inner) else { return Ok(()) };
-        let rows =
-            session.query(include_str!("sql/instance_locks.sql"), &[&i64::from(self.config.lock_class())]).await?;
-        if rows.iter().any(|row| row.get::<_, i64>(0) == instance.0) {
+        let rows = session.query(sql!(instance, "locks"), &[&i64::from(self.config.lock_class())]).await?;
+        if rows.iter().any(|row| row.get::<_, i64>("instance") == instance.0) {
             return Ok(());
         }
         let message = format!(
@@ -540,7 +537,7 @@ fn refused_by_pooler(error: DbError) -> DbError {
 /// A pooler can also be told to drop them in silence.
 fn check_settings(rows: &[SimpleQueryMessage], search_path: &str) -> Db<()> {
     let arrived = rows.iter().any(|message| match message {
-        SimpleQueryMessage::Row(row) => row.get(0) == Some(search_path),
+        SimpleQueryMessage::Row(row) => row.get("search_path") == Some(search_path),
         _ => false,
     });
     if arrived {

@@ -353,7 +353,7 @@ async fn pause(time: Duration) {
 /// Tells every relay of this log, when the transaction commits; `what` is `fleet` if lanes, instances or subscriptions changed,
 /// with the number of the instance that did it, if one did.
 pub(crate) async fn announce(client: &impl GenericClient, what: &str) -> Db<()> {
-    client.execute("select pg_notify(current_schema(), $1)", &[&what]).await?;
+    client.execute(sql!(doorbell, "announce"), &[&what]).await?;
     Ok(())
 }
 
@@ -367,7 +367,7 @@ impl Listener {
     pub(crate) async fn connect(config: &Arc<PgConfig>) -> Db<Self> {
         let (sender, notifications) = mpsc::unbounded_channel();
         let session = Session::connect(config, "pillarbox listener", Some(sender)).await?;
-        session.batch_execute(&format!("listen {}", config.schema)).await?;
+        session.batch_execute(&sql!(doorbell, "listen").replace("@schema@", &config.schema)).await?;
         Ok(Listener { session, notifications })
     }
 

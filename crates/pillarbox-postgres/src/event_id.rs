@@ -36,8 +36,8 @@ impl Default for IdSalt {
 impl IdSalt {
     /// Reads it. The schema's function has it too: where the two differ, `publish()` would tell other ids than a relay delivers.
     pub(crate) async fn look(&self, client: &impl GenericClient) -> Db<()> {
-        let row = client.query_one("select id_salt, event_id(1, 'epoch') from meta", &[]).await?;
-        let (salt, first): (i64, Uuid) = (row.try_get(0)?, row.try_get(1)?);
+        let row = client.query_one(sql!(meta, "id_salt"), &[]).await?;
+        let (salt, first): (i64, Uuid) = (row.try_get("id_salt")?, row.try_get("first_id")?);
         if first != event_id(salt, 1, Timestamp(0)) {
             return Err(DbError::own(
                 ErrorKind::Invalid,

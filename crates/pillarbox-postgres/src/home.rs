@@ -48,47 +48,44 @@ enum Verdict {
 
 impl Home {
     async fn here(session: &Session) -> Db<Self> {
-        let row = session.query_one(include_str!("sql/home.sql"), &[]).await?;
-        let system_identifier = match row.get::<_, bool>(6) {
-            true => {
-                let sql = "select system_identifier::text from pg_control_system()";
-                Some(session.query_one(sql, &[]).await?.get(0))
-            }
+        let row = session.query_one(sql!(home, "here"), &[]).await?;
+        let system_identifier = match row.get::<_, bool>("tells_system") {
+            true => Some(session.query_one(sql!(home, "system_identifier"), &[]).await?.get(0)),
             false => None,
         };
         Ok(Home {
             system_identifier,
-            database: row.get(0),
-            database_oid: row.get(1),
-            event_oid: row.get(2),
-            timeline: row.get(3),
-            address: row.get(4),
-            port: row.get(5),
+            database: row.get("database"),
+            database_oid: row.get("database_oid"),
+            event_oid: row.get("event_oid"),
+            timeline: row.get("timeline"),
+            address: row.get("address"),
+            port: row.get("port"),
             reached_as: name_of(session.config()).into_iter().collect(),
         })
     }
 
     /// The home that the log remembers, and its identity.
     async fn known(client: &impl GenericClient) -> Db<(Option<Self>, Uuid)> {
-        let row = client.query_one(include_str!("sql/home_known.sql"), &[]).await?;
-        let known = row.get::<_, Option<i64>>(2).map(|database_oid| Home {
-            system_identifier: row.get(0),
-            database: row.get::<_, Option<String>>(1).unwrap_or_default(),
+        let row = client.query_one(sql!(home, "known"), &[]).await?;
+        let known = row.get::<_, Option<i64>>("database_oid").map(|database_oid| Home {
+            system_identifier: row.get("system_identifier"),
+            database: row.get::<_, Option<String>>("database").unwrap_or_default(),
             database_oid,
-            event_oid: row.get::<_, Option<i64>>(3).unwrap_or_default(),
-            timeline: row.get(4),
-            address: row.get(5),
-            port: row.get::<_, Option<i32>>(6).unwrap_or_default(),
-            reached_as: row.get(7),
+            event_oid: row.get::<_, Option<i64>>("event_oid").unwrap_or_default(),
+            timeline: row.get("timeline"),
+            address: row.get("address"),
+            port: row.get::<_, Option<i32>>("port").unwrap_or_default(),
+            reached_as: row.get("reached_as"),
         });
-        Ok((known, row.get(8)))
+        Ok((known, row.get("log_id")))
     }
 
     async fn store(&self, client: &impl GenericClient) -> Db<()> {
         let Home { system_identifier, database, database_oid, event_oid, timeline, address, port, reached_as } = self;
         let values: [&(dyn tokio_postgres::types::ToSql + Sync); 8] =
             [system_identifier, database, database_oid, event_oid, timeline, address, port, reached_as];
-        client.execute(include_str!("sql/home_put.sql"), &values).await?;
+        client.execute(sql!(home, "put"), &values).await?;
         Ok(())
     }
 
@@ -178,8 +175,8 @@ fn unless_forbidden(written: Db<()>) -> Db<()> {
 
 /// Refuses a log whose sequence was set back: it would hand out positions that every reader has passed.
 async fn check_sequence(session: &Session) -> Db<()> {
-    let row = session.query_one(include_str!("sql/known_positions.sql"), &[]).await?;
-    let (known, drawn): (Position, Position) = (row.get(0), row.get(1));
+    let row = session.query_one(sql!(home, "known_positions"), &[]).await?;
+    let (known, drawn): (Position, Position) = (row.get("known"), row.get("drawn"));
     if drawn < known {
         let what = format!("positions up to {known} were handed out, and now only those up to {drawn} are");
         return Err(not_itself(&what));
@@ -190,8 +187,7 @@ async fn check_sequence(session: &Session) -> Db<()> {
 /// The first one to notice raises the incarnation: positions of before may have been handed out again, to other events.
 async fn promoted(session: &mut Session, here: Home, from: i32, to: i32) -> Db<()> {
     let tx = session.begin().await?;
-    let sql = "update meta set incarnation = incarnation + 1 where timeline = $1 returning incarnation";
-    if let Some(row) = tx.query_opt(sql, &[&from]).await? {
+    if let Some(row) = tx.query_opt(sql!(home, "promote"), &[&from]).await? {
         here.store(&tx).await?;
         tracing::warn!(
             from,
@@ -229,12 +225,12 @@ pub(crate) async fn move_in(session: &Session) -> Db<()> {
 /// whatever is said about positions that are not there.
 pub async fn adopt(config: &PgConfig) -> Result<()> {
     Ok(declare(config, async |tx, here, horizon| {
-        tx.execute(include_str!("sql/cut_back.sql"), &[&horizon]).await?;
-        for row in tx.query("select id, former_filters from subscription", &[]).await? {
-            let (mut formers, mut known) = (FormerFilters::parse(row.try_get(1)?), RangeSet::new());
+        tx.execute(sql!(home, "cut_back"), &[&horizon]).await?;
+        for row in tx.query(sql!(subscription, "former_filters_of_all"), &[]).await? {
+            let (mut formers, mut known) = (FormerFilters::parse(row.try_get("former_filters")?), RangeSet::new());
             known.insert_range(1, horizon);
             formers.rewind(&known);
-            put_former_filters(tx, SubscriptionId(row.try_get(0)?), &formers).await?;
+            put_former_filters(tx, SubscriptionId(row.try_get("id")?), &formers).await?;
         }
         // A server with two addresses, reached by two names, is one home.
         let (known, _) = Home::known(tx).await?;
@@ -247,12 +243,10 @@ pub async fn adopt(config: &PgConfig) -> Result<()> {
 /// also one that is made later.
 pub async fn fresh(config: &PgConfig) -> Result<()> {
     Ok(declare(config, async |tx, here, horizon| {
-        tx.batch_execute("delete from delivery; delete from event_kept").await?;
-        tx.batch_execute("delete from dedup_0; delete from dedup_1; delete from dedup_2").await?;
-        tx.execute(include_str!("sql/start_over.sql"), &[&horizon]).await?;
-        let sql = "update meta set log_id = gen_random_uuid(), incarnation = incarnation + 1, fresh_floor = $1";
-        tx.execute(sql, &[&horizon]).await?;
-        tx.batch_execute("select set_id_salt(random_id_salt())").await?;
+        tx.batch_execute(sql!(home, "deliver_nothing")).await?;
+        tx.execute(sql!(home, "start_over"), &[&horizon]).await?;
+        tx.execute(sql!(home, "new_identity"), &[&horizon]).await?;
+        tx.batch_execute(sql!(home, "new_salt")).await?;
         here.store(tx).await
     })
     .await?)
@@ -265,10 +259,10 @@ async fn declare(config: &PgConfig, change: impl AsyncFnOnce(&Transaction<'_>, H
     let here = Home::here(&session).await?;
     let class = config.lock_class();
     let tx = session.begin().await?;
-    tx.execute("select from meta for update", &[]).await?;
-    tx.execute("select from cursor order by subscription, lane for update", &[]).await?;
+    tx.execute(sql!(meta, "lock"), &[]).await?;
+    tx.execute(sql!(cursor, "lock_all"), &[]).await?;
     let horizon = horizon(&tx).await?;
-    tx.execute(include_str!("sql/forget_instances.sql"), &[&i64::from(class)]).await?;
+    tx.execute(sql!(home, "forget_instances"), &[&i64::from(class)]).await?;
     change(&tx, here, horizon).await?;
     Ok(tx.commit().await?)
 }
@@ -276,10 +270,10 @@ async fn declare(config: &PgConfig, change: impl AsyncFnOnce(&Transaction<'_>, H
 /// The highest position handed out. A sequence that was set back is set right: it would hand out positions that are taken, or
 /// that no leaf holds any more.
 async fn horizon(tx: &Transaction<'_>) -> Db<Position> {
-    let row = tx.query_one(include_str!("sql/horizon_known.sql"), &[]).await?;
-    let (drawn, known): (Position, Position) = (row.get(0), row.get(1));
+    let row = tx.query_one(sql!(home, "horizon"), &[]).await?;
+    let (drawn, known): (Position, Position) = (row.get("drawn"), row.get("known"));
     if known > drawn {
-        tx.execute("select setval('event_position_seq', $1)", &[&known]).await?;
+        tx.execute(sql!(home, "set_sequence"), &[&known]).await?;
     }
     Ok(drawn.max(known))
 }

@@ -85,14 +85,14 @@ pub(crate) struct Leaf {
 
 /// The leaves, by position.
 pub(crate) async fn leaves(client: &impl GenericClient) -> Db<Vec<Leaf>> {
-    let rows = client.query(include_str!("sql/leaves.sql"), &[]).await?;
+    let rows = client.query(sql!(leaf, "leaves"), &[]).await?;
     let leaf = |row: &tokio_postgres::Row| {
-        let oldest = row.try_get::<_, Option<Time>>(4)?.map(|time| time.0);
+        let oldest = row.try_get::<_, Option<Time>>("oldest")?.map(|time| time.0);
         Ok(Leaf {
-            name: row.try_get(0)?,
-            low: row.try_get(1)?,
-            high: row.try_get(2)?,
-            emptied: row.try_get(3)?,
+            name: row.try_get("name")?,
+            low: row.try_get("low")?,
+            high: row.try_get("high")?,
+            emptied: row.try_get("emptied")?,
             oldest,
         })
     };
@@ -133,11 +133,10 @@ pub(crate) async fn empty_leaf_and_commit(tx: Transaction<'_>, leaf: &Leaf, remo
 }
 
 fn empty_sql(leaf: &Leaf, removes: Removes) -> String {
-    let (timeout, name) = (LOCK_TIMEOUT.as_millis(), leaf.name.replace('\'', "''"));
-    let removes = removes.name();
-    format!(
-        "set local lock_timeout = {timeout}; set local pillarbox.removes = '{removes}'; select empty_leaf('{name}')"
-    )
+    sql!(leaf, "empty")
+        .replace("@timeout@", &LOCK_TIMEOUT.as_millis().to_string())
+        .replace("@removes@", removes.name())
+        .replace("@leaf@", &leaf.name.replace('\'', "''"))
 }
 
 /// Keeps enough leaves ahead of the horizon, of a size that suits `keep`, using emptied ones again. Publishers wait for a few
@@ -211,19 +210,17 @@ async fn obstacle_to_cutting(session: &Session, upkeep: &Upkeep, leaf: &Leaf) ->
 }
 
 async fn reads_quickly(session: &Session, leaf: &Leaf) -> Db<bool> {
-    let row = session.query_one("select pg_relation_size($1::text::regclass)", &[&leaf.name]).await?;
+    let row = session.query_one(sql!(leaf, "size"), &[&leaf.name]).await?;
     if row.try_get::<_, i64>(0)? > CUT_BYTES_MAX {
         return Ok(false);
     }
     // Through the log: a relay's role may read that, and none of the leaves that were made since its grants. Alone and from end
     // to end, as the table is read when it is attached.
-    let (timeout, low) = (READ_TIMEOUT.as_millis(), leaf.low);
-    let below = leaf.high.map_or_else(String::new, |high| format!(" and position < {high}"));
-    let sql = format!(
-        "set local max_parallel_workers_per_gather = 0; set local enable_indexscan = off; \
-         set local enable_indexonlyscan = off; set local enable_bitmapscan = off; \
-         set local statement_timeout = {timeout}; select count(position) from event where position >= {low}{below}"
-    );
+    let sql = if leaf.high.is_some() { sql!(leaf, "read") } else { sql!(leaf, "read_open") };
+    let sql = sql
+        .replace("@timeout@", &READ_TIMEOUT.as_millis().to_string())
+        .replace("@low@", &leaf.low.to_string())
+        .replace("@high@", &leaf.high.unwrap_or_default().to_string());
     match session.batch_execute(&sql).await.map_err(DbError::from) {
         Err(error) if error.kind() == ErrorKind::Busy => Ok(false),
         other => other.map(|()| true),
@@ -232,17 +229,13 @@ async fn reads_quickly(session: &Session, leaf: &Leaf) -> Db<bool> {
 
 /// Writes down what is in the way, or that nothing is any more.
 async fn note(session: &Session, obstacle: Option<&str>) -> Db<()> {
-    let sql = "update meta set leaves_due = $1,
-            leaves_due_since = case when $1 is not null then coalesce(leaves_due_since, clock_timestamp()) end
-        where leaves_due is distinct from $1";
-    session.execute_typed(sql, &[(&obstacle, Type::TEXT)]).await?;
+    session.execute_typed(sql!(leaf, "note"), &[(&obstacle, Type::TEXT)]).await?;
     Ok(())
 }
 
 /// How long who uses the log may have done so, to be waited for.
 async fn patience(session: &Session) -> Db<Duration> {
-    let sql = "select extract(epoch from clock_timestamp() - leaves_due_since)::double precision from meta";
-    let due: Option<f64> = session.query_one(sql, &[]).await?.try_get(0)?;
+    let due: Option<f64> = session.query_one(sql!(leaf, "due_for"), &[]).await?.try_get(0)?;
     let long = due.is_some_and(|seconds| seconds > DUE_MAX.as_secs_f64());
     Ok(if long { HOLDER_AGE_MAX_WHEN_DUE } else { HOLDER_AGE_MAX })
 }
@@ -259,8 +252,8 @@ pub(crate) async fn warning(client: &impl GenericClient) -> Db<Option<String>> {
             horizon + 1
         )));
     }
-    let row = client.query_one("select leaves_due, leaves_due_since from meta", &[]).await?;
-    let due = row.try_get::<_, Option<String>>(0)?.zip(row.try_get::<_, Option<Time>>(1)?);
+    let row = client.query_one(sql!(leaf, "due"), &[]).await?;
+    let due = row.try_get::<_, Option<String>>("leaves_due")?.zip(row.try_get::<_, Option<Time>>("leaves_due_since")?);
     Ok(match (open, due) {
         (None, _) => Some("the log has no open-ended leaf, so that publishing will fail; run `pillarbox prune`".into()),
         (_, Some((obstacle, since))) if now.since(since.0) >= DUE_MAX => Some(format!(
@@ -315,17 +308,15 @@ async fn due(session: &Session, keep: Option<Duration>, margin: i64, may_cut: bo
 
 /// The horizon, the size of a leaf that somebody wished for, and the time.
 async fn figures(client: &impl GenericClient) -> Db<(Position, i64, Timestamp)> {
-    let sql = "select coalesce(pg_sequence_last_value('event_position_seq'::regclass), 0), leaf_size, clock_timestamp() \
-               from meta";
-    let row = client.query_one(sql, &[]).await?;
-    Ok((row.try_get(0)?, row.try_get(1)?, row.try_get::<_, Time>(2)?.0))
+    let row = client.query_one(sql!(leaf, "figures"), &[]).await?;
+    Ok((row.try_get("horizon")?, row.try_get("leaf_size")?, row.try_get::<_, Time>("now")?.0))
 }
 
 /// How many positions a leaf that is cut must still have room for; None if a transaction uses the log for longer than `age`, so
 /// that waiting for it would only make publishers wait.
 async fn watch(session: &Session, age: Duration) -> Db<Option<i64>> {
     let look = async || -> Db<(HashSet<String>, Position)> {
-        let rows = session.query(include_str!("sql/log_holders.sql"), &[]).await?;
+        let rows = session.query(sql!(leaf, "log_holders"), &[]).await?;
         Ok((rows.iter().map(|row| row.get(0)).collect(), figures(&**session).await?.0))
     };
     let (holders, horizon) = look().await?;
@@ -338,12 +329,10 @@ async fn watch(session: &Session, age: Duration) -> Db<Option<i64>> {
 /// In one message, which is one transaction: publishers do not wait for us if we are stopped in the middle.
 async fn lay(session: &mut Session, plan: &Plan, lock_timeout: Duration, timeout: Option<Duration>) -> Db<()> {
     let bounds: Vec<String> = plan.bounds.iter().map(ToString::to_string).collect();
-    let sql = format!(
-        "set local lock_timeout = {}; set local statement_timeout = {}; select arrange_leaves('{{{}}}')",
-        lock_timeout.as_millis(),
-        timeout.unwrap_or_default().as_millis(),
-        bounds.join(",")
-    );
+    let sql = sql!(leaf, "arrange")
+        .replace("@lock_timeout@", &lock_timeout.as_millis().to_string())
+        .replace("@timeout@", &timeout.unwrap_or_default().as_millis().to_string())
+        .replace("@bounds@", &bounds.join(","));
     session.batch_execute(&sql).await?;
     tracing::info!(
         from = plan.bounds[0],

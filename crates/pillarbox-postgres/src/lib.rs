@@ -3,6 +3,9 @@
 //! `migrate` creates the schema, `publish` writes an event in the caller's own transaction (or call the function
 //! `pillarbox.publish`, or insert into `pillarbox.event`, from any language), and a `PostgresStore` is what a relay and the
 //! operators' commands work on.
+#[macro_use]
+mod sql;
+
 mod client;
 mod connection;
 mod doorbell;

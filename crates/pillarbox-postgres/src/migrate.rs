@@ -51,7 +51,7 @@ pub(crate) const CREATE_UTF8: &str =
 
 /// Nobody begins a log whose text nobody checks. One that is there goes on: `doctor` says so.
 async fn refuse_encoding(client: &impl GenericClient) -> Db<()> {
-    let encoding: String = client.query_one("select current_setting('server_encoding')", &[]).await?.try_get(0)?;
+    let encoding: String = client.query_one(sql!(schema, "encoding"), &[]).await?.try_get(0)?;
     if encoding != UNCHECKED_ENCODING {
         return Ok(());
     }
@@ -70,16 +70,15 @@ impl Migration {
 
     /// The step with its record, as it is run and printed.
     fn script(&self, schema: &str) -> String {
-        let Migration { version, name, sql } = self;
-        let breaking = self.is_breaking();
-        let mut script = format!(
-            "{sql}\ninsert into @schema@.migration (version, name, breaking) values ({version}, '{name}', {breaking});\n\
-             update @schema@.meta set schema_version = {version};\n"
-        );
-        if breaking {
-            script += &format!("update @schema@.meta set breaking_version = {version};\n");
+        let mut record = format!("{}\n", sql!(schema, "record"));
+        if self.is_breaking() {
+            record += &format!("{}\n", sql!(schema, "record_breaking"));
         }
-        fill_in(&script, schema)
+        let record = record
+            .replace("@version@", &self.version.to_string())
+            .replace("@name@", self.name)
+            .replace("@breaking@", &self.is_breaking().to_string());
+        fill_in(&format!("{}\n{record}", self.sql), schema)
     }
 }
 
@@ -114,7 +113,7 @@ pub async fn migrate(config: &PgConfig) -> Result<Migrated> {
 async fn migrate_session(session: &mut Session, schema: &str) -> Db<Migrated> {
     let tx = session.begin().await?;
     let lock = lock_class(schema) + MIGRATION_LOCK;
-    tx.execute("select pg_advisory_xact_lock($1, 0)", &[&lock]).await?;
+    tx.execute(sql!(schema, "lock"), &[&lock]).await?;
     // Looked at under the lock: another process may have been faster.
     let state = state_in(&tx, schema).await?;
     state.refuse_newer(SCHEMA_VERSION)?;
@@ -154,12 +153,10 @@ async fn migrate_session(session: &mut Session, schema: &str) -> Db<Migrated> {
 /// owner use it. The log is locked before anything else: whoever has published holds that lock already and may ask for others, and what
 /// is copied out of the log is to be complete.
 async fn prepare_upgrade(tx: &impl GenericClient, schema: &str) -> Db<()> {
-    let sql = "select format('set local role %I', pg_get_userbyid(relowner)) from pg_class
-        where oid = $1::text::regclass and relowner <> current_user::regrole and pg_has_role(relowner, 'member')";
-    for row in tx.query(sql, &[&format!("{schema}.meta")]).await? {
+    for row in tx.query(sql!(schema, "become_owner"), &[&format!("{schema}.meta")]).await? {
         tx.batch_execute(row.try_get(0)?).await?;
     }
-    Ok(tx.batch_execute(&format!("lock table {schema}.event in access exclusive mode")).await?)
+    Ok(tx.batch_execute(&fill_in(sql!(schema, "lock_log"), schema)).await?)
 }
 
 /// How the schema stands; changes nothing.
@@ -170,7 +167,7 @@ pub async fn check(config: &PgConfig) -> Result<SchemaState> {
 
 async fn connect(config: &PgConfig) -> Db<Session> {
     let session = Session::connect(&Arc::new(config.clone()), "pillarbox migrate", None).await?;
-    let row = session.query_one("select current_setting('server_version_num')::integer", &[]).await?;
+    let row = session.query_one(sql!(schema, "server_version"), &[]).await?;
     let version: i32 = row.get(0);
     if version < SERVER_VERSION_MIN {
         return Err(DbError::own(
@@ -188,21 +185,20 @@ pub(crate) async fn state_of(session: &Session) -> Db<SchemaState> {
 
 /// How the schema of the database stands that a client is connected to.
 async fn state_in(client: &impl GenericClient, schema: &str) -> Db<SchemaState> {
-    let sql = "select has_schema_privilege(to_regnamespace($1), 'usage'), current_user::text";
-    let row = client.query_one(sql, &[&schema]).await?;
-    let (usable, user): (Option<bool>, String) = (row.get(0), row.get(1));
+    let row = client.query_one(sql!(schema, "privilege"), &[&schema]).await?;
+    let (usable, user): (Option<bool>, String) = (row.get("usable"), row.get("role"));
     if usable == Some(false) {
         let grants = "give it its grants, as `pillarbox migrate --print-roles` prints them";
         let message = format!("the role {user} may not use the schema {schema}; {grants}");
         return Err(DbError::own(ErrorKind::Invalid, message));
     }
-    let exists = client.query_one("select to_regclass($1 || '.meta') is not null", &[&schema]).await?;
+    let exists = client.query_one(sql!(schema, "exists"), &[&schema]).await?;
     if !exists.get::<_, bool>(0) {
         return Ok(SchemaState::Missing);
     }
-    let sql = format!("select schema_version, breaking_version from {schema}.meta");
-    let row = client.query_one(&sql, &[]).await?;
-    let (version, breaking): (i64, i64) = (row.get::<_, i32>(0).into(), row.get::<_, i32>(1).into());
+    let row = client.query_one(&fill_in(sql!(schema, "versions"), schema), &[]).await?;
+    let (version, breaking): (i64, i64) =
+        (row.get::<_, i32>("schema_version").into(), row.get::<_, i32>("breaking_version").into());
     Ok(SchemaState::of(version, breaking, SCHEMA_VERSION))
 }
 
@@ -233,8 +229,8 @@ pub fn print_roles(schema: &str) -> String {
 pub async fn set_doorbell(config: &PgConfig, on: bool) -> Result<()> {
     let session = connect(config).await?;
     require(&session).await?;
-    let row = session.query_one(include_str!("sql/publishing.sql"), &[]).await.map_err(DbError::from)?;
-    if (row.get::<_, bool>(0), row.get::<_, bool>(1)) == (on, on) {
+    let row = session.query_one(sql!(meta, "publishing"), &[]).await.map_err(DbError::from)?;
+    if (row.get::<_, bool>("doorbell"), row.get::<_, bool>("rings")) == (on, on) {
         return Ok(());
     }
     // Publishers wait behind us while we wait: never for long, but again and again.
@@ -256,30 +252,29 @@ pub async fn set_doorbell(config: &PgConfig, on: bool) -> Result<()> {
 }
 
 fn doorbell_sql(schema: &str, on: bool) -> String {
-    format!("select {schema}.set_doorbell({on});\n")
+    format!("{}\n", fill_in(sql!(doorbell, "set"), schema).replace("@on@", &on.to_string()))
 }
 
 /// Whether publishing rings the doorbell. The session's search path must lead to the schema.
 async fn has_doorbell(client: &impl GenericClient) -> Db<bool> {
-    Ok(client.query_one("select doorbell from meta", &[]).await?.get(0))
+    Ok(client.query_one(sql!(doorbell, "is_on"), &[]).await?.get(0))
 }
 
 async fn allows_prepared_transactions(client: &impl GenericClient) -> Db<bool> {
-    let sql = "select current_setting('max_prepared_transactions')::integer > 0";
-    Ok(client.query_one(sql, &[]).await?.get(0))
+    Ok(client.query_one(sql!(doorbell, "allows_prepared"), &[]).await?.get(0))
 }
 
 /// The schema as the database has it, for comparing with the committed `schema.sql`. The leaves are only counted: they look
 /// like the log, and there are more of them as it grows.
 pub async fn dump_schema(config: &PgConfig) -> Result<String> {
     let session = connect(config).await?;
-    let rows = session.query(include_str!("sql/dump_schema.sql"), &[&config.schema()]).await.map_err(DbError::from)?;
+    let rows = session.query(sql!(schema, "dump"), &[&config.schema()]).await.map_err(DbError::from)?;
     let parts: Vec<String> = rows.iter().map(|row| format!("{}\n", row.get::<_, String>(0).trim_end())).collect();
     Ok(parts.join("\n"))
 }
 
 /// When the last step was applied, for `doctor`.
 pub(crate) async fn applied_at(client: &impl GenericClient) -> Db<Option<Timestamp>> {
-    let row = client.query_one("select max(applied_at) from migration", &[]).await?;
+    let row = client.query_one(sql!(schema, "applied_at"), &[]).await?;
     Ok(row.get::<_, Option<Time>>(0).map(|time| time.0))
 }

@@ -120,41 +120,41 @@ pub(crate) async fn ask(
     let plan = ScanPlan::new(session, request, usize::MAX).await?;
     let one_snapshot = laboratory.mutant == Some(Mutant::RepeatableRead);
     if one_snapshot {
-        session.batch_execute("begin isolation level repeatable read read only").await?;
+        session.batch_execute(sql!(session, "begin_snapshot")).await?;
     }
     let (mut horizon, mut writers, mut scans) = (0, Vec::new(), Vec::new());
     for (done, step) in steps.into_iter().enumerate() {
         match step {
             Step::Horizon => horizon = read_horizon(session, laboratory.mutant).await?,
             Step::Writers => {
-                let rows: Vec<Row> = session.query(include_str!("sql/writers.sql"), &[]).await?;
+                let rows: Vec<Row> = session.query(sql!(event, "writers"), &[]).await?;
                 writers = rows.iter().map(SeenWriter::of).collect::<Db<_>>()?;
             }
             Step::Rows => scans = read_rows(reader, session, &plan, laboratory).await?,
         }
         laboratory.call(done + 1).await;
     }
-    let after = session.query_one(include_str!("sql/after_scan.sql"), &[]).await?;
+    let after = session.query_one(sql!(meta, "after_scan"), &[]).await?;
     if one_snapshot {
-        session.batch_execute("commit").await?;
+        session.batch_execute(sql!(session, "commit")).await?;
     }
     Ok(Answers {
         horizon,
         clock: pillarbox::Timestamp::now(),
         writers: (!request.without_writers).then_some(writers),
         scans: plan.finish(scans, horizon),
-        log_start: after.get(0),
-        incarnation: after.get(1),
-        volatile: after.get::<_, bool>(2) && laboratory.mutant != Some(Mutant::NoBarrier),
+        log_start: after.get("log_start"),
+        incarnation: after.get("incarnation"),
+        volatile: after.get::<_, bool>("is_volatile") && laboratory.mutant != Some(Mutant::NoBarrier),
     })
 }
 
 async fn read_horizon(session: &Session, mutant: Option<Mutant>) -> Db<i64> {
     let sql = match mutant {
         Some(Mutant::SelectLastValue) => {
-            "select case when is_called then last_value else 0 end from event_position_seq"
+            sql!(event, "last_value")
         }
-        _ => include_str!("sql/horizon.sql"),
+        _ => sql!(event, "horizon"),
     };
     let gated = format!("{sql} where pg_advisory_xact_lock_shared({HORIZON_GATE}) is not null");
     Ok(session.query_one(&gated, &[]).await?.get(0))
@@ -185,12 +185,12 @@ pub(crate) async fn settle(
     laboratory: &Laboratory,
 ) -> Db<Vec<bool>> {
     let broken = laboratory.mutant == Some(Mutant::FenceInSubselect);
-    let locking = include_str!("sql/settle_lock.sql");
+    let locking = sql!(cursor, "lock");
     let looking = locking.replace("for update of c", "");
     assert_ne!(looking, locking, "the fence is a lock");
     let lock = session.prepare(if broken { &looking } else { locking }).await?;
     let statements = Statements::prepare(session).await?;
-    session.batch_execute("begin").await?;
+    session.batch_execute(sql!(session, "begin")).await?;
     let answers = fence(session, &lock, settlement).await?;
     check_horizon(session, &statements, &settlement.lanes).await?;
     laboratory.call(SETTLE_STEPS + 1).await;
@@ -200,6 +200,6 @@ pub(crate) async fn settle(
     write_cursors(session, &statements, &settlement.lanes).await?;
     laboratory.call(SETTLE_STEPS + 3).await;
     close_dead(session, &statements, &settlement.dead).await?;
-    session.batch_execute("commit").await?;
+    session.batch_execute(sql!(session, "commit")).await?;
     Ok(answers)
 }

@@ -87,19 +87,18 @@ impl Operator for PostgresStore {
 }
 
 /// For what is found by an index and must not be found otherwise, whatever little the server knows of a table that has grown quickly.
-pub(crate) const BY_INDEX: &str = "set local enable_seqscan = off; set local enable_bitmapscan = off; \
-    set local enable_hashjoin = off; set local enable_mergejoin = off";
+pub(crate) const BY_INDEX: &str = sql!(session, "by_index");
 
 /// For a few rows of many, in the order of an index.
-pub(crate) const IN_ORDER: &str = "set local enable_sort = off";
+pub(crate) const IN_ORDER: &str = sql!(session, "in_order");
 
 /// Nobody waits for who only reads, and between two statements there may be a million rows to look at.
-const READS: &str = "set local idle_in_transaction_session_timeout = '10s'";
+const READS: &str = sql!(session, "unhurried");
 
 /// One snapshot for all that a command reads, with settings of its own.
 async fn read_only<'a>(session: &'a mut Session, settings: &str) -> Db<Transaction<'a>> {
     let tx = session.begin().await?;
-    let sql = format!("set transaction isolation level repeatable read, read only; {READS}; {settings}");
+    let sql = format!("{}; {READS}; {settings}", sql!(session, "read_snapshot"));
     tx.batch_execute(&sql).await?;
     Ok(tx)
 }
@@ -112,11 +111,11 @@ pub(crate) async fn ring(tx: &Transaction<'_>) -> Db<()> {
 /// What operators' commands look at, read in one message.
 pub(crate) async fn load_snapshot(tx: &Transaction<'_>) -> Db<Snapshot> {
     let (meta, lanes, subscriptions, instances, locks) = tokio::try_join!(
-        tx.query_typed_one(include_str!("sql/snapshot.sql"), &[]),
-        tx.query_typed(include_str!("sql/lanes.sql"), &[]),
-        tx.query_typed(include_str!("sql/subscriptions.sql"), &[]),
-        tx.query_typed(include_str!("sql/instances.sql"), &[]),
-        tx.query_typed(include_str!("sql/living.sql"), &[]),
+        tx.query_typed_one(sql!(meta, "snapshot"), &[]),
+        tx.query_typed(sql!(cursor, "lanes"), &[]),
+        tx.query_typed(sql!(subscription, "subscriptions"), &[]),
+        tx.query_typed(sql!(instance, "instances"), &[]),
+        tx.query_typed(sql!(instance, "living"), &[]),
     )?;
     let mut lanes = group_lanes(&lanes)?;
     let mut subscriptions = subscriptions.iter().map(subscription_row).collect::<Db<Vec<_>>>()?;
@@ -124,8 +123,8 @@ pub(crate) async fn load_snapshot(tx: &Transaction<'_>) -> Db<Snapshot> {
         subscription.lanes = lanes.remove(&subscription.id).unwrap_or_default();
     }
     let class = i64::from(lock_class(meta.try_get("schema")?));
-    let held = locks.iter().filter(|row| row.get::<_, i64>(0) == class);
-    let held: HashSet<InstanceId> = held.map(|row| InstanceId(row.get(1))).collect();
+    let held = locks.iter().filter(|row| row.get::<_, i64>("class") == class);
+    let held: HashSet<InstanceId> = held.map(|row| InstanceId(row.get("number"))).collect();
     Ok(Snapshot {
         log_id: meta.try_get("log_id")?,
         incarnation: meta.try_get("incarnation")?,
@@ -149,13 +148,14 @@ pub(crate) async fn load_snapshot(tx: &Transaction<'_>) -> Db<Snapshot> {
 fn group_lanes(rows: &[Row]) -> Db<BTreeMap<SubscriptionId, Vec<LaneRow>>> {
     let mut lanes = BTreeMap::<_, Vec<_>>::new();
     for row in rows {
-        let anchor = row.try_get::<_, Option<Position>>(2)?.zip(row.try_get::<_, Option<Uuid>>(3)?);
-        lanes.entry(SubscriptionId(row.try_get(4)?)).or_default().push(LaneRow {
-            lane: row.try_get::<_, i32>(5)? as u32,
-            cursor: Cursor { floor: row.try_get(0)?, settled: range_set(row.try_get(1)?)?, anchor },
-            owner: row.try_get::<_, Option<i64>>(6)?.map(InstanceId),
-            epoch: row.try_get(7)?,
-            revision: row.try_get(8)?,
+        let anchor =
+            row.try_get::<_, Option<Position>>("anchor_position")?.zip(row.try_get::<_, Option<Uuid>>("anchor_id")?);
+        lanes.entry(SubscriptionId(row.try_get("subscription")?)).or_default().push(LaneRow {
+            lane: row.try_get::<_, i32>("lane")? as u32,
+            cursor: Cursor { floor: row.try_get("floor")?, settled: range_set(row.try_get("settled")?)?, anchor },
+            owner: row.try_get::<_, Option<i64>>("owner")?.map(InstanceId),
+            epoch: row.try_get("epoch")?,
+            revision: row.try_get("revision")?,
         });
     }
     Ok(lanes)
@@ -163,45 +163,44 @@ fn group_lanes(rows: &[Row]) -> Db<BTreeMap<SubscriptionId, Vec<LaneRow>>> {
 
 fn subscription_row(row: &Row) -> Db<SubscriptionRow> {
     Ok(SubscriptionRow {
-        id: SubscriptionId(row.try_get(0)?),
-        name: row.try_get(1)?,
-        filter: parse_filter(row.try_get(2)?),
-        definition: row.try_get(10)?,
-        mode: if row.try_get::<_, &str>(3)? == "queue" { Mode::Queue } else { Mode::Stream },
-        on_dead: if row.try_get::<_, &str>(4)? == "skip" { OnDead::Skip } else { OnDead::Block },
-        hold: row.try_get::<_, Option<i64>>(5)?.map(|hold| Duration::from_millis(hold.max(0) as u64)),
-        pause: Pause::stored(row.try_get(6)?, row.try_get(7)?, row.try_get(8)?),
-        retry: RetryPolicy::stored(row.try_get(9)?),
+        id: SubscriptionId(row.try_get("id")?),
+        name: row.try_get("name")?,
+        filter: parse_filter(row.try_get("filter")?),
+        definition: row.try_get("definition")?,
+        mode: if row.try_get::<_, &str>("mode")? == "queue" { Mode::Queue } else { Mode::Stream },
+        on_dead: if row.try_get::<_, &str>("on_dead")? == "skip" { OnDead::Skip } else { OnDead::Block },
+        hold: row.try_get::<_, Option<i64>>("hold_ms")?.map(|hold| Duration::from_millis(hold.max(0) as u64)),
+        pause: Pause::stored(row.try_get("paused")?, row.try_get("paused_by")?, row.try_get("paused_reason")?),
+        retry: RetryPolicy::stored(row.try_get("retry")?),
         lanes: Vec::new(),
     })
 }
 
 fn instance_row(row: &Row, held: &HashSet<InstanceId>) -> Db<InstanceRow> {
-    let id = InstanceId(row.try_get::<_, i32>(0)?.into());
+    let id = InstanceId(row.try_get::<_, i32>("id")?.into());
     Ok(InstanceRow {
         id,
-        host: row.try_get(1)?,
-        pid: row.try_get::<_, i32>(2)? as u32,
-        version: row.try_get(3)?,
-        started_at: row.try_get::<_, Time>(4)?.0,
-        beat_at: row.try_get::<_, Time>(5)?.0,
-        subscriptions: row.try_get::<_, Vec<i64>>(6)?.into_iter().map(SubscriptionId).collect(),
-        report: serde_json::from_str(row.try_get(7)?).unwrap_or_default(),
+        host: row.try_get("host")?,
+        pid: row.try_get::<_, i32>("pid")? as u32,
+        version: row.try_get("version")?,
+        started_at: row.try_get::<_, Time>("started_at")?.0,
+        beat_at: row.try_get::<_, Time>("beat_at")?.0,
+        subscriptions: row.try_get::<_, Vec<i64>>("subscriptions")?.into_iter().map(SubscriptionId).collect(),
+        report: serde_json::from_str(row.try_get("report")?).unwrap_or_default(),
         alive: held.contains(&id),
     })
 }
 
-/// Who works on a delivery, by three columns: the owner, since when, and its last sign of life.
-pub(crate) fn claim_record(row: &Row, first: usize) -> Db<Option<ClaimRecord>> {
-    let owner = row.try_get::<_, Option<i32>>(first)?.zip(row.try_get::<_, Option<Time>>(first + 1)?);
-    let beat_at = row.try_get::<_, Option<Time>>(first + 2)?.map(|time| time.0);
+/// Who works on a delivery, by the columns `owner`, `claimed_at` and `beat_at`.
+pub(crate) fn claim_record(row: &Row) -> Db<Option<ClaimRecord>> {
+    let owner = row.try_get::<_, Option<i32>>("owner")?.zip(row.try_get::<_, Option<Time>>("claimed_at")?);
+    let beat_at = row.try_get::<_, Option<Time>>("beat_at")?.map(|time| time.0);
     Ok(owner.map(|(owner, since)| ClaimRecord { instance: InstanceId(owner.into()), since: since.0, beat_at }))
 }
 
 /// The positions of an event by its id, in the log or kept aside; ids are not unique.
 pub(crate) async fn positions_of(tx: &Transaction<'_>, id: Uuid) -> Db<Vec<Position>> {
-    let rows = tx
-        .query_typed(include_str!("sql/positions_of.sql"), &[(&id, Type::UUID), (&salted_position(id), Type::INT8)])
-        .await?;
+    let rows =
+        tx.query_typed(sql!(event, "positions_of"), &[(&id, Type::UUID), (&salted_position(id), Type::INT8)]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }

@@ -110,7 +110,7 @@ pub(crate) fn name_endings(config: &PgConfig) -> Vec<String> {
 pub(crate) async fn end_sessions(session: &Session, ids: &[InstanceId]) {
     let names = session_names(session.config(), ids, &Role::ALL);
     let names: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
-    if let Err(error) = session.query(include_str!("sql/end_backends.sql"), &[&names]).await {
+    if let Err(error) = session.query(sql!(instance, "end_sessions"), &[&names]).await {
         tracing::debug!(%error, "sessions of an ended instance could not be ended");
     }
 }
@@ -148,12 +148,12 @@ impl Membership {
         let id = number_with_lock(&control, config).await?;
         let joined = enroll(&mut control, id, hello).await?;
         let mut locks = LockBook::default();
-        let rows = control.query(include_str!("sql/instance_locks.sql"), &[&i64::from(config.lock_class())]).await?;
+        let rows = control.query(sql!(instance, "locks"), &[&i64::from(config.lock_class())]).await?;
         let (held, _) = holders(&rows)?;
         locks.note(&held, &held);
-        let doorbell_on: bool = control.query_one(include_str!("sql/after_look.sql"), &[]).await?.try_get(1)?;
+        let doorbell_on: bool = control.query_one(sql!(meta, "after_look"), &[]).await?.try_get("doorbell")?;
         // From here on its writes are beats and rings, which need not survive a crash of the server.
-        control.batch_execute("set synchronous_commit = off").await?;
+        control.batch_execute(sql!(session, "relaxed")).await?;
         let closed = control.closed();
         let control = Arc::new(tokio::sync::Mutex::new(control));
         let doorbell = Doorbell::start(config.clone(), id, control.clone(), notifications, doorbell_on);
@@ -228,7 +228,7 @@ impl Membership {
             self.clear_away(control, &ended).await?;
         }
         self.bury(control, &fleet).await?;
-        if uncounted && let Err(error) = control.execute("select add_up_aside($1)", &[&ADDED_UP_MAX]).await {
+        if uncounted && let Err(error) = control.execute(sql!(retention, "add_up_some"), &[&ADDED_UP_MAX]).await {
             // It is only `status` that takes longer.
             tracing::debug!(%error, "how much is dead or delayed was not added up");
         }
@@ -239,10 +239,10 @@ impl Membership {
     async fn at_work(&self, control: &Session, ids: &[InstanceId]) -> Db<HashSet<InstanceId>> {
         let names = session_names(&self.config, ids, &Role::AT_WORK);
         let wanted: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
-        let statement = control.statement(include_str!("sql/instance_backends.sql")).await?;
+        let statement = control.statement(sql!(instance, "backends")).await?;
         let mut working = HashSet::new();
         for row in control.query(&statement, &[&wanted]).await? {
-            let name: &str = row.try_get(0)?;
+            let name: &str = row.try_get("application_name")?;
             working.extend(names.iter().find(|(own, _)| own == name).map(|(_, id)| *id));
         }
         Ok(working)
@@ -269,7 +269,7 @@ impl Membership {
         };
         let (ended, unknown) = (of(Lock::Free), of(Lock::Unknown));
         if !ended.is_empty() || !unknown.is_empty() {
-            let statement = control.statement(include_str!("sql/bury.sql")).await?;
+            let statement = control.statement(sql!(instance, "bury")).await?;
             control.execute(&statement, &[&ended, &unknown, &SILENT_BURIED_AFTER.as_secs_f64()]).await?;
         }
         Ok(())
@@ -338,17 +338,17 @@ impl Membership {
         self.doorbell.stop().await;
         let number = self.id.0 as i32;
         self.controlled(async |control: &Session| {
-            let free = control.statement("update cursor set owner = null where owner = $1").await?;
-            let give_back = control.statement(include_str!("sql/give_back.sql")).await?;
-            let delete = control.statement("delete from instance where id = $1").await?;
+            let free = control.statement(sql!(cursor, "give_back")).await?;
+            let give_back = control.statement(sql!(queue, "give_back")).await?;
+            let delete = control.statement(sql!(instance, "remove")).await?;
             try_join3(
-                control.batch_execute("begin; set local synchronous_commit = on"),
+                control.batch_execute(sql!(session, "begin_durable")),
                 try_join3(
                     control.execute(&free, &[&self.id.0]),
                     control.execute(&give_back, &[&number]),
                     control.execute(&delete, &[&number]),
                 ),
-                control.batch_execute("commit; select pg_advisory_unlock_all()"),
+                control.batch_execute(sql!(session, "commit_and_unlock")),
             )
             .await?;
             // After the locks are free: another may become the keeper of the doorbell.
@@ -416,11 +416,10 @@ async fn number_with_lock(control: &Session, config: &PgConfig) -> Db<InstanceId
 }
 
 async fn number(control: &Session, config: &PgConfig) -> Db<InstanceId> {
-    let sql = "select nextval(pg_get_serial_sequence('instance', 'id'))";
-    let id = InstanceId(control.query_one(sql, &[]).await?.try_get(0)?);
+    let id = InstanceId(control.query_one(sql!(instance, "next"), &[]).await?.try_get(0)?);
     let name = session_name(config, id, Role::Control);
-    control.execute("select set_config('application_name', $1, false)", &[&name]).await?;
-    control.batch_execute(&format!("listen {}", config.schema)).await?;
+    control.execute(sql!(session, "set_name"), &[&name]).await?;
+    control.batch_execute(&sql!(doorbell, "listen").replace("@schema@", &config.schema)).await?;
     Ok(id)
 }
 
@@ -428,13 +427,13 @@ async fn number(control: &Session, config: &PgConfig) -> Db<InstanceId> {
 /// session has it.
 async fn hold_lock(control: &Session, config: &PgConfig, id: InstanceId) -> Db<bool> {
     let (class, number) = (config.lock_class(), id.0 as i32);
-    let row = control.query_one("select pg_backend_pid(), pg_try_advisory_lock($1, $2)", &[&class, &number]).await?;
-    let (pid, got): (i32, bool) = (row.try_get(0)?, row.try_get(1)?);
+    let row = control.query_one(sql!(instance, "hold_lock"), &[&class, &number]).await?;
+    let (pid, got): (i32, bool) = (row.try_get("pid")?, row.try_get("held")?);
     if !got {
         return Ok(false);
     }
-    let same: i32 = control.query_one("select pg_backend_pid()", &[]).await?.try_get(0)?;
-    let rows = control.query(include_str!("sql/instance_locks.sql"), &[&i64::from(class)]).await?;
+    let same: i32 = control.query_one(sql!(instance, "backend"), &[]).await?.try_get(0)?;
+    let rows = control.query(sql!(instance, "locks"), &[&i64::from(class)]).await?;
     if same != pid || !holders(&rows)?.1.contains(&id) {
         return Err(pooled());
     }
@@ -453,7 +452,7 @@ fn pooled() -> DbError {
 async fn enroll(control: &mut Session, me: InstanceId, hello: &Hello) -> Db<Joined> {
     let tx = control.begin().await?;
     // As everybody locks: the log's row, then subscriptions in the order of their names, then cursors.
-    tx.query("select from meta for share", &[]).await?;
+    tx.query(sql!(meta, "share"), &[]).await?;
     let mut order: Vec<usize> = (0..hello.subscriptions.len()).collect();
     order.sort_by_key(|index| &hello.subscriptions[*index].name);
     let wishes: Vec<&Subscription> = order.iter().map(|index| &hello.subscriptions[*index]).collect();
@@ -465,11 +464,11 @@ async fn enroll(control: &mut Session, me: InstanceId, hello: &Hello) -> Db<Join
     let subscriptions: Vec<_> = subscriptions.into_iter().map(|(_, defined)| defined.view).collect();
     let ids: Vec<i64> = subscriptions.iter().map(|subscription| subscription.id.0).collect();
     let pid = i32::try_from(hello.pid).unwrap_or(i32::MAX);
-    tx.execute(include_str!("sql/enter.sql"), &[&(me.0 as i32), &hello.host, &pid, &hello.version, &ids]).await?;
+    tx.execute(sql!(instance, "enter"), &[&(me.0 as i32), &hello.host, &pid, &hello.version, &ids]).await?;
     announce(&tx, &format!("fleet {}", me.0)).await?;
-    let meta = tx.query_one("select log_id, incarnation, clock_timestamp() from meta", &[]).await?;
-    let (log_id, incarnation) = (meta.try_get(0)?, meta.try_get(1)?);
-    let time = meta.try_get::<_, Time>(2)?.0;
+    let meta = tx.query_one(sql!(meta, "identity"), &[]).await?;
+    let (log_id, incarnation) = (meta.try_get("log_id")?, meta.try_get("incarnation")?);
+    let time = meta.try_get::<_, Time>("now")?.0;
     tx.commit().await?;
     Ok(Joined { instance: me, log_id, incarnation, subscriptions, time })
 }

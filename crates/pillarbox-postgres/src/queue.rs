@@ -29,7 +29,7 @@ impl Keys {
             return Ok(0);
         }
         let (subscriptions, keys): (Vec<i64>, Vec<String>) = self.0.into_iter().unzip();
-        let statement = session.statement("select promote($1, $2)").await?;
+        let statement = session.statement(sql!(queue, "promote")).await?;
         Ok(session.query_one(&statement, &[&subscriptions, &keys]).await?.try_get::<_, i64>(0)? as u64)
     }
 

@@ -151,9 +151,9 @@ impl Reader {
         if let Some(laboratory) = self.laboratory.clone().filter(crate::mutant::Laboratory::is_stepwise) {
             return crate::mutant::ask(self, session, request, &laboratory).await;
         }
-        let horizon = session.statement(include_str!("sql/horizon.sql")).await?;
-        let writers = session.statement(include_str!("sql/writers.sql")).await?;
-        let after = session.statement(include_str!("sql/after_scan.sql")).await?;
+        let horizon = session.statement(sql!(event, "horizon")).await?;
+        let writers = session.statement(sql!(event, "writers")).await?;
+        let after = session.statement(sql!(meta, "after_scan")).await?;
         let plan = ScanPlan::new(session, request, self.rows_max()).await?;
         let ask_writers = async {
             match request.without_writers {
@@ -166,15 +166,15 @@ impl Reader {
         let (horizon, writers, scans, after) =
             future::join4(session.query_one(&horizon, &[]), ask_writers, scans, session.query_one(&after, &[])).await;
         let (horizon, writers, scans, after) = (horizon?, writers?, scans?, after?);
-        let position: Position = horizon.try_get(0)?;
+        let position: Position = horizon.try_get("horizon")?;
         Ok(Answers {
             horizon: position,
-            clock: horizon.try_get::<_, Time>(1)?.0,
+            clock: horizon.try_get::<_, Time>("now")?.0,
             writers: writers.map(|rows| rows.iter().map(SeenWriter::of).collect::<Db<_>>()).transpose()?,
             scans: plan.finish(scans, position),
-            log_start: after.get(0),
-            incarnation: after.get(1),
-            volatile: after.get(2),
+            log_start: after.get("log_start"),
+            incarnation: after.get("incarnation"),
+            volatile: after.get("is_volatile"),
         })
     }
 
@@ -182,7 +182,7 @@ impl Reader {
     /// no use to anybody costs no dead row.
     async fn make_durable(&self, session: &Session) -> Db<()> {
         self.barriers.fetch_add(1, Ordering::Relaxed);
-        let statement = session.statement("select pg_logical_emit_message(true, 'pillarbox', '')").await?;
+        let statement = session.statement(sql!(session, "make_durable")).await?;
         session.execute(&statement, &[]).await?;
         Ok(())
     }
@@ -218,7 +218,7 @@ impl Reader {
     /// The events at exactly these positions, from the log or kept aside; of large ones as many as fit a page, in the order in which
     /// they are asked for.
     pub(crate) async fn fetch(&mut self, session: &Session, positions: &[Position]) -> Db<Vec<Arc<Event>>> {
-        let statement = session.statement(include_str!("sql/fetch.sql")).await?;
+        let statement = session.statement(sql!(event, "fetch")).await?;
         let (mut events, mut rest) = (Vec::new(), positions);
         // Those that are not there are looked for to the end.
         while events.is_empty() && !rest.is_empty() {
@@ -232,8 +232,8 @@ impl Reader {
         events.sort_unstable_by_key(|event| event.position);
         // A delivery may have been committed without a flush by whoever published its event.
         if !events.is_empty() {
-            let after = session.statement(include_str!("sql/after_scan.sql")).await?;
-            if session.query_one(&after, &[]).await?.get(2) {
+            let after = session.statement(sql!(meta, "after_scan")).await?;
+            if session.query_one(&after, &[]).await?.get("is_volatile") {
                 self.make_durable(session).await?;
             }
         }
@@ -246,9 +246,9 @@ impl Reader {
         if positions.len() <= 1 {
             return Ok(positions.len());
         }
-        let statement = session.statement(include_str!("sql/fetch_sizes.sql")).await?;
+        let statement = session.statement(sql!(event, "sizes")).await?;
         let rows = session.query(&statement, &[&positions]).await?;
-        let sizes = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get::<_, i64>(1)? as usize)));
+        let sizes = rows.iter().map(|row| Ok((row.try_get("position")?, row.try_get::<_, i64>("bytes")? as usize)));
         let sizes = sizes.collect::<Db<HashMap<Position, usize>>>()?;
         let mut bytes = 0;
         let fits = |position: &&Position| {
@@ -277,7 +277,7 @@ impl MeanBytes {
     }
 }
 
-/// A writer as `sql/writers.sql` shows it.
+/// A writer as `writers` in `sql/event.sql` shows it.
 pub(crate) struct SeenWriter {
     pub(crate) id: Writer,
     prepared: bool,
@@ -288,10 +288,10 @@ pub(crate) struct SeenWriter {
 impl SeenWriter {
     pub(crate) fn of(row: &Row) -> Db<Self> {
         Ok(SeenWriter {
-            id: writer_of(row.try_get(0)?),
-            prepared: row.try_get(1)?,
-            idle_since: row.try_get::<_, Option<Time>>(2)?.map(|time| time.0),
-            looked_at: row.try_get::<_, Time>(3)?.0,
+            id: writer_of(row.try_get("virtualtransaction")?),
+            prepared: row.try_get("prepared")?,
+            idle_since: row.try_get::<_, Option<Time>>("idle_since")?.map(|time| time.0),
+            looked_at: row.try_get::<_, Time>("looked_at")?.0,
         })
     }
 }
@@ -333,7 +333,7 @@ pub(crate) struct ScanPlan<'a> {
 impl<'a> ScanPlan<'a> {
     pub(crate) async fn new(session: &Session, request: &'a PollRequest, rows_max: usize) -> Db<Self> {
         let many = request.scans.len() != 1;
-        let sql = if many { include_str!("sql/scan_many.sql") } else { include_str!("sql/scan.sql") };
+        let sql = if many { sql!(event, "scan_many") } else { sql!(scan, "scan") };
         let scans: Vec<ScanRequest> =
             request.scans.iter().map(|scan| ScanRequest { limit: scan.limit.min(rows_max), ..*scan }).collect();
         let patterns = request.wanted.iter().flat_map(|filter| &filter.topics);
@@ -455,7 +455,7 @@ impl Decoder {
         Ok(size)
     }
 
-    /// The event of a row with the columns of `sql/scan.sql`.
+    /// The event of a row with the columns of `sql/scan.sql`, which are read by their positions.
     pub(crate) fn event(&mut self, row: &Row) -> Db<Event> {
         let names = self.names(row)?;
         self.rest(row, row.try_get(0)?, names)

@@ -29,7 +29,7 @@ pub(crate) struct Settled {
 
 /// A settlement may be large and the line slow: a transaction of which something is on its way does not stand still. Whoever takes the
 /// lanes over ends it.
-const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '10s'";
+const BEGIN: &str = sql!(session, "begin_settlement");
 
 /// Writes a settlement of instance `me` in one transaction. All of it is sent before anything is answered: the server needs to hear
 /// nothing more of a relay that is frozen or cut off meanwhile, and never holds the lanes' locks for one.
@@ -48,14 +48,14 @@ pub(crate) async fn settle(session: &Session, settlement: &Settlement, me: Optio
             write_cursors(client, &statements, lanes),
             close_dead(client, &statements, &settlement.dead),
             announce_release(client, lanes),
-            command(client, "commit"),
+            command(client, sql!(session, "commit")),
         )
     };
     let (_, answers, _, _, behind, ..) = match sent.await {
         Ok(sent) => sent,
         Err(error) => {
             // Only if something could not be sent at all is there still a transaction.
-            let _ = session.batch_execute("rollback").await;
+            let _ = session.batch_execute(sql!(session, "rollback")).await;
             return Err(above_horizon(client, error, lanes).await);
         }
     };
@@ -74,8 +74,8 @@ pub(crate) async fn fence(client: &Client, lock: &Statement, settlement: &Settle
     let Lanes { subscriptions, lanes, epochs } = Lanes::of(settlement.lanes.iter());
     let rows = client.query(lock, &[&subscriptions, &lanes, &epochs]).await?;
     let lane = |row: &tokio_postgres::Row| {
-        let subscription = SubscriptionId(row.try_get(0)?);
-        Ok((LaneRef { subscription, lane: row.try_get::<_, i32>(1)? as u32 }, row.try_get(2)?))
+        let subscription = SubscriptionId(row.try_get("subscription")?);
+        Ok((LaneRef { subscription, lane: row.try_get::<_, i32>("lane")? as u32 }, row.try_get("revision")?))
     };
     let held: HashMap<LaneRef, i64> = rows.iter().map(lane).collect::<Db<_>>()?;
     let may = |write: &LaneWrite| {
@@ -127,16 +127,16 @@ pub(crate) struct Statements {
 impl Statements {
     pub(crate) async fn prepare(session: &Session) -> Db<Self> {
         Ok(Statements {
-            lock: session.statement(include_str!("sql/settle_lock.sql")).await?,
-            horizon: session.statement(include_str!("sql/settle_horizon.sql")).await?,
-            cursor: session.statement(include_str!("sql/settle_cursor.sql")).await?,
-            progress: session.statement(include_str!("sql/progress_advance.sql")).await?,
-            put: session.statement(include_str!("sql/delivery_put.sql")).await?,
-            add: session.statement(include_str!("sql/delivery_add.sql")).await?,
-            change: session.statement(include_str!("sql/delivery_change.sql")).await?,
-            finish: session.statement(include_str!("sql/delivery_finish.sql")).await?,
+            lock: session.statement(sql!(cursor, "lock")).await?,
+            horizon: session.statement(sql!(cursor, "check_horizon")).await?,
+            cursor: session.statement(sql!(cursor, "settle")).await?,
+            progress: session.statement(sql!(progress, "advance")).await?,
+            put: session.statement(sql!(delivery, "put")).await?,
+            add: session.statement(sql!(delivery, "add")).await?,
+            change: session.statement(sql!(delivery, "change")).await?,
+            finish: session.statement(sql!(delivery, "finish")).await?,
             queue: queue::put_statement(session).await?,
-            dead: session.statement(include_str!("sql/close_dead.sql")).await?,
+            dead: session.statement(sql!(dead_range, "close")).await?,
         })
     }
 }
@@ -159,7 +159,7 @@ async fn above_horizon(client: &Client, error: DbError, writes: &[LaneWrite]) ->
         return error;
     }
     let highest = highest(writes);
-    let horizon = client.query_one(include_str!("sql/horizon.sql"), &[]).await;
+    let horizon = client.query_one(sql!(event, "horizon"), &[]).await;
     match horizon.and_then(|row| row.try_get::<_, Position>(0)) {
         Ok(horizon) => home::not_itself(&format!(
             "position {highest} was read, and only those up to {horizon} have been handed out"

@@ -32,16 +32,15 @@ const DESK_KEPT: Duration = Duration::from_secs(5);
 const FORMER_CLAIMER_MS: i64 = 500;
 
 /// A scan's plan is the same whatever is asked for, and planning it anew for many leaves costs more than reading a page.
-const READER_SETUP: &str = "set plan_cache_mode = force_generic_plan";
+const READER_SETUP: &str = sql!(session, "reader");
 
 /// The delivery table grows faster than its statistics: a plan that was made while it was empty must still do for a hundred thousand
 /// rows. All that is written is found by an index.
-const WRITER_SETUP: &str = "set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off";
+const WRITER_SETUP: &str = sql!(session, "writer");
 
 /// As the writer's. A claim holds locks that settlements may wait for, so it takes less than a beat or does nothing; the next one then
 /// does less at once.
-const CLAIMER_SETUP: &str = "set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off; \
-    set enable_bitmapscan = off; set enable_sort = off; set statement_timeout = '900ms'";
+const CLAIMER_SETUP: &str = sql!(session, "claimer");
 
 /// A log in a PostgreSQL database. One value is one instance once it has joined; it may also only be operated on.
 ///
@@ -199,7 +198,7 @@ impl PostgresStore {
     /// Whatever was sent over a connection that was given up has been carried out after this, or never will be.
     async fn end_former_claimer(&self, claimer: &Session, member: &Membership) -> Db<()> {
         let name = session_name(&self.config, member.instance(), Role::Claimer);
-        let statement = claimer.statement(include_str!("sql/end_session.sql")).await?;
+        let statement = claimer.statement(sql!(instance, "end_session")).await?;
         for row in claimer.query(&statement, &[&name, &FORMER_CLAIMER_MS]).await? {
             if !row.try_get::<_, bool>(0)? {
                 let message = "a former session of this relay has not ended; what it was claiming is not known yet";
@@ -403,7 +402,7 @@ fn number(member: &Membership) -> i32 {
 /// Ends what this process was before: nobody need wait until it is found dead. One statement, which holds no lock while it waits for
 /// this process.
 async fn give_up(session: &Session, former: InstanceId) -> Db<()> {
-    session.execute(include_str!("sql/give_up_instance.sql"), &[&(former.0 as i32)]).await?;
+    session.execute(sql!(instance, "give_up"), &[&(former.0 as i32)]).await?;
     Ok(())
 }
 

@@ -17,7 +17,7 @@ pub async fn published<C: GenericClient>(transaction: &C) -> Result<Vec<Event>> 
 impl Schema {
     /// See [`published()`].
     pub async fn published<C: GenericClient>(&self, transaction: &C) -> Result<Vec<Event>> {
-        let sql = self.fill_in(include_str!("sql/published.sql"));
+        let sql = self.fill_in(sql!(event, "published"));
         let read = async || -> Db<Vec<Event>> {
             let mut decoder = Decoder::default();
             let rows = transaction.query_typed(&sql, &[]).await?;

@@ -91,13 +91,13 @@ pub(crate) fn read<T>(connection: &Connection, work: impl FnOnce(&Transaction<'_
 
 /// One number of `pillarbox_meta`.
 pub(crate) fn meta_number(connection: &Connection, name: &str) -> Db<i64> {
-    let mut statement = connection.prepare_cached("select value from pillarbox_meta where name = ?1")?;
+    let mut statement = connection.prepare_cached(sql!(meta, "get"))?;
     Ok(statement.query_row([name], |row| row.get(0))?)
 }
 
 /// Sets one value of `pillarbox_meta`.
 pub(crate) fn set_meta(connection: &Connection, name: &str, value: impl rusqlite::ToSql) -> Db<()> {
-    let mut statement = connection.prepare_cached(include_str!("sql/meta_set.sql"))?;
+    let mut statement = connection.prepare_cached(sql!(meta, "set"))?;
     statement.execute(params![name, value])?;
     Ok(())
 }
@@ -113,13 +113,12 @@ pub(crate) fn raise_queue_revision(connection: &Connection) -> Db<i64> {
 }
 
 fn raise(connection: &Connection, name: &str) -> Db<i64> {
-    let sql = "update pillarbox_meta set value = value + 1 where name = ?1 returning value";
-    Ok(connection.prepare_cached(sql)?.query_row([name], |row| row.get(0))?)
+    Ok(connection.prepare_cached(sql!(meta, "raise"))?.query_row([name], |row| row.get(0))?)
 }
 
 /// The highest position handed out; a pruned log keeps it.
 pub(crate) fn horizon(connection: &Connection) -> Db<i64> {
-    let mut statement = connection.prepare_cached(include_str!("sql/horizon.sql"))?;
+    let mut statement = connection.prepare_cached(sql!(event, "horizon"))?;
     Ok(statement.query_row([], |row| row.get(0))?)
 }
 
@@ -133,7 +132,7 @@ mod tests {
         let path = folder.path().join("app.db");
         crate::migrate(&path).unwrap();
         let connection = open(&path, Purpose::Read).unwrap();
-        let mut scan = connection.prepare(include_str!("sql/scan.sql")).unwrap();
+        let mut scan = connection.prepare(sql!(event, "scan")).unwrap();
         for limit in 1..=10 {
             assert!(!scan.exists([0, i64::MAX, limit]).unwrap());
         }

@@ -346,14 +346,14 @@ impl Listener {
 
     /// Looks for commits and at the neighbour's lock; whether there are new events.
     fn look(&mut self) -> Db<bool> {
-        let mut statement = self.connection.prepare_cached("pragma data_version")?;
+        let mut statement = self.connection.prepare_cached(sql!(connection, "data_version"))?;
         // The version first: a commit after it is found by the next look.
         let version: i64 = statement.query_row([], |row| row.get(0))?;
         let mut new_events = false;
         if self.version != Some(version) {
-            let mut statement = self.connection.prepare_cached(include_str!("sql/signature.sql"))?;
-            let (horizon, revision, queue_revision) =
-                statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+            let mut statement = self.connection.prepare_cached(sql!(meta, "signature"))?;
+            let (horizon, revision, queue_revision) = statement
+                .query_row([], |row| Ok((row.get("horizon")?, row.get("revision")?, row.get("queue_revision")?)))?;
             let mut state = self.bell.state();
             new_events = horizon > state.horizon;
             state.horizon = horizon;

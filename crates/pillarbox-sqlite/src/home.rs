@@ -53,7 +53,7 @@ impl Home {
 
 /// One value of `pillarbox_meta`, if it is there.
 pub(crate) fn meta_optional<T: rusqlite::types::FromSql>(connection: &Connection, name: &str) -> Db<Option<T>> {
-    let mut statement = connection.prepare_cached("select value from pillarbox_meta where name = ?1")?;
+    let mut statement = connection.prepare_cached(sql!(meta, "get"))?;
     Ok(statement.query_row([name], |row| row.get(0)).optional()?)
 }
 
@@ -131,9 +131,9 @@ pub fn adopt(path: impl AsRef<Path>) -> Result<()> {
     write(&connection, |tx| {
         here.store(tx)?;
         witness::excuse(tx)?;
-        tx.execute("update pillarbox_meta set value = value + 1 where name = 'incarnation'", [])?;
+        tx.execute(sql!(meta, "raise_incarnation"), [])?;
         // A copy may have brought instance rows along whose locks are elsewhere.
-        tx.execute("update pillarbox_cursor set anchor_position = null, anchor_id = null, epoch = epoch + 1", [])?;
+        tx.execute(sql!(home, "forget_anchors"), [])?;
         forget_instances(tx, path)?;
         cut_back(tx)?;
         raise_revision(tx).map(drop)
@@ -151,10 +151,8 @@ pub fn fresh(path: impl AsRef<Path>) -> Result<()> {
         here.store(tx)?;
         witness::excuse(tx)?;
         set_meta(tx, "log_id", Uuid::new_v4().to_string())?;
-        tx.execute("update pillarbox_meta set value = value + 1 where name = 'incarnation'", [])?;
-        tx.execute("delete from pillarbox_delivery", [])?;
-        tx.execute("delete from pillarbox_dedup", [])?;
-        tx.execute("delete from pillarbox_event_kept", [])?;
+        tx.execute(sql!(meta, "raise_incarnation"), [])?;
+        tx.execute_batch(sql!(home, "deliver_nothing"))?;
         forget_instances(tx, path)?;
         set_meta(tx, "fresh_floor", horizon(tx)?)?;
         start_over(tx)?;
@@ -167,32 +165,23 @@ pub fn fresh(path: impl AsRef<Path>) -> Result<()> {
 /// A relay that ran on while the log was replaced underneath has written such things.
 fn cut_back(tx: &rusqlite::Transaction<'_>) -> Db<()> {
     let horizon = horizon(tx)?;
-    let mut statement = tx.prepare("select subscription, lane, floor, settled from pillarbox_cursor")?;
-    let rows = statement.query_map([], |row| {
-        Ok((row.get::<_, i64>(0)?, row.get::<_, u32>(1)?, row.get::<_, Position>(2)?, row.get::<_, String>(3)?))
-    })?;
-    for (subscription, lane, floor, settled) in rows.collect::<std::result::Result<Vec<_>, _>>()? {
-        let mut settled: RangeSet = settled.parse()?;
-        settled.remove_range(horizon.saturating_add(1), Position::MAX);
-        let sql = "update pillarbox_cursor set floor = ?3, settled = ?4 where subscription = ?1 and lane = ?2";
-        tx.execute(sql, rusqlite::params![subscription, lane, floor.min(horizon), settled.to_string()])?;
-    }
+    cut_cursors(tx, horizon)?;
     let statements = [
-        "delete from pillarbox_delivery where position > ?1",
-        "delete from pillarbox_event_kept where position > ?1",
-        "delete from pillarbox_skip where position > ?1",
-        "update pillarbox_skip set position_to = ?1 where position_to > ?1",
-        "delete from pillarbox_progress where floor_from >= ?1",
-        "update pillarbox_progress set floor_to = ?1 where floor_to > ?1",
-        "delete from pillarbox_dead_range where low > ?1",
-        "update pillarbox_dead_range set high = ?1 where high > ?1",
-        "update pillarbox_meta set value = ?1 where name in ('pruned_to', 'fresh_floor') and value > ?1",
-        "update pillarbox_meta set value = ?1 + 1 where name = 'log_start' and value > ?1 + 1",
+        sql!(home, "cut_deliveries"),
+        sql!(home, "cut_kept"),
+        sql!(home, "remove_skips"),
+        sql!(home, "cut_skips"),
+        sql!(home, "remove_progress_above"),
+        sql!(home, "cut_progress"),
+        sql!(home, "remove_dead_ranges"),
+        sql!(home, "cut_dead_ranges"),
+        sql!(home, "cut_meta"),
+        sql!(home, "cut_log_start"),
     ];
     for sql in statements {
         tx.execute(sql, [horizon])?;
     }
-    let mut statement = tx.prepare("select id from pillarbox_subscription")?;
+    let mut statement = tx.prepare(sql!(home, "subscriptions"))?;
     let ids = statement.query_map([], |row| row.get(0).map(pillarbox::store::SubscriptionId))?;
     for id in ids.collect::<std::result::Result<Vec<_>, _>>()? {
         let (mut formers, mut known) = (former_filters(tx, id)?, RangeSet::new());
@@ -200,18 +189,33 @@ fn cut_back(tx: &rusqlite::Transaction<'_>) -> Db<()> {
         formers.rewind(&known);
         put_former_filters(tx, id, &formers)?;
     }
-    let mut statement = tx.prepare("select id from pillarbox_subscription where mode = 'queue'")?;
+    let mut statement = tx.prepare(sql!(home, "queues"))?;
     let queues = statement.query_map([], |row| row.get(0).map(pillarbox::store::SubscriptionId))?;
     queues.collect::<std::result::Result<Vec<_>, _>>()?.into_iter().try_for_each(|id| arrange_all(tx, id))
+}
+
+fn cut_cursors(tx: &rusqlite::Transaction<'_>, horizon: Position) -> Db<()> {
+    let mut statement = tx.prepare(sql!(home, "cursors"))?;
+    let cursors = statement.query_map([], |row| {
+        Ok((row.get("subscription")?, row.get("lane")?, row.get("floor")?, row.get("settled")?))
+    })?;
+    let cursors: Vec<(i64, u32, Position, String)> = cursors.collect::<std::result::Result<_, _>>()?;
+    for (subscription, lane, floor, settled) in cursors {
+        let mut settled: RangeSet = settled.parse()?;
+        settled.remove_range(horizon.saturating_add(1), Position::MAX);
+        let values = rusqlite::params![subscription, lane, floor.min(horizon), settled.to_string()];
+        tx.execute(sql!(home, "cut_cursor"), values)?;
+    }
+    Ok(())
 }
 
 /// All cursors to the horizon, recorded as what lay before the start.
 pub(crate) fn start_over(tx: &rusqlite::Transaction<'_>) -> Db<()> {
     let horizon = horizon(tx)?;
-    tx.execute("delete from pillarbox_progress", [])?;
-    tx.execute(include_str!("sql/start_over.sql"), [horizon])?;
-    let mut statement = tx.prepare("select subscription, lane from pillarbox_cursor")?;
-    let lanes = statement.query_map([], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, u32>(1)?)))?;
+    tx.execute(sql!(home, "remove_progress"), [])?;
+    tx.execute(sql!(home, "start_over"), [horizon])?;
+    let mut statement = tx.prepare(sql!(home, "lanes"))?;
+    let lanes = statement.query_map([], |row| Ok((row.get::<_, i64>("subscription")?, row.get::<_, u32>("lane")?)))?;
     for lane in lanes.collect::<std::result::Result<Vec<_>, _>>()? {
         record_progress(tx, pillarbox::store::SubscriptionId(lane.0), lane.1, 0, (0, horizon))?;
     }
@@ -221,14 +225,14 @@ pub(crate) fn start_over(tx: &rusqlite::Transaction<'_>) -> Db<()> {
 /// Removes the instances that do not live here, with their ownership.
 fn forget_instances(tx: &rusqlite::Transaction<'_>, path: &Path) -> Db<()> {
     let folder = LockFolder::beside(&path.canonicalize().unwrap_or_else(|_| path.to_owned()));
-    let mut statement = tx.prepare("select id from pillarbox_instance")?;
+    let mut statement = tx.prepare(sql!(home, "instances"))?;
     let ids = statement.query_map([], |row| row.get::<_, i64>(0))?.collect::<std::result::Result<Vec<_>, _>>()?;
     for id in
         ids.into_iter().filter(|id| folder.probe(pillarbox::store::InstanceId(*id)) != pillarbox::store::Lock::Held)
     {
         give_back(tx, pillarbox::store::InstanceId(id))?;
-        tx.execute("update pillarbox_cursor set owner = null where owner = ?1", [id])?;
-        tx.execute("delete from pillarbox_instance where id = ?1", [id])?;
+        tx.execute(sql!(home, "free_lanes"), [id])?;
+        tx.execute(sql!(instance, "remove"), [id])?;
     }
     Ok(())
 }

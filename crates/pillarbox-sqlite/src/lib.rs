@@ -20,6 +20,9 @@
 //! # Ok(())
 //! # }
 //! ```
+#[macro_use]
+mod sql;
+
 mod connection;
 #[cfg(feature = "counted")]
 pub mod counted;

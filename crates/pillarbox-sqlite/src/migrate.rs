@@ -34,20 +34,15 @@ impl Migration {
 
     /// The step with its record, as it is run and printed.
     fn script(&self) -> String {
-        let Migration { version, name, sql } = self;
-        let breaking = self.is_breaking();
-        let mut script = format!(
-            "{sql}\ninsert into pillarbox_migration (version, name, breaking, applied_at)\n\
-             values ({version}, '{name}', {}, cast(strftime('%s', 'now') as integer) * 1000);\n\
-             insert or replace into pillarbox_meta (name, value) values ('schema_version', {version});\n",
-            i64::from(breaking)
-        );
-        if breaking {
-            script += &format!(
-                "insert or replace into pillarbox_meta (name, value) values ('breaking_version', {version});\n"
-            );
+        let mut script = format!("{}\n{}\n", self.sql, sql!(schema, "record"));
+        if self.is_breaking() {
+            script += &format!("{}\n", sql!(schema, "record_breaking"));
         }
+        let breaking = if self.is_breaking() { "1" } else { "0" };
         script
+            .replace("@version@", &self.version.to_string())
+            .replace("@name@", self.name)
+            .replace("@breaking@", breaking)
     }
 }
 
@@ -108,8 +103,7 @@ pub fn check(path: impl AsRef<Path>) -> Result<SchemaState> {
 
 /// How the schema of an open database stands.
 pub(crate) fn state_of(connection: &Connection) -> Db<SchemaState> {
-    let sql = "select 1 from sqlite_master where type = 'table' and name = 'pillarbox_meta'";
-    if connection.query_row(sql, [], |_| Ok(())).optional()?.is_none() {
+    if connection.query_row(sql!(schema, "exists"), [], |_| Ok(())).optional()?.is_none() {
         return Ok(SchemaState::Missing);
     }
     let version = meta_number(connection, "schema_version")?;
@@ -124,7 +118,7 @@ pub(crate) fn require(connection: &Connection) -> Db<()> {
 
 /// Turns on write-ahead logging; the switch is part of the file.
 fn turn_on_wal(connection: &Connection) -> Db<()> {
-    let mode: String = connection.query_row("pragma journal_mode = wal", [], |row| row.get(0))?;
+    let mode: String = connection.query_row(sql!(connection, "turn_on_wal"), [], |row| row.get(0))?;
     if mode.eq_ignore_ascii_case("wal") {
         return Ok(());
     }
@@ -136,7 +130,7 @@ fn turn_on_wal(connection: &Connection) -> Db<()> {
 
 /// The SQL that [`migrate`] runs on an empty database.
 pub fn print_sql() -> String {
-    let mut sql = String::from("pragma journal_mode = wal;\nbegin immediate;\n");
+    let mut sql = format!("{};\nbegin immediate;\n", sql!(connection, "turn_on_wal"));
     MIGRATIONS.iter().for_each(|migration| sql += &migration.script());
     sql + "commit;\n"
 }
@@ -144,7 +138,7 @@ pub fn print_sql() -> String {
 /// The schema as the database has it, sorted, for comparing with the committed `schema.sql`.
 pub fn dump_schema(connection: &Connection) -> Result<String> {
     let dump = || -> Db<String> {
-        let mut statement = connection.prepare(include_str!("sql/dump_schema.sql"))?;
+        let mut statement = connection.prepare(sql!(schema, "dump"))?;
         let parts = statement.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()?;
         Ok(parts.iter().map(|part| format!("{part};\n")).collect::<Vec<_>>().join("\n"))
     };
@@ -153,6 +147,5 @@ pub fn dump_schema(connection: &Connection) -> Result<String> {
 
 /// When each step was applied, for `doctor`.
 pub(crate) fn applied_at(connection: &Connection) -> Db<Option<Timestamp>> {
-    let sql = "select max(applied_at) from pillarbox_migration";
-    Ok(connection.query_row(sql, [], |row| row.get::<_, Option<i64>>(0))?.map(Timestamp))
+    Ok(connection.query_row(sql!(schema, "applied_at"), [], |row| row.get::<_, Option<i64>>(0))?.map(Timestamp))
 }

@@ -84,11 +84,11 @@ fn reset(tx: &rusqlite::Transaction<'_>, folder: &LockFolder) -> Db<()> {
     // First: only what lies below these may be removed.
     crate::connection::set_meta(tx, "log_start", snapshot.horizon + 1)?;
     crate::connection::set_meta(tx, "pruned_to", snapshot.horizon)?;
-    tx.execute_batch(include_str!("sql/reset.sql"))?;
+    tx.execute_batch(sql!(home, "reset"))?;
     for subscription in snapshot.subscriptions.iter().filter(|subscription| !snapshot.is_run(subscription.id)) {
         change::delete_subscription(tx, subscription.id)?;
     }
-    tx.execute("update pillarbox_meta set value = value + 1 where name = 'incarnation'", [])?;
+    tx.execute(sql!(meta, "raise_incarnation"), [])?;
     crate::home::start_over(tx)?;
     raise_revision(tx).map(drop)
 }
@@ -96,13 +96,13 @@ fn reset(tx: &rusqlite::Transaction<'_>, folder: &LockFolder) -> Db<()> {
 /// What operators' commands look at, in one snapshot.
 pub(crate) fn load_snapshot(tx: &Connection, folder: &LockFolder) -> Db<Snapshot> {
     let mut lanes = lanes(tx)?;
-    let mut statement = tx.prepare_cached(include_str!("sql/subscriptions.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(subscription, "subscriptions"))?;
     let rows = statement.query_map([], subscription_row)?;
     let mut subscriptions = rows.collect::<Result<Vec<_>, _>>()?;
     for subscription in &mut subscriptions {
         subscription.lanes = lanes.remove(&subscription.id).unwrap_or_default();
     }
-    let mut statement = tx.prepare_cached(include_str!("sql/instances.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(instance, "instances"))?;
     let mut instances = statement.query_map([], instance_row)?.collect::<Result<Vec<_>, _>>()?;
     let now = Timestamp::now();
     for instance in &mut instances {
@@ -126,16 +126,16 @@ pub(crate) fn load_snapshot(tx: &Connection, folder: &LockFolder) -> Db<Snapshot
 }
 
 fn lanes(tx: &Connection) -> Db<BTreeMap<SubscriptionId, Vec<LaneRow>>> {
-    let mut statement = tx.prepare_cached(include_str!("sql/lanes.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(cursor, "lanes"))?;
     let mut rows = statement.query([])?;
     let mut lanes = BTreeMap::<_, Vec<_>>::new();
     while let Some(row) = rows.next()? {
-        lanes.entry(SubscriptionId(row.get(4)?)).or_default().push(LaneRow {
-            lane: row.get(5)?,
+        lanes.entry(SubscriptionId(row.get("subscription")?)).or_default().push(LaneRow {
+            lane: row.get("lane")?,
             cursor: cursor_of(row)?,
-            owner: row.get::<_, Option<i64>>(6)?.map(InstanceId),
-            epoch: row.get(7)?,
-            revision: row.get(8)?,
+            owner: row.get::<_, Option<i64>>("owner")?.map(InstanceId),
+            epoch: row.get("epoch")?,
+            revision: row.get("revision")?,
         });
     }
     Ok(lanes)
@@ -143,59 +143,63 @@ fn lanes(tx: &Connection) -> Db<BTreeMap<SubscriptionId, Vec<LaneRow>>> {
 
 fn subscription_row(row: &Row<'_>) -> rusqlite::Result<SubscriptionRow> {
     Ok(SubscriptionRow {
-        id: SubscriptionId(row.get(0)?),
-        name: row.get(1)?,
-        filter: parse_filter(&row.get::<_, String>(2)?),
-        definition: row.get(10)?,
-        mode: if row.get::<_, String>(3)? == "queue" { Mode::Queue } else { Mode::Stream },
-        on_dead: if row.get::<_, String>(4)? == "skip" { OnDead::Skip } else { OnDead::Block },
-        hold: row.get::<_, Option<i64>>(5)?.map(|hold| Duration::from_millis(hold.max(0) as u64)),
-        pause: Pause::stored(row.get(6)?, row.get::<_, Option<String>>(7)?.as_deref(), row.get(8)?),
-        retry: RetryPolicy::stored(&row.get::<_, String>(9)?),
+        id: SubscriptionId(row.get("id")?),
+        name: row.get("name")?,
+        filter: parse_filter(&row.get::<_, String>("filter")?),
+        definition: row.get("definition")?,
+        mode: if row.get::<_, String>("mode")? == "queue" { Mode::Queue } else { Mode::Stream },
+        on_dead: if row.get::<_, String>("on_dead")? == "skip" { OnDead::Skip } else { OnDead::Block },
+        hold: row.get::<_, Option<i64>>("hold_ms")?.map(|hold| Duration::from_millis(hold.max(0) as u64)),
+        pause: Pause::stored(
+            row.get("paused")?,
+            row.get::<_, Option<String>>("paused_by")?.as_deref(),
+            row.get("paused_reason")?,
+        ),
+        retry: RetryPolicy::stored(&row.get::<_, String>("retry")?),
         lanes: Vec::new(),
     })
 }
 
 fn instance_row(row: &Row<'_>) -> rusqlite::Result<InstanceRow> {
-    let ids: Vec<i64> = serde_json::from_str(&row.get::<_, String>(6)?).unwrap_or_default();
+    let ids: Vec<i64> = serde_json::from_str(&row.get::<_, String>("subscriptions")?).unwrap_or_default();
     Ok(InstanceRow {
-        id: InstanceId(row.get(0)?),
-        host: row.get(1)?,
-        pid: row.get(2)?,
-        version: row.get(3)?,
-        started_at: Timestamp(row.get(4)?),
-        beat_at: Timestamp(row.get(5)?),
+        id: InstanceId(row.get("id")?),
+        host: row.get("host")?,
+        pid: row.get("pid")?,
+        version: row.get("version")?,
+        started_at: Timestamp(row.get("started_at")?),
+        beat_at: Timestamp(row.get("beat_at")?),
         subscriptions: ids.into_iter().map(SubscriptionId).collect(),
-        report: serde_json::from_str(&row.get::<_, String>(7)?).unwrap_or_default(),
+        report: serde_json::from_str(&row.get::<_, String>("report")?).unwrap_or_default(),
         alive: false,
     })
 }
 
-/// Who works on a delivery, by the three columns from `first` on: owner, claimed_at, beat_at.
-pub(crate) fn claim_record(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<ClaimRecord>> {
-    let Some(owner) = row.get(first)? else { return Ok(None) };
+/// Who works on a delivery, by the columns `owner`, `claimed_at` and `beat_at`.
+pub(crate) fn claim_record(row: &Row<'_>) -> rusqlite::Result<Option<ClaimRecord>> {
+    let Some(owner) = row.get("owner")? else { return Ok(None) };
     Ok(Some(ClaimRecord {
         instance: InstanceId(owner),
-        since: Timestamp(row.get(first + 1)?),
-        beat_at: row.get::<_, Option<i64>>(first + 2)?.map(Timestamp),
+        since: Timestamp(row.get("claimed_at")?),
+        beat_at: row.get::<_, Option<i64>>("beat_at")?.map(Timestamp),
     }))
 }
 
 /// The positions of an event by its id, in the log or kept aside; ids are not unique.
 pub(crate) fn positions_of(tx: &Connection, id: Uuid) -> Db<Vec<Position>> {
-    let mut statement = tx.prepare_cached(include_str!("sql/positions_of.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(event, "positions_of"))?;
     let positions = statement.query_map([id.to_string()], |row| row.get(0))?.collect::<Result<Vec<_>, _>>()?;
     if !positions.is_empty() {
         return Ok(positions);
     }
     // Somebody may have published it as a text that is written in another way or is no uuid: see `id_of`. That takes a
     // look at every id.
-    let mut statement = tx.prepare_cached(include_str!("sql/odd_ids.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(event, "odd_ids"))?;
     let mut rows = statement.query([])?;
     let mut positions = Vec::new();
     while let Some(row) = rows.next()? {
-        if id_of(row.get_ref(1)?.as_bytes().unwrap_or_default()) == id {
-            positions.push(row.get(0)?);
+        if id_of(row.get_ref("id")?.as_bytes().unwrap_or_default()) == id {
+            positions.push(row.get("position")?);
         }
     }
     positions.sort_unstable();

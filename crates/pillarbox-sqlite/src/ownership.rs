@@ -74,10 +74,8 @@ impl Writer {
     pub(crate) fn join(&self, hello: &Hello) -> Db<Joined> {
         hello.subscriptions.iter().try_for_each(Subscription::validate)?;
         home::check(&self.durable, &self.path)?;
-        let instance = InstanceId(write(&self.durable, |tx| {
-            let sql = "update pillarbox_meta set value = value + 1 where name = 'instance_last' returning value";
-            Ok(tx.query_row(sql, [], |row| row.get(0))?)
-        })?);
+        let instance =
+            InstanceId(write(&self.durable, |tx| Ok(tx.query_row(sql!(instance, "next"), [], |row| row.get(0))?))?);
         let lock = self.folder.hold(instance)?;
         let before = self.members().as_ref().map(|member| member.id);
         let joined = write(&self.durable, |tx| {
@@ -107,8 +105,8 @@ impl Writer {
         self.check_lock()?;
         let report = serde_json::to_string(report).expect("a report is JSON");
         let (mut fleet, revision) = write(&self.relaxed, |tx| {
-            let sql = "update pillarbox_instance set beat = beat + 1, beat_at = ?2, report = ?3 where id = ?1";
-            let alive = tx.prepare_cached(sql)?.execute(params![me.0, Timestamp::now().0, report])?;
+            let alive =
+                tx.prepare_cached(sql!(instance, "beat"))?.execute(params![me.0, Timestamp::now().0, report])?;
             if alive == 0 {
                 return Err(buried(me));
             }
@@ -157,7 +155,7 @@ impl Writer {
         }
         let silent_since = Timestamp::now().0 - SILENT_BURIED_AFTER.as_millis() as i64;
         let buried = write(&self.relaxed, |tx| {
-            let mut statement = tx.prepare_cached(include_str!("sql/bury.sql"))?;
+            let mut statement = tx.prepare_cached(sql!(instance, "bury"))?;
             let mut buried = Vec::new();
             for (ids, beat_before) in [(&ended, i64::MAX), (&unknown, silent_since)] {
                 for id in ids {
@@ -178,7 +176,7 @@ impl Writer {
         let me = self.me()?;
         let (epochs, revision) = write(&self.durable, |tx| {
             require_row(tx, me)?;
-            let mut statement = tx.prepare_cached(include_str!("sql/take.sql"))?;
+            let mut statement = tx.prepare_cached(sql!(cursor, "take"))?;
             let mut epochs = Vec::with_capacity(lanes.len());
             for take in lanes {
                 let values = params![take.lane.subscription.0, take.lane.lane, take.expected, me.0, take.beat];
@@ -223,15 +221,14 @@ fn end(tx: &Transaction<'_>, instance: InstanceId) -> Db<()> {
     if give_back(tx, instance)? {
         raise_queue_revision(tx)?;
     }
-    tx.execute("update pillarbox_cursor set owner = null, epoch = epoch + 1 where owner = ?1", [instance.0])?;
-    tx.execute("delete from pillarbox_instance where id = ?1", [instance.0])?;
+    tx.execute(sql!(cursor, "give_back"), [instance.0])?;
+    tx.execute(sql!(instance, "remove"), [instance.0])?;
     Ok(())
 }
 
 /// An instance without a row was buried by another.
 pub(crate) fn require_row(tx: &Connection, me: InstanceId) -> Db<()> {
-    let sql = "select 1 from pillarbox_instance where id = ?1";
-    if tx.prepare_cached(sql)?.exists([me.0])? { Ok(()) } else { Err(buried(me)) }
+    if tx.prepare_cached(sql!(instance, "exists"))?.exists([me.0])? { Ok(()) } else { Err(buried(me)) }
 }
 
 fn buried(me: InstanceId) -> DbError {
@@ -246,7 +243,7 @@ fn enter(tx: &Transaction<'_>, me: InstanceId, hello: &Hello, subscriptions: &[S
     let ids: Vec<i64> = subscriptions.iter().map(|subscription| subscription.id.0).collect();
     let ids = serde_json::to_string(&ids).expect("numbers are JSON");
     let now = Timestamp::now().0;
-    tx.execute(include_str!("sql/enter.sql"), params![me.0, hello.host, hello.pid, hello.version, now, ids])?;
+    tx.execute(sql!(instance, "enter"), params![me.0, hello.host, hello.pid, hello.version, now, ids])?;
     Ok(())
 }
 
@@ -266,7 +263,7 @@ fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription, rej
     let on_dead = if subscription.on_dead == OnDead::Skip { "skip" } else { "block" };
     let json = |value: serde_json::Result<String>| value.expect("plain data is JSON");
     tx.execute(
-        include_str!("sql/define.sql"),
+        sql!(subscription, "define"),
         params![
             subscription.name,
             json(serde_json::to_string(&subscription.filter)),
@@ -299,32 +296,29 @@ fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription, rej
 /// The filter of a subscription changes: whoever read its lanes with the old one cannot settle any more. What they have settled is
 /// kept with it.
 fn fence(tx: &Transaction<'_>, id: SubscriptionId, before: &Definition) -> Db<()> {
-    let sql = "select floor, settled from pillarbox_cursor where subscription = ?1 order by lane";
-    let mut statement = tx.prepare_cached(sql)?;
+    let mut statement = tx.prepare_cached(sql!(cursor, "settled"))?;
     let mut rows = statement.query([id.0])?;
     let mut cursors = Vec::new();
     while let Some(row) = rows.next()? {
-        let settled = row.get::<_, String>(1)?.parse()?;
-        cursors.push(Cursor { floor: row.get(0)?, settled, anchor: None });
+        let settled = row.get::<_, String>("settled")?.parse()?;
+        cursors.push(Cursor { floor: row.get("floor")?, settled, anchor: None });
     }
     let mut formers = former_filters(tx, id)?;
     formers.end(before, Timestamp::now(), &cursors);
     put_former_filters(tx, id, &formers)?;
-    tx.execute("update pillarbox_cursor set epoch = epoch + 1 where subscription = ?1", [id.0])?;
+    tx.execute(sql!(cursor, "fence_all"), [id.0])?;
     Ok(())
 }
 
 /// By which filters the events of a subscription were judged before.
 pub(crate) fn former_filters(tx: &Connection, id: SubscriptionId) -> Db<FormerFilters> {
-    let sql = "select former_filters from pillarbox_subscription where id = ?1";
-    let text: String = tx.prepare_cached(sql)?.query_row([id.0], |row| row.get(0))?;
+    let text: String = tx.prepare_cached(sql!(subscription, "former_filters"))?.query_row([id.0], |row| row.get(0))?;
     Ok(FormerFilters::parse(&text))
 }
 
 /// Writes them down.
 pub(crate) fn put_former_filters(tx: &Connection, id: SubscriptionId, formers: &FormerFilters) -> Db<()> {
-    let sql = "update pillarbox_subscription set former_filters = ?2 where id = ?1";
-    tx.prepare_cached(sql)?.execute(params![id.0, formers.to_text()])?;
+    tx.prepare_cached(sql!(subscription, "set_former_filters"))?.execute(params![id.0, formers.to_text()])?;
     Ok(())
 }
 
@@ -337,9 +331,9 @@ fn mode_name(mode: Mode) -> &'static str {
 
 /// The hold of a known subscription. Refuses another mode: what is under way in one means nothing in the other.
 fn stored_hold(tx: &Transaction<'_>, subscription: &Subscription) -> Db<Option<i64>> {
-    let sql = "select mode, hold_ms from pillarbox_subscription where name = ?1";
-    let mut statement = tx.prepare_cached(sql)?;
-    let stored = statement.query_row([&subscription.name], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    let mut statement = tx.prepare_cached(sql!(subscription, "mode_and_hold"))?;
+    let stored =
+        statement.query_row([&subscription.name], |row| Ok((row.get("mode")?, row.get("hold_ms")?))).optional()?;
     let Some((mode, hold)): Option<(String, Option<i64>)> = stored else { return Ok(None) };
     if mode == mode_name(subscription.mode) {
         return Ok(hold);
@@ -356,8 +350,7 @@ fn stored_hold(tx: &Transaction<'_>, subscription: &Subscription) -> Db<Option<i
 
 /// A lane's cursor, with the record that what lies before its floor was never asked for.
 pub(crate) fn add_lane(tx: &Transaction<'_>, id: SubscriptionId, lane: u32, floor: Position, epoch: Epoch) -> Db<()> {
-    let sql = "insert into pillarbox_cursor (subscription, lane, floor, epoch) values (?1, ?2, ?3, ?4)";
-    tx.prepare_cached(sql)?.execute(params![id.0, lane, floor, epoch])?;
+    tx.prepare_cached(sql!(cursor, "add"))?.execute(params![id.0, lane, floor, epoch])?;
     record_progress(tx, id, lane, 0, (0, floor))
 }
 
@@ -369,7 +362,7 @@ pub(crate) fn record_progress(
     epoch: Epoch,
     (from, to): (Position, Position),
 ) -> Db<()> {
-    let mut statement = tx.prepare_cached(include_str!("sql/progress_insert.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(progress, "insert"))?;
     statement.execute(params![id.0, lane, epoch, from, to, Timestamp::now().0])?;
     Ok(())
 }
@@ -383,8 +376,8 @@ pub(crate) fn start_floor(tx: &Transaction<'_>, start: Start) -> Db<Position> {
         Start::Now => horizon,
         Start::Position(position) => position.min(horizon).max(lowest),
         Start::Time(time) => {
-            let sql = "select position from pillarbox_event where created_at >= ?1 order by position limit 1";
-            let first: Option<Position> = tx.query_row(sql, [time.0], |row| row.get(0)).optional()?;
+            let first: Option<Position> =
+                tx.query_row(sql!(event, "first_since"), [time.0], |row| row.get(0)).optional()?;
             first.map_or(horizon, |first| first - 1).max(lowest)
         }
     })
@@ -392,24 +385,22 @@ pub(crate) fn start_floor(tx: &Transaction<'_>, start: Start) -> Db<Position> {
 
 /// A subscription by its name.
 pub(crate) fn find(tx: &Connection, name: &str) -> Db<Option<SubscriptionView>> {
-    let sql = "select id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms \
-               from pillarbox_subscription where name = ?1";
-    Ok(tx.prepare_cached(sql)?.query_row([name], subscription_view).optional()?)
+    Ok(tx.prepare_cached(sql!(subscription, "find"))?.query_row([name], subscription_view).optional()?)
 }
 
 fn subscription_view(row: &Row<'_>) -> rusqlite::Result<SubscriptionView> {
     Ok(SubscriptionView {
-        id: SubscriptionId(row.get(0)?),
-        name: row.get(1)?,
-        lanes: row.get(3)?,
-        paused: row.get(4)?,
+        id: SubscriptionId(row.get("id")?),
+        name: row.get("name")?,
+        lanes: row.get("lanes")?,
+        paused: row.get("paused")?,
         created: false,
         definition: Definition {
-            number: row.get(5)?,
-            filter: parse_filter(&row.get::<_, String>(2)?),
-            on_dead: if row.get::<_, String>(6)? == "skip" { OnDead::Skip } else { OnDead::Block },
-            retry: RetryPolicy::stored(&row.get::<_, String>(7)?),
-            processing_timeout: Duration::from_millis(row.get::<_, i64>(8)?.max(0) as u64),
+            number: row.get("definition")?,
+            filter: parse_filter(&row.get::<_, String>("filter")?),
+            on_dead: if row.get::<_, String>("on_dead")? == "skip" { OnDead::Skip } else { OnDead::Block },
+            retry: RetryPolicy::stored(&row.get::<_, String>("retry")?),
+            processing_timeout: Duration::from_millis(row.get::<_, i64>("processing_timeout_ms")?.max(0) as u64),
         },
     })
 }
@@ -421,30 +412,34 @@ pub(crate) fn parse_filter(text: &str) -> Filter {
 
 /// All that is in the database of the fleet; locks are looked at afterwards.
 fn fleet(tx: &Transaction<'_>) -> Db<Fleet> {
-    let sql = "select id, beat, subscriptions, report from pillarbox_instance order by id";
-    let instances = tx.prepare_cached(sql)?.query_map([], instance_view)?.collect::<Result<_, _>>()?;
-    let sql = "select id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms \
-               from pillarbox_subscription order by id";
-    let subscriptions = tx.prepare_cached(sql)?.query_map([], subscription_view)?.collect::<Result<_, _>>()?;
-    let sql = "select subscription, lane, owner, epoch, revision, takeovers from pillarbox_cursor order by 1, 2";
-    let lanes = tx.prepare_cached(sql)?.query_map([], lane_view)?.collect::<Result<_, _>>()?;
+    let instances =
+        tx.prepare_cached(sql!(instance, "fleet"))?.query_map([], instance_view)?.collect::<Result<_, _>>()?;
+    let subscriptions =
+        tx.prepare_cached(sql!(subscription, "fleet"))?.query_map([], subscription_view)?.collect::<Result<_, _>>()?;
+    let lanes = tx.prepare_cached(sql!(cursor, "fleet"))?.query_map([], lane_view)?.collect::<Result<_, _>>()?;
     Ok(Fleet { instances, subscriptions, lanes, time: Timestamp::now() })
 }
 
 fn instance_view(row: &Row<'_>) -> rusqlite::Result<InstanceView> {
-    let ids: Vec<i64> = serde_json::from_str(&row.get::<_, String>(2)?).unwrap_or_default();
+    let ids: Vec<i64> = serde_json::from_str(&row.get::<_, String>("subscriptions")?).unwrap_or_default();
     let subscriptions = ids.into_iter().map(SubscriptionId).collect();
-    let draining = serde_json::from_str::<Report>(&row.get::<_, String>(3)?).is_ok_and(|report| report.draining);
-    Ok(InstanceView { id: InstanceId(row.get(0)?), beat: row.get(1)?, lock: Lock::Held, draining, subscriptions })
+    let draining = serde_json::from_str::<Report>(&row.get::<_, String>("report")?).is_ok_and(|report| report.draining);
+    Ok(InstanceView {
+        id: InstanceId(row.get("id")?),
+        beat: row.get("beat")?,
+        lock: Lock::Held,
+        draining,
+        subscriptions,
+    })
 }
 
 fn lane_view(row: &Row<'_>) -> rusqlite::Result<LaneView> {
     Ok(LaneView {
-        lane: LaneRef { subscription: SubscriptionId(row.get(0)?), lane: row.get(1)? },
-        owner: row.get::<_, Option<i64>>(2)?.map(InstanceId),
-        epoch: row.get(3)?,
-        revision: row.get(4)?,
-        takeovers: row.get(5)?,
+        lane: LaneRef { subscription: SubscriptionId(row.get("subscription")?), lane: row.get("lane")? },
+        owner: row.get::<_, Option<i64>>("owner")?.map(InstanceId),
+        epoch: row.get("epoch")?,
+        revision: row.get("revision")?,
+        takeovers: row.get("takeovers")?,
     })
 }
 
@@ -464,7 +459,7 @@ pub(crate) fn load(connection: &Connection, lanes: &[(LaneRef, Epoch)]) -> Db<Ve
         let mut keys = HashMap::new();
         for id in queues.keys() {
             // Fewer statements than lanes: which lane a key is of is known here.
-            let mut statement = tx.prepare_cached(include_str!("sql/claim_keys.sql"))?;
+            let mut statement = tx.prepare_cached(sql!(queue, "keys"))?;
             let found =
                 statement.query_map(params![id.0, "", QUEUED_KEYS_MAX as i64 + 1], |row| row.get::<_, String>(0))?;
             keys.insert(*id, found.map(|key| key.map(Into::into)).collect::<Result<Vec<Box<str>>, _>>()?);
@@ -476,7 +471,7 @@ pub(crate) fn load(connection: &Connection, lanes: &[(LaneRef, Epoch)]) -> Db<Ve
 
 /// Those subscriptions of these lanes that are queues, and how many lanes they have.
 fn queues(tx: &Transaction<'_>, lanes: &[(LaneRef, Epoch)]) -> Db<HashMap<SubscriptionId, u32>> {
-    let sql = "select lanes from pillarbox_subscription where id = ?1 and mode = 'queue'";
+    let sql = sql!(subscription, "lanes_of_queue");
     let mut found = HashMap::new();
     for (lane, _) in lanes {
         if !found.contains_key(&lane.subscription) {
@@ -489,8 +484,7 @@ fn queues(tx: &Transaction<'_>, lanes: &[(LaneRef, Epoch)]) -> Db<HashMap<Subscr
 
 /// The definitions of the subscriptions of these lanes.
 fn definitions(tx: &Transaction<'_>, lanes: &[(LaneRef, Epoch)]) -> Db<HashMap<SubscriptionId, Arc<Definition>>> {
-    let sql = "select id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms \
-               from pillarbox_subscription where id = ?1";
+    let sql = sql!(subscription, "by_id");
     let mut found = HashMap::new();
     for (lane, _) in lanes {
         if found.contains_key(&lane.subscription) {
@@ -503,34 +497,36 @@ fn definitions(tx: &Transaction<'_>, lanes: &[(LaneRef, Epoch)]) -> Db<HashMap<S
 }
 
 fn load_lane(tx: &Transaction<'_>, lane: LaneRef, epoch: Epoch, pruned_to: Position) -> Db<Option<LaneState>> {
-    let mut statement = tx.prepare_cached(include_str!("sql/load_cursor.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(cursor, "load"))?;
     let mut rows = statement.query(params![lane.subscription.0, lane.lane, epoch])?;
     let Some(row) = rows.next()? else { return Ok(None) };
     let cursor = cursor_of(row)?;
-    let (takeovers, revision) = (row.get(4)?, row.get(5)?);
+    let (takeovers, revision) = (row.get("takeovers")?, row.get("revision")?);
     check_anchor(tx, cursor.anchor, pruned_to)?;
     let state = LaneState { cursor, takeovers, revision, ..LaneState::default() };
     let place = params![lane.subscription.0, lane.lane];
-    let sql = "select mode = 'queue', on_dead = 'block' from pillarbox_subscription where id = ?1";
-    let (is_queue, blocks): (bool, bool) =
-        tx.prepare_cached(sql)?.query_row([lane.subscription.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let (is_queue, blocks): (bool, bool) = tx
+        .prepare_cached(sql!(subscription, "is_queue_and_blocks"))?
+        .query_row([lane.subscription.0], |row| Ok((row.get("is_queue")?, row.get("blocks")?)))?;
     if is_queue {
         return Ok(Some(state));
     }
-    let sql = "select max(arrival) from pillarbox_delivery where subscription = ?1 and lane = ?2";
-    let last_arrival = tx.prepare_cached(sql)?.query_row(place, |row| row.get::<_, Option<i64>>(0))?.unwrap_or(0);
+    let last_arrival = tx
+        .prepare_cached(sql!(delivery, "max_arrival"))?
+        .query_row(place, |row| row.get::<_, Option<i64>>(0))?
+        .unwrap_or(0);
     Ok(Some(load_deliveries(tx, lane, blocks, LaneState { last_arrival, ..state })?))
 }
 
 /// Adds the deliveries that the owner needs.
 fn load_deliveries(tx: &Transaction<'_>, lane: LaneRef, blocks: bool, mut state: LaneState) -> Db<LaneState> {
-    let mut statement = tx.prepare_cached(include_str!("sql/load_deliveries.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(delivery, "load"))?;
     let heads_max = DEAD_HEADS_MAX as i64;
     let gaps: Vec<[Position; 2]> = state.cursor.open().iter().map(|gap| [*gap.start(), *gap.end()]).collect();
     let gaps = serde_json::to_string(&gaps).expect("numbers are JSON");
     let mut rows = statement.query(params![lane.subscription.0, lane.lane, gaps, blocks, heads_max])?;
     while let Some(row) = rows.next()? {
-        if row.get::<_, i64>(7)? > heads_max {
+        if row.get::<_, i64>("number")? > heads_max {
             state.dead_heads_left_out = true;
             continue;
         }
@@ -543,36 +539,35 @@ fn load_deliveries(tx: &Transaction<'_>, lane: LaneRef, blocks: bool, mut state:
     Ok(state)
 }
 
-/// The first four columns: floor, settled, anchor_position, anchor_id.
+/// By the columns `floor`, `settled`, `anchor_position` and `anchor_id`.
 pub(crate) fn cursor_of(row: &Row<'_>) -> Db<Cursor> {
-    Ok(Cursor { floor: row.get(0)?, settled: row.get::<_, String>(1)?.parse()?, anchor: anchor_of(row)? })
+    Ok(Cursor { floor: row.get("floor")?, settled: row.get::<_, String>("settled")?.parse()?, anchor: anchor_of(row)? })
 }
 
 fn anchor_of(row: &Row<'_>) -> Db<Option<(Position, Uuid)>> {
-    Ok(match (row.get::<_, Option<i64>>(2)?, row.get::<_, Option<String>>(3)?) {
+    Ok(match (row.get::<_, Option<i64>>("anchor_position")?, row.get::<_, Option<String>>("anchor_id")?) {
         (Some(position), Some(id)) => Some((position, crate::reader::id_of(id.as_bytes()))),
         _ => None,
     })
 }
 
-/// The first seven columns: position, key, arrival, state, attempts, due_at, since.
+/// By the columns `position`, `key`, `arrival`, `state`, `attempts`, `due_at` and `since`.
 pub(crate) fn delivery_of(row: &Row<'_>) -> rusqlite::Result<DeliveryRow> {
     Ok(DeliveryRow {
-        position: row.get(0)?,
-        key: row.get::<_, Option<String>>(1)?.map(Into::into),
-        arrival: row.get(2)?,
-        state: State::from_name(&row.get::<_, String>(3)?).unwrap_or(State::Pending),
-        attempts: row.get(4)?,
-        due_at: Timestamp(row.get(5)?),
-        since: Timestamp(row.get(6)?),
+        position: row.get("position")?,
+        key: row.get::<_, Option<String>>("key")?.map(Into::into),
+        arrival: row.get("arrival")?,
+        state: State::from_name(&row.get::<_, String>("state")?).unwrap_or(State::Pending),
+        attempts: row.get("attempts")?,
+        due_at: Timestamp(row.get("due_at")?),
+        since: Timestamp(row.get("since")?),
     })
 }
 
 /// The log may be replaced under a running instance: the anchors of its own lanes are looked at with each beat.
 fn check_anchors(tx: &Transaction<'_>, me: InstanceId) -> Db<()> {
     let pruned_to = meta_number(tx, "pruned_to")?;
-    let sql = "select floor, settled, anchor_position, anchor_id from pillarbox_cursor where owner = ?1";
-    let mut statement = tx.prepare_cached(sql)?;
+    let mut statement = tx.prepare_cached(sql!(cursor, "own_anchors"))?;
     let mut rows = statement.query([me.0])?;
     while let Some(row) = rows.next()? {
         check_anchor(tx, anchor_of(row)?, pruned_to)?;
@@ -583,9 +578,10 @@ fn check_anchors(tx: &Transaction<'_>, me: InstanceId) -> Db<()> {
 /// The event at the anchor must still be the one that was settled, unless retention has passed it.
 pub(crate) fn check_anchor(connection: &Connection, anchor: Option<(Position, Uuid)>, pruned_to: Position) -> Db<()> {
     let Some((position, id)) = anchor.filter(|(position, _)| *position > pruned_to) else { return Ok(()) };
-    let sql = "select id from pillarbox_event where position = ?1";
-    let found: Option<Uuid> =
-        connection.prepare_cached(sql)?.query_row([position], |row| crate::reader::id_at(row, 0)).optional()?;
+    let found: Option<Uuid> = connection
+        .prepare_cached(sql!(event, "id_at"))?
+        .query_row([position], |row| crate::reader::id_at(row, 0))
+        .optional()?;
     if found == Some(id) {
         return Ok(());
     }

@@ -73,10 +73,8 @@ impl Writer {
 
 /// Whether there may be something to claim, to be told again, or to put in its place.
 fn is_anything_ready(tx: &Connection, requests: &[ClaimRequest], now: Timestamp) -> Db<bool> {
-    let sql = "select 1 from pillarbox_delivery where subscription = ?1 and ready_at <= ?2";
-    let mut ready = tx.prepare_cached(sql)?;
-    let sql = "select 1 from pillarbox_delivery where subscription = ?1 and state = 'delayed' and due_at <= ?2";
-    let mut due = tx.prepare_cached(sql)?;
+    let mut ready = tx.prepare_cached(sql!(queue, "is_ready"))?;
+    let mut due = tx.prepare_cached(sql!(queue, "is_due"))?;
     for request in requests {
         let values = [request.subscription.0, now.0];
         if request.again || due.exists(values)? || (request.limit > 0 && ready.exists(values)?) {
@@ -88,12 +86,12 @@ fn is_anything_ready(tx: &Connection, requests: &[ClaimRequest], now: Timestamp)
 
 /// Delayed deliveries that are due take their place behind what their key has.
 fn place_due(tx: &Transaction<'_>, subscription: SubscriptionId, now: Timestamp) -> Db<()> {
-    let mut statement = tx.prepare_cached(include_str!("sql/claim_due.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(queue, "due"))?;
     let rows = statement.query_map(params![subscription.0, now.0, DUE_AT_ONCE_MAX], |row| {
-        Ok((row.get(0)?, row.get(1)?, row.get(2)?, Timestamp(row.get(3)?)))
+        Ok((row.get("position")?, row.get("key")?, row.get("lane")?, Timestamp(row.get("due_at")?)))
     })?;
     let due: Vec<(Position, Option<String>, u32, Timestamp)> = rows.collect::<Result<_, _>>()?;
-    let mut place = tx.prepare_cached(include_str!("sql/claim_place.sql"))?;
+    let mut place = tx.prepare_cached(sql!(queue, "place"))?;
     for (position, key, lane, due_at) in due {
         place.execute(params![subscription.0, position, lane])?;
         promote(tx, subscription, position, key.as_deref(), due_at)?;
@@ -112,7 +110,7 @@ fn claim(
     let before = if request.again { claimed_before(tx, me, request)? } else { Vec::new() };
     let is_new = before.is_empty();
     let found = if is_new { next(tx, request, now)? } else { before };
-    let mut put = tx.prepare_cached(include_str!("sql/claim_put.sql"))?;
+    let mut put = tx.prepare_cached(sql!(queue, "claim"))?;
     let mut claims = Vec::with_capacity(found.len());
     let mut bytes = 0;
     for mut claimed in found {
@@ -132,7 +130,7 @@ fn claim(
 
 /// What may be claimed, in order, without the events.
 fn next(tx: &Transaction<'_>, request: &ClaimRequest, now: Timestamp) -> Db<Vec<Claimed>> {
-    let mut statement = tx.prepare_cached(include_str!("sql/claim_find.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(queue, "claimable"))?;
     let mut rows = statement.query(params![request.subscription.0, now.0, SUSPECT_AFTER, request.suspect])?;
     let mut found = Vec::new();
     let mut suspects = 0;
@@ -151,9 +149,9 @@ fn next(tx: &Transaction<'_>, request: &ClaimRequest, now: Timestamp) -> Db<Vec<
 /// What the same request has claimed before, without the events.
 fn claimed_before(tx: &Transaction<'_>, me: InstanceId, request: &ClaimRequest) -> Db<Vec<Claimed>> {
     let end = i64::try_from(request.limit).map_or(i64::MAX, |limit| request.first.0.saturating_add(limit));
-    let mut statement = tx.prepare_cached(include_str!("sql/claim_told.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(queue, "claimed_before"))?;
     let rows = statement.query_map(params![me.0, request.subscription.0, request.first.0, end], |row| {
-        claimed_of(row, ClaimId(row.get(8)?))
+        claimed_of(row, ClaimId(row.get("claim")?))
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
@@ -161,12 +159,12 @@ fn claimed_before(tx: &Transaction<'_>, me: InstanceId, request: &ClaimRequest) 
 /// A claim of a row with the columns of a delivery, then `crashes`.
 fn claimed_of(row: &Row<'_>, claim: ClaimId) -> rusqlite::Result<Claimed> {
     let delivery = DeliveryRow { state: State::Processing, ..delivery_of(row)? };
-    Ok(Claimed { claim, delivery, event: None, suspect: row.get::<_, u32>(7)? >= SUSPECT_AFTER })
+    Ok(Claimed { claim, delivery, event: None, suspect: row.get::<_, u32>("crashes")? >= SUSPECT_AFTER })
 }
 
 /// An event, from the log or kept aside.
 fn event(tx: &Transaction<'_>, position: Position, decoder: &mut Decoder) -> Db<Option<Arc<Event>>> {
-    let mut statement = tx.prepare_cached(include_str!("sql/fetch.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(event, "fetch"))?;
     let mut rows = statement.query([position])?;
     rows.next()?.map(|row| Ok(Arc::new(decoder.event(row)?))).transpose()
 }
@@ -180,11 +178,10 @@ fn figures(
     counted: &mut RowsCounted,
 ) -> Db<Claims> {
     let subscription = request.subscription.0;
-    let sql = include_str!("sql/claim_waiting.sql");
     let most = [subscription, now.0, WAITING_COUNTED as i64];
-    let waiting: i64 = tx.prepare_cached(sql)?.query_row(most, |row| row.get(0))?;
-    let sql = include_str!("sql/claim_next_due.sql");
-    let next_due: Option<i64> = tx.prepare_cached(sql)?.query_row([subscription, now.0], |row| row.get(0))?;
+    let waiting: i64 = tx.prepare_cached(sql!(queue, "waiting"))?.query_row(most, |row| row.get(0))?;
+    let next_due: Option<i64> =
+        tx.prepare_cached(sql!(queue, "next_due"))?.query_row([subscription, now.0], |row| row.get(0))?;
     let (keys, rows) = match &request.tell {
         Some(after) => (Some(keys(tx, subscription, after)?), Some(rows(tx, subscription, counted)?)),
         None => (None, None),
@@ -194,7 +191,7 @@ fn figures(
 
 /// The next keys with a row.
 fn keys(tx: &Connection, subscription: i64, after: &str) -> Db<Vec<Box<str>>> {
-    let mut statement = tx.prepare_cached(include_str!("sql/claim_keys.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(queue, "keys"))?;
     let rows =
         statement.query_map(params![subscription, after, KEYS_TOLD_MAX as i64], |row| row.get::<_, String>(0))?;
     Ok(rows.map(|key| key.map(Into::into)).collect::<Result<Vec<_>, _>>()?)
@@ -211,8 +208,7 @@ fn rows(tx: &Connection, subscription: i64, counted: &mut RowsCounted) -> Db<u64
     {
         return Ok(*rows);
     }
-    let sql = include_str!("sql/queue_rows.sql");
-    let rows = tx.prepare_cached(sql)?.query_row([subscription], |row| row.get::<_, i64>(0))? as u64;
+    let rows = tx.prepare_cached(sql!(queue, "rows"))?.query_row([subscription], |row| row.get::<_, i64>(0))? as u64;
     counted.insert(subscription, (rows, Instant::now()));
     Ok(rows)
 }
@@ -223,14 +219,14 @@ pub(crate) fn end_claim(tx: &Transaction<'_>, owner: InstanceId, end: &ClaimEnd,
     let fence = params![subscription, position, owner.0, claim];
     let key = |row: &Row<'_>| row.get::<_, Option<String>>(0);
     let ended = match &end.fate {
-        ClaimFate::Done => tx.prepare_cached(include_str!("sql/claim_done.sql"))?.query_row(fence, key),
+        ClaimFate::Done => tx.prepare_cached(sql!(queue, "end_done"))?.query_row(fence, key),
         ClaimFate::Back => {
             let values = params![subscription, position, owner.0, claim, now.0];
-            tx.prepare_cached(include_str!("sql/claim_back.sql"))?.query_row(values, key)
+            tx.prepare_cached(sql!(queue, "end_back"))?.query_row(values, key)
         }
         ClaimFate::Failed(Failed { state, attempts, due_at, .. }) => {
             let values = params![subscription, position, owner.0, claim, state.name(), attempts, due_at.0, now.0];
-            tx.prepare_cached(include_str!("sql/claim_failed.sql"))?.query_row(values, key)
+            tx.prepare_cached(sql!(queue, "end_failed"))?.query_row(values, key)
         }
     };
     let Some(key) = ended.optional()? else { return Ok(false) };
@@ -252,11 +248,11 @@ pub(crate) fn promote(
 ) -> Db<()> {
     match key {
         Some(key) => {
-            let mut statement = tx.prepare_cached(include_str!("sql/promote.sql"))?;
+            let mut statement = tx.prepare_cached(sql!(queue, "promote"))?;
             statement.execute(params![subscription.0, key, now.0])?;
         }
         None => {
-            let mut statement = tx.prepare_cached(include_str!("sql/promote_unkeyed.sql"))?;
+            let mut statement = tx.prepare_cached(sql!(queue, "promote_unkeyed"))?;
             statement.execute(params![subscription.0, position, now.0])?;
         }
     }
@@ -270,16 +266,14 @@ pub(crate) fn arrange(
     position: Position,
     key: Option<&str>,
 ) -> Db<()> {
-    let sql = "update pillarbox_delivery indexed by pillarbox_delivery_key set ready_at = null \
-               where subscription = ?1 and key = ?2 and ready_at is not null";
-    tx.prepare_cached(sql)?.execute(params![subscription.0, key])?;
+    tx.prepare_cached(sql!(queue, "unready"))?.execute(params![subscription.0, key])?;
     promote(tx, subscription, position, key, Timestamp::now())
 }
 
 /// The same for all deliveries of a queue.
 pub(crate) fn arrange_all(tx: &Transaction<'_>, subscription: SubscriptionId) -> Db<()> {
-    let mut statement = tx.prepare_cached(include_str!("sql/queue_keys.sql"))?;
-    let rows = statement.query_map([subscription.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let mut statement = tx.prepare_cached(sql!(queue, "delivery_of_each_key"))?;
+    let rows = statement.query_map([subscription.0], |row| Ok((row.get("position")?, row.get("key")?)))?;
     let deliveries: Vec<(Position, Option<String>)> = rows.collect::<Result<_, _>>()?;
     deliveries.iter().try_for_each(|(position, key)| arrange(tx, subscription, *position, key.as_deref()))
 }
@@ -290,9 +284,10 @@ pub(crate) fn put_queued(tx: &Transaction<'_>, me: Option<InstanceId>, lane: Lan
         return Ok(false);
     }
     let now = Timestamp::now();
-    let sql = "select coalesce(max(arrival), 0) from pillarbox_delivery where subscription = ?1 and lane = ?2";
-    let last: i64 = tx.prepare_cached(sql)?.query_row(params![lane.subscription.0, lane.lane], |row| row.get(0))?;
-    let mut put = tx.prepare_cached(include_str!("sql/queue_put.sql"))?;
+    let last: i64 = tx
+        .prepare_cached(sql!(delivery, "last_arrival"))?
+        .query_row(params![lane.subscription.0, lane.lane], |row| row.get(0))?;
+    let mut put = tx.prepare_cached(sql!(queue, "put"))?;
     let mut claimable = false;
     for (arrival, Queued { delivery, claim, error }) in (last + 1..).zip(queue) {
         let values = params![

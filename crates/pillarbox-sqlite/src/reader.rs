@@ -10,7 +10,7 @@ use pillarbox::store::decode::{Names, Wanted};
 use pillarbox::store::{Page, PollRequest, Scan, ScanRequest};
 use pillarbox::{Event, Headers, Payload, Position, Timestamp};
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, Row, Transaction, params};
+use rusqlite::{Connection, Row, RowIndex, Transaction, params};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -85,9 +85,9 @@ impl Reader {
     fn read_page(&mut self, request: &PollRequest, rows_max: usize, bytes_max: usize) -> Db<Page> {
         let (decoder, seen) = (&mut self.decoder, &mut self.seen);
         read(&self.connection, |snapshot| {
-            let mut statement = snapshot.prepare_cached(include_str!("sql/snapshot.sql"))?;
-            let (horizon, log_start, incarnation) =
-                statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+            let mut statement = snapshot.prepare_cached(sql!(meta, "snapshot"))?;
+            let (horizon, log_start, incarnation) = statement
+                .query_row([], |row| Ok((row.get("horizon")?, row.get("log_start")?, row.get("incarnation")?)))?;
             if seen.0 == incarnation && horizon < seen.1 {
                 let what =
                     format!("positions up to {} were handed out, and now only those up to {horizon} are", seen.1);
@@ -115,7 +115,7 @@ impl Reader {
         positions.dedup();
         let decoder = &mut self.decoder;
         let (events, horizon) = read(&self.connection, |snapshot| {
-            let mut statement = snapshot.prepare_cached(include_str!("sql/fetch.sql"))?;
+            let mut statement = snapshot.prepare_cached(sql!(event, "fetch"))?;
             let mut events = Vec::with_capacity(positions.len());
             for position in &positions {
                 let mut rows = statement.query([position])?;
@@ -150,7 +150,7 @@ fn scan(
     room: &mut usize,
 ) -> Db<Scan> {
     let mut scan = Scan { after: asked.after, covered_to: asked.after, ..Scan::default() };
-    let mut statement = snapshot.prepare_cached(include_str!("sql/scan.sql"))?;
+    let mut statement = snapshot.prepare_cached(sql!(event, "scan"))?;
     let limit = i64::try_from(asked.limit).unwrap_or(i64::MAX);
     let mut rows = statement.query(params![asked.after, asked.to, limit])?;
     let mut looked_at = 0;
@@ -188,7 +188,7 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// The event of a row with the columns of `sql/scan.sql`.
+    /// The event of a row with the columns of `scan` in `sql/event.sql`.
     pub(crate) fn event(&mut self, row: &Row<'_>) -> Db<Event> {
         let names = self.names(row)?;
         self.rest(row, row.get(0)?, names)
@@ -272,8 +272,8 @@ pub(crate) fn id_of(text: &[u8]) -> Uuid {
 }
 
 /// The id in a column, also where its bytes are no text.
-pub(crate) fn id_at(row: &Row<'_>, index: usize) -> rusqlite::Result<Uuid> {
-    Ok(id_of(bytes(row.get_ref(index)?)))
+pub(crate) fn id_at(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<Uuid> {
+    Ok(id_of(bytes(row.get_ref(column)?)))
 }
 
 fn payload_of(value: ValueRef<'_>, no_text: &mut Option<&'static str>) -> Payload {

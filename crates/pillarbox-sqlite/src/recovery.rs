@@ -71,14 +71,14 @@ impl Held {
     }
 
     fn of(row: &Row<'_>) -> rusqlite::Result<Held> {
-        let (beat, beat_at): (Option<i64>, Option<i64>) = (row.get(12)?, row.get(13)?);
+        let (beat, beat_at): (Option<i64>, Option<i64>) = (row.get("beat")?, row.get("beat_at")?);
         Ok(Held {
-            subscription: SubscriptionId(row.get(7)?),
-            owner: InstanceId(row.get(8)?),
-            claim: ClaimId(row.get(9)?),
+            subscription: SubscriptionId(row.get("subscription")?),
+            owner: InstanceId(row.get("owner")?),
+            claim: ClaimId(row.get("claim")?),
             delivery: delivery_of(row)?,
-            policy: row.get(10)?,
-            timeout: Duration::from_millis(row.get::<_, i64>(11)?.max(0) as u64),
+            policy: row.get("retry")?,
+            timeout: Duration::from_millis(row.get::<_, i64>("processing_timeout_ms")?.max(0) as u64),
             beat: beat.zip(beat_at.map(Timestamp)),
         })
     }
@@ -90,10 +90,9 @@ pub(crate) fn recover(
     now: Timestamp,
     cause: impl Fn(&Held) -> Option<RecoveryCause>,
 ) -> Db<Counts> {
-    let mut statement = tx.prepare_cached(include_str!("sql/claims_held.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(queue, "held"))?;
     let claims = statement.query_map([], Held::of)?.collect::<Result<Vec<_>, _>>()?;
-    let sql = "update pillarbox_delivery set crashes = crashes + 1 where subscription = ?1 and position = ?2";
-    let mut crashed = tx.prepare_cached(sql)?;
+    let mut crashed = tx.prepare_cached(sql!(queue, "count_crash"))?;
     let mut counts = Counts::new();
     for (held, cause) in claims.iter().filter_map(|held| Some((held, cause(held)?))) {
         // A policy that cannot be read is that of functions: better too few attempts than none.
@@ -109,7 +108,7 @@ pub(crate) fn recover(
         crashed.execute(params![held.subscription.0, position])?;
         *counts.entry((held.subscription, cause)).or_default() += 1;
     }
-    let mut statement = tx.prepare_cached(include_str!("sql/recovery_count.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(queue, "count_recovered"))?;
     for ((subscription, cause), count) in &counts {
         statement.execute(params![subscription.0, cause.name(), *count as i64, now.0])?;
     }
@@ -118,9 +117,9 @@ pub(crate) fn recover(
 
 /// Gives the claims of an instance back that has ended in order: no attempt is counted. Whether there were any.
 pub(crate) fn give_back(tx: &Transaction<'_>, owner: InstanceId) -> Db<bool> {
-    let mut statement = tx.prepare_cached(include_str!("sql/claims_of.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(queue, "claims_of"))?;
     let rows = statement.query_map([owner.0], |row| {
-        Ok((SubscriptionId(row.get(0)?), row.get::<_, Position>(1)?, ClaimId(row.get(2)?)))
+        Ok((SubscriptionId(row.get("subscription")?), row.get::<_, Position>("position")?, ClaimId(row.get("claim")?)))
     })?;
     let claims = rows.collect::<Result<Vec<_>, _>>()?;
     for (subscription, position, claim) in &claims {

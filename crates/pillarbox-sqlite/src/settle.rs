@@ -47,9 +47,11 @@ fn new_rows<'a>(tx: &Transaction<'_>, write: &'a LaneWrite) -> Db<Vec<&'a Queued
     if write.queue.is_empty() {
         return Ok(Vec::new());
     }
-    let sql = "select floor, settled from pillarbox_cursor where subscription = ?1 and lane = ?2";
     let lane = params![write.lane.subscription.0, write.lane.lane];
-    let found = tx.prepare_cached(sql)?.query_row(lane, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    let found = tx
+        .prepare_cached(sql!(cursor, "settled_of"))?
+        .query_row(lane, |row| Ok((row.get("floor")?, row.get("settled")?)))
+        .optional()?;
     // A lane that is gone is refused.
     let Some((floor, settled)): Option<(Position, String)> = found else { return Ok(Vec::new()) };
     let settled: RangeSet = settled.parse()?;
@@ -63,11 +65,11 @@ fn new_rows<'a>(tx: &Transaction<'_>, write: &'a LaneWrite) -> Db<Vec<&'a Queued
 fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite, horizon: Position) -> Db<bool> {
     let LaneRef { subscription, lane } = write.lane;
     // The transaction holds the write lock already, so the epoch cannot move between this read and the writes.
-    let sql = "select floor, revision, settled from pillarbox_cursor \
-               where subscription = ?1 and lane = ?2 and epoch = ?3";
     let fence = params![subscription.0, lane, write.epoch];
-    let mut statement = tx.prepare_cached(sql)?;
-    let found = statement.query_row(fence, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).optional()?;
+    let mut statement = tx.prepare_cached(sql!(cursor, "at_epoch"))?;
+    let found = statement
+        .query_row(fence, |row| Ok((row.get("floor")?, row.get("revision")?, row.get("settled")?)))
+        .optional()?;
     let Some((floor, revision, settled)): Option<(Position, i64, String)> = found else { return Ok(false) };
     let changed_meanwhile = revision != write.revision;
     if changed_meanwhile && write.announces() {
@@ -81,7 +83,7 @@ fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite, horizon: Position) -> Db
         return Err(home::not_itself(&what));
     }
     let (anchor_position, anchor_id) = cursor.anchor.map(|(position, id)| (position, id.to_string())).unzip();
-    tx.prepare_cached(include_str!("sql/settle_cursor.sql"))?.execute(params![
+    tx.prepare_cached(sql!(cursor, "settle"))?.execute(params![
         subscription.0,
         lane,
         write.epoch,
@@ -119,7 +121,7 @@ fn settle_deliveries(tx: &Transaction<'_>, write: &LaneWrite, changed_meanwhile:
             change(tx, write.lane, delivery, error.as_ref())?;
         }
     }
-    let mut finish = tx.prepare_cached("delete from pillarbox_delivery where subscription = ?1 and position = ?2")?;
+    let mut finish = tx.prepare_cached(sql!(delivery, "remove"))?;
     for position in &write.finish {
         finish.execute(params![write.lane.subscription.0, position])?;
     }
@@ -131,7 +133,7 @@ fn settle_deliveries(tx: &Transaction<'_>, write: &LaneWrite, changed_meanwhile:
 fn advance(tx: &Transaction<'_>, write: &LaneWrite, floor: Position) -> Db<()> {
     let LaneRef { subscription, lane } = write.lane;
     let now = Timestamp::now().0;
-    let mut extend = tx.prepare_cached(include_str!("sql/progress_extend.sql"))?;
+    let mut extend = tx.prepare_cached(sql!(progress, "extend"))?;
     let values = params![subscription.0, lane, write.epoch, floor, write.cursor.floor, now, PROGRESS_SPAN_MS];
     if extend.execute(values)? == 0 {
         record_progress(tx, subscription, lane, write.epoch, (floor, write.cursor.floor))?;
@@ -141,7 +143,7 @@ fn advance(tx: &Transaction<'_>, write: &LaneWrite, floor: Position) -> Db<()> {
 
 /// Inserts a delivery, or replaces one if it may; whether it was written.
 fn put(tx: &Transaction<'_>, lane: LaneRef, delivery: &DeliveryRow, replace: bool) -> Db<bool> {
-    let written = tx.prepare_cached(include_str!("sql/delivery_put.sql"))?.execute(params![
+    let written = tx.prepare_cached(sql!(delivery, "put"))?.execute(params![
         lane.subscription.0,
         delivery.position,
         lane.lane,
@@ -159,7 +161,7 @@ fn put(tx: &Transaction<'_>, lane: LaneRef, delivery: &DeliveryRow, replace: boo
 
 /// Changes a delivery that is still there: an operator may have skipped it in the meantime.
 fn change(tx: &Transaction<'_>, lane: LaneRef, delivery: &DeliveryRow, error: Option<&AttemptError>) -> Db<()> {
-    let changed = tx.prepare_cached(include_str!("sql/delivery_change.sql"))?.execute(params![
+    let changed = tx.prepare_cached(sql!(delivery, "change"))?.execute(params![
         lane.subscription.0,
         delivery.position,
         delivery.arrival,
@@ -182,11 +184,10 @@ pub(crate) fn add_error(
     position: Position,
     error: &AttemptError,
 ) -> Db<()> {
-    let sql = "select errors from pillarbox_delivery where subscription = ?1 and position = ?2";
-    let kept: String = tx.prepare_cached(sql)?.query_row(params![subscription.0, position], |row| row.get(0))?;
+    let kept: String =
+        tx.prepare_cached(sql!(delivery, "errors"))?.query_row(params![subscription.0, position], |row| row.get(0))?;
     let errors = error_list(parse_errors(&kept).into_iter().chain([error.clone()]));
-    let sql = "update pillarbox_delivery set errors = ?3 where subscription = ?1 and position = ?2";
-    tx.prepare_cached(sql)?.execute(params![subscription.0, position, errors])?;
+    tx.prepare_cached(sql!(delivery, "set_errors"))?.execute(params![subscription.0, position, errors])?;
     Ok(())
 }
 
@@ -212,8 +213,7 @@ fn close_dead(tx: &Transaction<'_>, dead: &RangeSet) -> Db<()> {
     }
     let mut dead = dead.clone();
     dead.remove_range(0, meta_number(tx, "pruned_to")?);
-    let sql = "insert into pillarbox_dead_range (low, high, closed_at) values (?1, ?2, ?3) \
-               on conflict (low) do update set high = max(high, excluded.high)";
+    let sql = sql!(dead_range, "put");
     for range in dead.iter() {
         tx.prepare_cached(sql)?.execute(params![range.start(), range.end(), Timestamp::now().0])?;
     }

@@ -143,7 +143,7 @@ fn inspect(path: &Path) -> Db<()> {
             format!("{} is read-only; give this process write access to it and its folder", path.display()),
         ));
     }
-    let mode: String = connection.query_row("pragma journal_mode", [], |row| row.get(0))?;
+    let mode: String = connection.query_row(sql!(connection, "journal_mode"), [], |row| row.get(0))?;
     if !mode.eq_ignore_ascii_case("wal") {
         return Err(DbError::own(
             ErrorKind::Invalid,

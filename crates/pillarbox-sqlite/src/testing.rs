@@ -20,7 +20,7 @@ fn uncommitted(transaction: &Connection) -> Db<Vec<Event>> {
         Some(path) if !path.is_empty() => horizon(&open(path.as_ref(), Purpose::Read)?)?,
         _ => 0,
     };
-    let mut statement = transaction.prepare_cached(include_str!("sql/scan.sql")).map_err(DbError::from)?;
+    let mut statement = transaction.prepare_cached(sql!(event, "scan")).map_err(DbError::from)?;
     let mut rows = statement.query([committed, i64::MAX, i64::MAX])?;
     let mut decoder = Decoder::default();
     let mut events = Vec::new();

@@ -150,7 +150,7 @@ pub(crate) fn renew(connection: &Connection, folder: &LockFolder) -> Db<Witness>
 
 /// The log need not have a witness until the next one is written. Part of what changes the log's identity.
 pub(crate) fn excuse(connection: &Connection) -> Db<()> {
-    connection.execute("delete from pillarbox_meta where name = ?1", [FLAG])?;
+    connection.execute(sql!(meta, "remove"), [FLAG])?;
     Ok(())
 }
 

@@ -30,6 +30,7 @@ mod simulation;
 pub mod sink_chaos;
 /// The conformance suite of the [`Sink`](pillarbox::sink::Sink) seam.
 pub mod sink_suite;
+mod statements;
 /// The conformance suite of the [`Store`](pillarbox::store::Store) seam.
 pub mod store_suite;
 
@@ -45,3 +46,4 @@ pub use memory_receiver::{BrokenSink, MemoryReceiver};
 pub use memory_store::MemoryStore;
 pub use patience::eventually;
 pub use simulation::{BrokenShell, BrokenWords, Plan, Run, simulate, simulate_poison};
+pub use statements::check_statements;

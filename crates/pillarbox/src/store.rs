@@ -23,6 +23,8 @@ pub use crate::token::ResumeToken;
 pub use crate::transact::{Abort, ClaimPlace, ClaimedDelivery, Transact, TransactionHandler};
 
 pub mod decode;
+#[doc(hidden)]
+pub mod sql;
 
 /// Number of a lane's ownership, raised by every change of the lane's owner, of the subscription's filter and by an
 /// operator's rewind. It fences every write.

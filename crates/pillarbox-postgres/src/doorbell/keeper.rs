@@ -267,7 +267,7 @@ impl Keeper {
 
     async fn limit_idleness(&self, limit: &str) -> Db<()> {
         let control = self.control.lock().await;
-        let statement = control.statement("select set_config('idle_session_timeout', $1, false)").await?;
+        let statement = control.statement(sql!(session, "limit_idleness")).await?;
         control.query_one(&statement, &[&limit]).await?;
         Ok(())
     }
@@ -275,13 +275,13 @@ impl Keeper {
     /// Whether this session has the lock now.
     async fn lock(&self, number: i32) -> Db<bool> {
         let control = self.control.lock().await;
-        let statement = control.statement(include_str!("../sql/bell_try.sql")).await?;
+        let statement = control.statement(sql!(doorbell, "try")).await?;
         Ok(control.query_one(&statement, &[&self.config.lock_class(), &number]).await?.try_get(0)?)
     }
 
     async fn unlock(&self, number: i32) -> Db<()> {
         let control = self.control.lock().await;
-        let statement = control.statement(include_str!("../sql/bell_release.sql")).await?;
+        let statement = control.statement(sql!(doorbell, "release")).await?;
         control.query(&statement, &[&self.config.lock_class(), &number]).await?;
         Ok(())
     }
@@ -335,7 +335,7 @@ impl Keeper {
 
     async fn writers(&self) -> Db<HashSet<String>> {
         let control = self.control.lock().await;
-        let statement = control.statement(include_str!("../sql/writers.sql")).await?;
+        let statement = control.statement(sql!(event, "writers")).await?;
         control.query(&statement, &[]).await?.iter().map(|row| Ok(row.try_get(0)?)).collect()
     }
 
@@ -351,12 +351,12 @@ impl Keeper {
         }
         let (horizon, writers) = {
             let control = self.control.lock().await;
-            let horizon = control.statement(include_str!("../sql/horizon.sql")).await?;
-            let writers = control.statement(include_str!("../sql/writers.sql")).await?;
+            let horizon = control.statement(sql!(event, "horizon")).await?;
+            let writers = control.statement(sql!(event, "writers")).await?;
             try_join(control.query_one(&horizon, &[]), control.query(&writers, &[])).await?
         };
-        let writers: HashSet<String> = writers.iter().map(|row| row.get(0)).collect();
-        let (count, found) = (writers.len(), (horizon.try_get(0)?, writers));
+        let writers: HashSet<String> = writers.iter().map(|row| row.get("virtualtransaction")).collect();
+        let (count, found) = (writers.len(), (horizon.try_get("horizon")?, writers));
         let before = std::mem::replace(&mut self.probed_at, now);
         if self.probed.as_ref() != Some(&found) {
             self.probed = Some(found);
@@ -373,7 +373,7 @@ impl Keeper {
         self.contention_at = now + CONTENTION_INTERVAL;
         let awaited: bool = {
             let control = self.control.lock().await;
-            let statement = control.statement(include_str!("../sql/notify_awaited.sql")).await?;
+            let statement = control.statement(sql!(doorbell, "contended")).await?;
             control.query_one(&statement, &[]).await?.try_get(0)?
         };
         if awaited {

@@ -18,7 +18,7 @@ const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 const SESSIONS_END_MAX: Duration = Duration::from_millis(100);
 const SESSIONS_LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
-const WAIT_FOR_LOCK: &str = "select wait_for_lock($1, $2, true)";
+const WAIT_FOR_LOCK: &str = sql!(instance, "wait_for_lock");
 
 /// How many cancels may come too late for what they were meant for.
 const LATE_CANCELS_MAX: u32 = 2;
@@ -46,7 +46,7 @@ impl Waiter {
     async fn serve(&mut self) -> Db<()> {
         let session = Session::connect(&self.config, &session_name(&self.config, self.id, Role::Waiter), None).await?;
         // Prepared before anything is cancelled: a cancel that comes late must not hit this.
-        for sql in [WAIT_FOR_LOCK, include_str!("../sql/instance_backends.sql")] {
+        for sql in [WAIT_FOR_LOCK, sql!(instance, "backends")] {
             session.statement(sql).await?;
         }
         let mut told = None;
@@ -94,7 +94,7 @@ impl Waiter {
 
     async fn sessions_end(&self, session: &Session, id: InstanceId) -> Db<()> {
         let names: Vec<String> = Role::AT_WORK.iter().map(|role| session_name(&self.config, id, *role)).collect();
-        let statement = session.statement(include_str!("../sql/instance_backends.sql")).await?;
+        let statement = session.statement(sql!(instance, "backends")).await?;
         let deadline = Instant::now() + SESSIONS_END_MAX;
         let values: [&(dyn ToSql + Sync); 1] = [&names];
         while !uncancelled(|| session.query(&statement, &values)).await?.is_empty() && Instant::now() < deadline {

@@ -15,11 +15,11 @@ pub(super) async fn books(tx: &Transaction<'_>) -> Db<Books> {
     let snapshot = load_snapshot(tx).await?;
     let mut ledgers = ledgers(tx, None).await?;
     let (skipped, deliveries, dead) = tokio::try_join!(
-        tx.query_typed("select subscription, 0, position, position_to from skip", &[]),
-        tx.query_typed("select subscription, lane, position, position from delivery order by position", &[]),
-        tx.query_typed("select 0::bigint, 0, low, high from dead_range order by low", &[]),
+        tx.query_typed(sql!(skip, "ranges"), &[]),
+        tx.query_typed(sql!(delivery, "ranges"), &[]),
+        tx.query_typed(sql!(dead_range, "ranges"), &[]),
     )?;
-    let former_filters = tx.query_typed("select name, former_filters from subscription", &[]).await?;
+    let former_filters = tx.query_typed(sql!(subscription, "former_filters_by_name"), &[]).await?;
     let (skipped, mut deliveries) = (by_lane(&skipped)?, by_lane(&deliveries)?);
     let mut lanes = Vec::new();
     for row in &snapshot.subscriptions {
@@ -38,7 +38,7 @@ pub(super) async fn books(tx: &Transaction<'_>) -> Db<Books> {
         lanes,
         former_filters: former_filters
             .iter()
-            .map(|row| Ok((row.try_get(0)?, FormerFilters::parse(row.try_get(1)?))))
+            .map(|row| Ok((row.try_get("name")?, FormerFilters::parse(row.try_get("former_filters")?))))
             .collect::<Db<_>>()?,
     })
 }
@@ -51,16 +51,12 @@ pub(super) async fn ledgers(
     tx: &Transaction<'_>,
     id: Option<SubscriptionId>,
 ) -> Db<HashMap<(SubscriptionId, u32), LaneLedger>> {
-    let sql = |epochs| {
-        format!(
-            "select subscription, lane, floor_from + 1, floor_to from progress \
-             where ($1 is null or subscription = $1) and epoch {epochs} order by floor_from"
-        )
-    };
-    let (covered, before_start) = (sql("> 0"), sql("= 0"));
     let id = id.map(|id| id.0);
     let of = [(&id as _, Type::INT8)];
-    let (covered, before_start) = tokio::try_join!(tx.query_typed(&covered, &of), tx.query_typed(&before_start, &of))?;
+    let (covered, before_start) = tokio::try_join!(
+        tx.query_typed(sql!(progress, "ranges"), &of),
+        tx.query_typed(sql!(progress, "ranges_before_start"), &of),
+    )?;
     let mut ledgers = HashMap::<_, LaneLedger>::new();
     for (place, ranges) in by_lane(&covered)? {
         ledgers.entry(place).or_default().covered = ranges;
@@ -80,10 +76,8 @@ pub(super) async fn account(
     positions: &RangeSet,
 ) -> Db<()> {
     let (Some(first), Some(last)) = (positions.first(), positions.last()) else { return Ok(()) };
-    let sql = "delete from progress where subscription = $1 and lane = $2 and epoch = 0 and floor_from < $4 and floor_to >= $3 \
-               returning floor_from, floor_to";
-    for row in tx.query(sql, &[&id.0, &(lane as i32), &first, &last]).await? {
-        let (from, to): (Position, Position) = (row.try_get(0)?, row.try_get(1)?);
+    for row in tx.query(sql!(progress, "take_before_start"), &[&id.0, &(lane as i32), &first, &last]).await? {
+        let (from, to): (Position, Position) = (row.try_get("floor_from")?, row.try_get("floor_to")?);
         let replayed = positions.within(from + 1, to);
         for (epoch, ranges) in [(0, replayed.missing(from + 1, to)), (epoch, replayed)] {
             record_progress(tx, id, lane, epoch, &ranges).await?;
@@ -92,12 +86,12 @@ pub(super) async fn account(
     Ok(())
 }
 
-/// Of rows with a subscription, a lane, a lowest and a highest position.
+/// By the columns `subscription`, `lane`, `low` and `high`.
 fn by_lane(rows: &[Row]) -> Db<ByLane> {
     let mut ranges = ByLane::new();
     for row in rows {
-        let place = (SubscriptionId(row.try_get(0)?), row.try_get::<_, i32>(1)? as u32);
-        ranges.entry(place).or_default().insert_range(row.try_get::<_, Position>(2)?, row.try_get(3)?);
+        let place = (SubscriptionId(row.try_get("subscription")?), row.try_get::<_, i32>("lane")? as u32);
+        ranges.entry(place).or_default().insert_range(row.try_get::<_, Position>("low")?, row.try_get("high")?);
     }
     Ok(ranges)
 }

@@ -61,12 +61,10 @@ async fn try_change(session: &mut Session, change: &Change, dry_run: bool) -> Db
 /// Keeps retention, then joining relays, then the owners of the lanes from changing what a command looks at: in this order,
 /// which is everybody's.
 async fn lock(tx: &Transaction<'_>, name: Option<&str>) -> Db<()> {
-    tx.query_typed("select from meta for share", &[]).await?;
+    tx.query_typed(sql!(meta, "share"), &[]).await?;
     let Some(name) = name else { return Ok(()) };
-    tx.query_typed("select from subscription where name = $1 for update", &[(&name, Type::TEXT)]).await?;
-    let sql = "select from cursor where subscription in (select id from subscription where name = $1) \
-               order by lane for update";
-    tx.query_typed(sql, &[(&name, Type::TEXT)]).await?;
+    tx.query_typed(sql!(subscription, "lock"), &[(&name, Type::TEXT)]).await?;
+    tx.query_typed(sql!(cursor, "lock_of_name"), &[(&name, Type::TEXT)]).await?;
     Ok(())
 }
 
@@ -99,7 +97,7 @@ async fn look_up(
             };
             let former_filters = former_filters(tx, row.id).await?;
             // Last: what is kept aside for a queue may end at any moment.
-            let kept = tx.query(include_str!("../sql/rewind_kept.sql"), &[&row.id.0, &place.kept, key]).await?;
+            let kept = tx.query(sql!(delivery, "rewind_kept"), &[&row.id.0, &place.kept, key]).await?;
             let kept = kept.iter().map(target).collect::<Db<_>>()?;
             Facts::Rewind { place, kept, events, former_filters }
         }
@@ -107,8 +105,10 @@ async fn look_up(
             let mut ledgers = books::ledgers(tx, Some(row.id)).await?;
             let ledger = |lane: u32| ledgers.remove(&(row.id, lane)).unwrap_or_default();
             let lanes = row.lanes.iter().map(|lane| lane.lane).map(ledger).collect();
-            let sql = "select exists (select from delivery where owner is not null and subscription = $1)";
-            Facts::Ledger { lanes, is_claimed: tx.query_one(sql, &[&row.id.0]).await?.try_get(0)? }
+            Facts::Ledger {
+                lanes,
+                is_claimed: tx.query_one(sql!(queue, "is_claimed"), &[&row.id.0]).await?.try_get(0)?,
+            }
         }
     })
 }
@@ -122,22 +122,22 @@ async fn targets(
     limit: usize,
 ) -> Db<Vec<Target>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let rows = tx.query(include_str!("../sql/targets.sql"), &[&subscription.0, &positions, &key, &limit]).await?;
+    let rows = tx.query(sql!(delivery, "targets"), &[&subscription.0, &positions, &key, &limit]).await?;
     rows.iter().map(target).collect()
 }
 
 fn target(row: &Row) -> Db<Target> {
     Ok(Target {
-        position: row.try_get(0)?,
-        lane: row.try_get::<_, i32>(1)? as u32,
-        id: row.try_get::<_, Option<Uuid>>(2)?.unwrap_or_default(),
-        key: row.try_get::<_, Option<Text<'_>>>(3)?.map(|key| key.0.into_owned()),
+        position: row.try_get("position")?,
+        lane: row.try_get::<_, i32>("lane")? as u32,
+        id: row.try_get::<_, Option<Uuid>>("id")?.unwrap_or_default(),
+        key: row.try_get::<_, Option<Text<'_>>>("key")?.map(|key| key.0.into_owned()),
     })
 }
 
 /// The id and the positions of an event by its version; no positions where the stream does not have it.
 async fn version_at(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<(Uuid, Vec<Position>)> {
-    let row = tx.query_opt(include_str!("../sql/version_id.sql"), &[&stream, &version]).await?;
+    let row = tx.query_opt(sql!(event, "version_id"), &[&stream, &version]).await?;
     let Some(row) = row else { return Ok((Uuid::nil(), Vec::new())) };
     let id = row.try_get(0)?;
     Ok((id, positions_of(tx, id).await?))
@@ -146,10 +146,7 @@ async fn version_at(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<(Uui
 async fn place(tx: &Transaction<'_>, snapshot: &Snapshot, to: Start) -> Db<Place> {
     let (floor, settled) = start_floor(tx, to).await?;
     let oldest_kept = match to {
-        Start::Time(time) => {
-            let sql = "select min(position) from event_kept where created_at >= $1";
-            tx.query_one(sql, &[&Time(time)]).await?.try_get(0)?
-        }
+        Start::Time(time) => tx.query_one(sql!(event, "kept_first_since"), &[&Time(time)]).await?.try_get(0)?,
         Start::Beginning | Start::Position(_) | Start::Now => None,
     };
     Ok(Place::new(to, floor, settled, oldest_kept, snapshot))
@@ -159,19 +156,18 @@ async fn place(tx: &Transaction<'_>, snapshot: &Snapshot, to: Start) -> Db<Place
 async fn key_events(tx: &Transaction<'_>, id: SubscriptionId, key: &str, above: Position) -> Db<Vec<KeyEvent>> {
     let event = |row: &Row| {
         Ok(KeyEvent {
-            position: row.try_get(0)?,
-            id: row.try_get(1)?,
-            topic: row.try_get::<_, Text<'_>>(2)?.0.into_owned(),
-            r#type: row.try_get::<_, Text<'_>>(3)?.0.into_owned(),
-            has_delivery: row.try_get(4)?,
+            position: row.try_get("position")?,
+            id: row.try_get("id")?,
+            topic: row.try_get::<_, Text<'_>>("topic")?.0.into_owned(),
+            r#type: row.try_get::<_, Text<'_>>("type")?.0.into_owned(),
+            has_delivery: row.try_get("has_delivery")?,
         })
     };
-    tx.query(include_str!("../sql/key_events.sql"), &[&above, &key, &id.0]).await?.iter().map(event).collect()
+    tx.query(sql!(event, "key_events"), &[&above, &key, &id.0]).await?.iter().map(event).collect()
 }
 
 async fn former_filters(tx: &Transaction<'_>, id: SubscriptionId) -> Db<FormerFilters> {
-    let sql = "select former_filters from subscription where id = $1 for update";
-    Ok(FormerFilters::parse(tx.query_one(sql, &[&id.0]).await?.try_get(0)?))
+    Ok(FormerFilters::parse(tx.query_one(sql!(subscription, "lock_former_filters"), &[&id.0]).await?.try_get(0)?))
 }
 
 /// Applies one edit; how many claims or deliveries it concerned, if it counts them.
@@ -188,22 +184,21 @@ async fn apply(tx: &Transaction<'_>, subject: Option<&SubscriptionRow>, edit: &E
         Edit::Reload(lanes) => touch_lanes(tx, row.id, lanes.iter().copied()).await?,
         Edit::SetCursor { lane, epoch, floor, settled } => {
             let values: [&(dyn ToSql + Sync); 5] = [&id, &(*lane as i32), floor, &multirange(settled), epoch];
-            expect_epoch(tx.execute(include_str!("../sql/rewind_lane.sql"), &values).await?)?;
+            expect_epoch(tx.execute(sql!(cursor, "rewind"), &values).await?)?;
         }
         Edit::Fence { lane, epoch } => {
-            let sql = "update cursor set epoch = epoch + 1 where subscription = $1 and lane = $2 and epoch = $3";
-            expect_epoch(tx.execute(sql, &[&id, &(*lane as i32), epoch]).await?)?;
+            expect_epoch(tx.execute(sql!(cursor, "fence"), &[&id, &(*lane as i32), epoch]).await?)?;
         }
         Edit::ReadAgain { floor, settled } => read_again(tx, row.id, *floor, settled, keys).await?,
         Edit::Replay { lane, key, positions } => replay(tx, row, *lane, key, positions, keys).await?,
         // Whatever else was given up with them stays so.
         Edit::Restore(positions) => {
-            tx.execute(include_str!("../sql/take_up.sql"), &[&id, &multirange(positions)]).await?;
+            tx.execute(sql!(skip, "take_up"), &[&id, &multirange(positions)]).await?;
         }
         Edit::Account { lane, epoch, positions } => books::account(tx, row.id, *lane, *epoch, positions).await?,
         Edit::SetFormerFilters(formers) => put_former_filters(tx, row.id, formers).await?,
         Edit::SetPause(pause) => set_pause(tx, row.id, pause.as_ref()).await?,
-        Edit::Rename(to) => _ = tx.execute("update subscription set name = $2 where id = $1", &[&id, to]).await?,
+        Edit::Rename(to) => _ = tx.execute(sql!(subscription, "rename"), &[&id, to]).await?,
         Edit::Delete => return delete_subscription(tx, row.id).await,
         Edit::Relane { lanes, floor, epoch, revision, ledger } => {
             replace_lanes(tx, row.id, *lanes, (*floor, *epoch, *revision), ledger).await?;
@@ -236,11 +231,11 @@ async fn recover(
 async fn make_due(tx: &Transaction<'_>, row: &SubscriptionRow, targets: &[Target], keys: &mut Keys) -> Db<()> {
     let positions: Vec<Position> = targets.iter().map(|target| target.position).collect();
     if row.mode == Mode::Queue {
-        tx.execute(include_str!("../sql/lock_keys.sql"), &[&row.id.0, &positions]).await?;
+        tx.execute(sql!(queue, "lock_keys"), &[&row.id.0, &positions]).await?;
         // Also of what ended meanwhile: who ended it found the rest of its key locked by this.
         targets.iter().for_each(|target| keys.note(row.id.0, target.key.clone()));
     }
-    for due in tx.query(include_str!("../sql/requeue.sql"), &[&row.id.0, &positions]).await? {
+    for due in tx.query(sql!(delivery, "requeue"), &[&row.id.0, &positions]).await? {
         keys.note(row.id.0, due.try_get(0)?);
     }
     Ok(())
@@ -255,9 +250,7 @@ async fn give_up_targets(
 ) -> Db<()> {
     for target in targets {
         give_up(tx, id, (target.position, target.position), reason).await?;
-        let sql = "delete from delivery where subscription = $1 and position = $2 \
-                   returning case when queued then key end";
-        for gone in tx.query(sql, &[&id.0, &target.position]).await? {
+        for gone in tx.query(sql!(delivery, "remove"), &[&id.0, &target.position]).await? {
             keys.note(id.0, gone.try_get(0)?);
         }
     }
@@ -271,7 +264,7 @@ pub(super) async fn give_up(
     range: (Position, Position),
     reason: &str,
 ) -> Db<()> {
-    tx.execute(include_str!("../sql/give_up.sql"), &[&id.0, &range.0, &range.1, &reason]).await?;
+    tx.execute(sql!(skip, "give_up"), &[&id.0, &range.0, &range.1, &reason]).await?;
     Ok(())
 }
 
@@ -283,18 +276,15 @@ pub(super) async fn touch_lanes(
 ) -> Db<()> {
     let lanes: Vec<i32> = lanes.into_iter().collect::<BTreeSet<_>>().into_iter().map(|lane| lane as i32).collect();
     // In the order in which settlements lock them, or two could wait for each other.
-    let sql = "select from cursor where subscription = $1 and lane = any($2) order by lane for update";
-    tx.execute(sql, &[&id.0, &lanes]).await?;
-    let sql = "update cursor set revision = revision + 1 where subscription = $1 and lane = any($2)";
-    tx.execute(sql, &[&id.0, &lanes]).await?;
+    tx.execute(sql!(cursor, "lock_lanes"), &[&id.0, &lanes]).await?;
+    tx.execute(sql!(cursor, "touch"), &[&id.0, &lanes]).await?;
     Ok(())
 }
 
 async fn set_pause(tx: &Transaction<'_>, id: SubscriptionId, pause: Option<&Pause>) -> Db<()> {
     let by = pause.map(|pause| pause.by.name());
     let reason = pause.and_then(|pause| pause.reason.as_deref());
-    let sql = "update subscription set paused = $2, paused_by = $3, paused_reason = $4 where id = $1";
-    tx.execute(sql, &[&id.0, &pause.is_some(), &by, &reason]).await?;
+    tx.execute(sql!(subscription, "set_pause"), &[&id.0, &pause.is_some(), &by, &reason]).await?;
     Ok(())
 }
 
@@ -306,15 +296,12 @@ async fn read_again(
     settled: &RangeSet,
     keys: &mut Keys,
 ) -> Db<()> {
-    let sql = include_str!("../sql/rewind_deliveries.sql");
-    for gone in tx.query(sql, &[&id.0, &floor, &multirange(settled)]).await? {
+    for gone in tx.query(sql!(delivery, "rewind"), &[&id.0, &floor, &multirange(settled)]).await? {
         keys.note(id.0, gone.try_get(0)?);
     }
     // What was covered before says nothing about the replay.
-    let sql = "delete from progress where subscription = $1 and floor_from >= $2";
-    tx.execute(sql, &[&id.0, &floor]).await?;
-    let sql = "update progress set floor_to = $2 where subscription = $1 and floor_to > $2";
-    tx.execute(sql, &[&id.0, &floor]).await?;
+    tx.execute(sql!(progress, "remove_above"), &[&id.0, &floor]).await?;
+    tx.execute(sql!(progress, "cut"), &[&id.0, &floor]).await?;
     Ok(())
 }
 
@@ -327,10 +314,9 @@ async fn replay(
     keys: &mut Keys,
 ) -> Db<()> {
     let (lane, is_queue) = (lane as i32, row.mode == Mode::Queue);
-    let sql = "select coalesce(max(arrival), 0) from delivery where subscription = $1 and lane = $2 and not queued";
-    let last: i64 = tx.query_one(sql, &[&row.id.0, &lane]).await?.try_get(0)?;
+    let last: i64 = tx.query_one(sql!(delivery, "last_arrival"), &[&row.id.0, &lane]).await?.try_get(0)?;
     let values: [&(dyn ToSql + Sync); 6] = [&row.id.0, &positions, &lane, &last, &key, &is_queue];
-    tx.execute(include_str!("../sql/rewind_key.sql"), &values).await?;
+    tx.execute(sql!(delivery, "rewind_key"), &values).await?;
     keys.note(row.id.0, is_queue.then(|| key.to_owned()));
     Ok(())
 }
@@ -341,8 +327,7 @@ pub(super) async fn judge_again(
     id: SubscriptionId,
     change: impl FnOnce(&mut FormerFilters),
 ) -> Db<()> {
-    let sql = "select former_filters from subscription where id = $1 for update";
-    let Some(row) = tx.query_opt(sql, &[&id.0]).await? else { return Ok(()) };
+    let Some(row) = tx.query_opt(sql!(subscription, "lock_former_filters"), &[&id.0]).await? else { return Ok(()) };
     let before = FormerFilters::parse(row.try_get(0)?);
     let mut formers = before.clone();
     change(&mut formers);
@@ -354,12 +339,12 @@ pub(super) async fn judge_again(
 
 /// Removes a subscription with all that belongs to it; how many deliveries went.
 pub(super) async fn delete_subscription(tx: &Transaction<'_>, id: SubscriptionId) -> Db<u64> {
-    let deliveries = tx.execute("delete from delivery where subscription = $1", &[&id.0]).await?;
-    tx.execute("delete from cursor where subscription = $1", &[&id.0]).await?;
-    tx.execute("delete from progress where subscription = $1", &[&id.0]).await?;
-    tx.execute("delete from skip where subscription = $1", &[&id.0]).await?;
-    tx.execute("delete from recovery where subscription = $1", &[&id.0]).await?;
-    tx.execute("delete from subscription where id = $1", &[&id.0]).await?;
+    let deliveries = tx.execute(sql!(subscription, "remove_deliveries"), &[&id.0]).await?;
+    tx.execute(sql!(subscription, "remove_cursors"), &[&id.0]).await?;
+    tx.execute(sql!(subscription, "remove_progress"), &[&id.0]).await?;
+    tx.execute(sql!(subscription, "remove_skips"), &[&id.0]).await?;
+    tx.execute(sql!(subscription, "remove_recovered"), &[&id.0]).await?;
+    tx.execute(sql!(subscription, "remove"), &[&id.0]).await?;
     Ok(deliveries)
 }
 
@@ -370,32 +355,26 @@ async fn replace_lanes(
     (floor, epoch, revision): (Position, Epoch, i64),
     ledger: &LaneLedger,
 ) -> Db<()> {
-    tx.execute("delete from cursor where subscription = $1", &[&id.0]).await?;
-    tx.execute("delete from progress where subscription = $1", &[&id.0]).await?;
-    let sql = "insert into cursor (subscription, lane, floor, epoch, revision) \
-               select $1, lane, $3, $4, $5 from generate_series(0, $2::integer - 1) as lane";
-    tx.execute(sql, &[&id.0, &(lanes as i32), &floor, &epoch, &revision]).await?;
+    tx.execute(sql!(subscription, "remove_cursors"), &[&id.0]).await?;
+    tx.execute(sql!(subscription, "remove_progress"), &[&id.0]).await?;
+    tx.execute(sql!(cursor, "replace"), &[&id.0, &(lanes as i32), &floor, &epoch, &revision]).await?;
     for lane in 0..lanes {
         for (epoch, ranges) in [(0, &ledger.before_start), (epoch, &ledger.covered)] {
             record_progress(tx, id, lane, epoch, ranges).await?;
         }
     }
-    tx.execute("update subscription set lanes = $2 where id = $1", &[&id.0, &(lanes as i32)]).await?;
+    tx.execute(sql!(subscription, "set_lanes"), &[&id.0, &(lanes as i32)]).await?;
     Ok(())
 }
 
 /// Gives each delivery its new lane, keeping the order of arrival within each key. In a queue that is the same for all lanes.
 async fn relane_deliveries(tx: &Transaction<'_>, id: SubscriptionId, lanes: u32) -> Db<u64> {
-    let sql = "select position, key from delivery where subscription = $1 order by arrival, lane, position";
-    let rows = tx.query(sql, &[&id.0]).await?;
+    let rows = tx.query(sql!(delivery, "in_order_of_arrival"), &[&id.0]).await?;
     let (mut positions, mut new_lanes) = (Vec::<Position>::new(), Vec::<i32>::new());
     for row in &rows {
-        let (position, key): (Position, Option<&str>) = (row.try_get(0)?, row.try_get(1)?);
+        let (position, key): (Position, Option<&str>) = (row.try_get("position")?, row.try_get("key")?);
         positions.push(position);
         new_lanes.push(lane_of(key.map(KeyHash::of), position, lanes) as i32);
     }
-    let sql = "update delivery as d set lane = n.lane, arrival = case when d.queued then d.arrival else n.arrival end \
-               from unnest($2::bigint[], $3::integer[]) with ordinality as n (position, lane, arrival) \
-               where d.subscription = $1 and d.position = n.position";
-    Ok(tx.execute(sql, &[&id.0, &positions, &new_lanes]).await?)
+    Ok(tx.execute(sql!(delivery, "relane"), &[&id.0, &positions, &new_lanes]).await?)
 }

@@ -49,8 +49,8 @@ async fn examine(session: &mut Session) -> Db<Vec<Check>> {
     ];
     checks.extend([leaves(&tx).await?, snapshot.check_subscriptions(), snapshot.check_instances()]);
     checks.extend([floor(&tx).await?, vacuum_horizon(&tx).await?, own_sessions(&tx).await?]);
-    let server = tx.query_typed_one(include_str!("../sql/server.sql"), &[]).await?;
-    let publishing = tx.query_typed_one(include_str!("../sql/publishing.sql"), &[]).await?;
+    let server = tx.query_typed_one(sql!(diagnosis, "server"), &[]).await?;
+    let publishing = tx.query_typed_one(sql!(meta, "publishing"), &[]).await?;
     checks.extend([grants(&tx, &server).await?, heirs(&tx).await?, limits(&publishing)?]);
     checks.push(doorbell(&publishing, &server)?);
     checks.extend([durability(&server)?, autovacuum(&server)?, connections(&server)?]);
@@ -68,7 +68,7 @@ async fn schema(session: &Session) -> Db<Check> {
 
 /// The log of a database whose text nobody checks goes on, but an event that is no text is dead.
 async fn encoding(tx: &Transaction<'_>) -> Db<Check> {
-    let name: String = tx.query_typed_one("select current_setting('server_encoding')", &[]).await?.try_get(0)?;
+    let name: String = tx.query_typed_one(sql!(schema, "encoding"), &[]).await?.try_get(0)?;
     Ok(match name == UNCHECKED_ENCODING {
         false => Check::ok("encoding", name),
         true => Check::bad(
@@ -91,21 +91,21 @@ async fn anchors(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<Check> {
     let anchors = snapshot.lanes().filter_map(|lane| lane.cursor.anchor);
     let (positions, ids): (Vec<i64>, Vec<Uuid>) =
         anchors.filter(|(position, _)| *position > snapshot.pruned_to).unzip();
-    let sql = include_str!("../sql/broken_anchor.sql");
-    let broken = tx.query_typed_opt(sql, &[(&positions, Type::INT8_ARRAY), (&ids, Type::UUID_ARRAY)]).await?;
+    let broken = tx
+        .query_typed_opt(sql!(diagnosis, "broken_anchor"), &[(&positions, Type::INT8_ARRAY), (&ids, Type::UUID_ARRAY)])
+        .await?;
     let Some(row) = broken else { return Ok(Check::anchors(Ok(()))) };
-    let (position, id): (i64, Uuid) = (row.try_get(0)?, row.try_get(1)?);
+    let (position, id): (i64, Uuid) = (row.try_get("position")?, row.try_get("id")?);
     let what = format!("event {id} was settled at position {position}, where it is not any more");
     Ok(Check::anchors(Err(home::not_itself(&what).into())))
 }
 
 async fn dead_ranges(tx: &Transaction<'_>) -> Db<Check> {
-    let sql = "select count(*) from dead_range as d join event as e on e.position between d.low and d.high";
-    Ok(Check::dead_ranges(tx.query_typed_one(sql, &[]).await?.try_get(0)?))
+    Ok(Check::dead_ranges(tx.query_typed_one(sql!(diagnosis, "events_in_dead_ranges"), &[]).await?.try_get(0)?))
 }
 
 async fn deliveries(tx: &Transaction<'_>) -> Db<Check> {
-    let row = tx.query_typed_one(include_str!("../sql/deliveries_without_event.sql"), &[]).await?;
+    let row = tx.query_typed_one(sql!(diagnosis, "deliveries_without_event"), &[]).await?;
     Ok(Check::deliveries(row.try_get(0)?))
 }
 
@@ -148,7 +148,7 @@ async fn vacuum_horizon(tx: &Transaction<'_>) -> Db<Check> {
 
 async fn own_sessions(tx: &Transaction<'_>) -> Db<Check> {
     let seconds = [(&OWN_SNAPSHOT_SECONDS_MAX as _, Type::FLOAT8)];
-    let rows = tx.query_typed(include_str!("../sql/old_snapshots.sql"), &seconds).await?;
+    let rows = tx.query_typed(sql!(diagnosis, "old_snapshots"), &seconds).await?;
     let pids: Vec<String> = rows.iter().map(|row| row.get::<_, i32>(0).to_string()).collect();
     Ok(match pids.first() {
         None => Check::ok(
@@ -170,8 +170,9 @@ async fn own_sessions(tx: &Transaction<'_>) -> Db<Check> {
 /// Who could insert an event where no reader looks for it.
 async fn grants(tx: &Transaction<'_>, server: &Row) -> Db<Check> {
     let name = "grants";
-    let rows = tx.query_typed(include_str!("../sql/grants.sql"), &[]).await?;
-    let grants: Vec<(&str, &str, &str)> = rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
+    let rows = tx.query_typed(sql!(diagnosis, "grants"), &[]).await?;
+    let grants: Vec<(&str, &str, &str)> =
+        rows.iter().map(|row| (row.get("relation"), row.get("grantee"), row.get("privilege"))).collect();
     if let Some((relation, grantee, privilege)) = grants.first() {
         let all: Vec<String> = grants
             .iter()
@@ -182,7 +183,7 @@ async fn grants(tx: &Transaction<'_>, server: &Row) -> Db<Check> {
         let fix = format!("run `{revoke}`, and grant what `pillarbox migrate --print-roles` prints");
         return Ok(Check::bad(name, Level::Warning, finding, fix));
     }
-    let (user, owns): (&str, bool) = (server.try_get(8)?, server.try_get(9)?);
+    let (user, owns): (&str, bool) = (server.try_get("role")?, server.try_get("owns_log")?);
     Ok(match owns {
         false => Check::ok(name, "only the owner could choose a position"),
         true => Check::bad(
@@ -196,8 +197,8 @@ async fn grants(tx: &Transaction<'_>, server: &Row) -> Db<Check> {
 
 /// Whether relays can end what is left of each other.
 async fn heirs(tx: &Transaction<'_>) -> Db<Check> {
-    let rows = tx.query_typed(include_str!("../sql/strangers.sql"), &[]).await?;
-    let pairs: Vec<(&str, &str)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let rows = tx.query_typed(sql!(diagnosis, "strangers"), &[]).await?;
+    let pairs: Vec<(&str, &str)> = rows.iter().map(|row| (row.get("heir"), row.get("owner"))).collect();
     Ok(match pairs.first() {
         None => Check::ok("heirs", "running relays can end the sessions of one that is frozen or cut off"),
         Some((heir, owner)) => {
@@ -217,8 +218,8 @@ async fn heirs(tx: &Transaction<'_>) -> Db<Check> {
 
 /// The check of events is the predicate of an index, which to others may look like one that nobody uses.
 fn limits(publishing: &Row) -> Db<Check> {
-    let schema: &str = publishing.try_get(3)?;
-    Ok(match publishing.try_get(2)? {
+    let schema: &str = publishing.try_get("schema")?;
+    Ok(match publishing.try_get("is_checked")? {
         true => Check::ok("limits", "events are checked when they are published"),
         false => Check::bad(
             "limits",
@@ -238,9 +239,9 @@ fn limits(publishing: &Row) -> Db<Check> {
 
 fn doorbell(publishing: &Row, server: &Row) -> Db<Check> {
     let name = "doorbell";
-    let (on, rings): (bool, bool) = (publishing.try_get(0)?, publishing.try_get(1)?);
+    let (on, rings): (bool, bool) = (publishing.try_get("doorbell")?, publishing.try_get("rings")?);
     if on && !rings {
-        let schema: &str = publishing.try_get(3)?;
+        let schema: &str = publishing.try_get("schema")?;
         return Ok(Check::bad(
             name,
             Level::Warning,
@@ -248,7 +249,7 @@ fn doorbell(publishing: &Row, server: &Row) -> Db<Check> {
             format!("run `select {schema}.set_doorbell(true)` as the owner of the log"),
         ));
     }
-    let prepared: i32 = server.try_get(0)?;
+    let prepared: i32 = server.try_get("max_prepared")?;
     Ok(match (on, prepared) {
         (true, 0) => Check::ok(name, "publishers ring while a relay sleeps"),
         (true, _) => Check::bad(
@@ -268,7 +269,7 @@ fn doorbell(publishing: &Row, server: &Row) -> Db<Check> {
 }
 
 fn durability(server: &Row) -> Db<Check> {
-    let (standbys, safe): (&str, bool) = (server.try_get(1)?, server.try_get(2)?);
+    let (standbys, safe): (&str, bool) = (server.try_get("standbys")?, server.try_get("is_safe")?);
     Ok(match (safe, standbys) {
         (false, _) => Check::bad(
             "durability",
@@ -287,7 +288,7 @@ fn durability(server: &Row) -> Db<Check> {
 }
 
 fn autovacuum(server: &Row) -> Db<Check> {
-    let (on, off_for): (bool, Vec<&str>) = (server.try_get(3)?, server.try_get(4)?);
+    let (on, off_for): (bool, Vec<&str>) = (server.try_get("autovacuum")?, server.try_get("autovacuum_off_for")?);
     Ok(match (on, off_for.as_slice()) {
         (true, []) => Check::ok("autovacuum", "on"),
         (true, names) => Check::bad(
@@ -306,7 +307,8 @@ fn autovacuum(server: &Row) -> Db<Check> {
 }
 
 fn connections(server: &Row) -> Db<Check> {
-    let (used, own, max): (i64, i64, i64) = (server.try_get(5)?, server.try_get(6)?, server.try_get(7)?);
+    let (used, own, max): (i64, i64, i64) =
+        (server.try_get("connections")?, server.try_get("own_connections")?, server.try_get("connections_max")?);
     let finding = format!(
         "{used} of {max} are in use, {own} of them by Pillarbox (a relay takes 4, one with a queue 5, and one more while a command or retention runs)"
     );

@@ -41,18 +41,18 @@ enum Who {
 impl Holder {
     /// None: it has ended while it was looked at.
     fn of(row: &Row) -> Db<Option<Holder>> {
-        let who = match (row.try_get(1)?, row.try_get(0)?) {
+        let who = match (row.try_get("gid")?, row.try_get("pid")?) {
             (Some(gid), _) => Who::Prepared(gid),
             (None, Some(pid)) => Who::Session(pid),
             (None, None) => return Ok(None),
         };
         Ok(Some(Holder {
             who,
-            user: row.try_get(2)?,
-            application: row.try_get(3)?,
-            state: row.try_get(4)?,
-            seconds: row.try_get(5)?,
-            looks: row.try_get(6)?,
+            user: row.try_get("role")?,
+            application: row.try_get("application_name")?,
+            state: row.try_get("state")?,
+            seconds: row.try_get("seconds")?,
+            looks: row.try_get("looks")?,
         }))
     }
 
@@ -104,7 +104,7 @@ impl Holder {
 
 /// Who has published and not ended: no floor rises above what they may still commit.
 pub(super) async fn of_floor(tx: &Transaction<'_>) -> Db<Vec<Holder>> {
-    let rows = tx.query_typed(include_str!("../sql/holders.sql"), &[(&HOLDERS_MAX, Type::INT8)]).await?;
+    let rows = tx.query_typed(sql!(diagnosis, "holders"), &[(&HOLDERS_MAX, Type::INT8)]).await?;
     let mut holders = Holder::all(&rows)?;
     holders.retain(|holder| holder.seconds.is_none_or(|seconds| seconds >= HELD_SECONDS_MIN));
     Ok(holders)
@@ -112,7 +112,7 @@ pub(super) async fn of_floor(tx: &Transaction<'_>) -> Db<Vec<Holder>> {
 
 /// Whoever keeps the oldest snapshots of this database, for too long.
 pub(super) async fn of_snapshots(tx: &Transaction<'_>) -> Db<Vec<Holder>> {
-    let rows = tx.query_typed(include_str!("../sql/snapshot_holders.sql"), &[(&HOLDERS_MAX, Type::INT8)]).await?;
+    let rows = tx.query_typed(sql!(diagnosis, "snapshot_holders"), &[(&HOLDERS_MAX, Type::INT8)]).await?;
     let mut holders = Holder::all(&rows)?;
     holders.retain(|holder| holder.seconds.is_some_and(|seconds| seconds >= SNAPSHOT_SECONDS_MAX));
     Ok(holders)
@@ -129,17 +129,16 @@ pub(super) async fn holes(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<Optio
     let floors = snapshot.subscriptions.iter().map(SubscriptionRow::floor);
     let lowest = floors.min().unwrap_or(0).max(snapshot.log_start - 1);
     let from = [(&lowest as _, Type::INT8), (&HOLES_LOOKED_THROUGH_MAX as _, Type::INT8)];
-    let last = "select max(position), count(*) from \
-                (select position from event where position > $1 order by position limit $2) as visible";
-    let dead = "select low, high from dead_range where high > $1 order by low";
+    let last = sql!(event, "looked_through");
+    let dead = sql!(dead_range, "above");
     let (gaps, last, dead) = tokio::try_join!(
-        tx.query_typed(include_str!("../sql/holes.sql"), &from),
+        tx.query_typed(sql!(event, "holes"), &from),
         tx.query_typed_one(last, &from),
         tx.query_typed(dead, &from[..1]),
     )?;
     let mut holes = ranges(&gaps)?;
-    if last.try_get::<_, i64>(1)? < HOLES_LOOKED_THROUGH_MAX {
-        holes.insert_range(last.try_get::<_, Option<i64>>(0)?.unwrap_or(lowest) + 1, snapshot.horizon);
+    if last.try_get::<_, i64>("count")? < HOLES_LOOKED_THROUGH_MAX {
+        holes.insert_range(last.try_get::<_, Option<i64>>("last")?.unwrap_or(lowest) + 1, snapshot.horizon);
     }
     holes.subtract(&ranges(&dead)?);
     if holes.is_empty() {
@@ -153,7 +152,7 @@ pub(super) async fn holes(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<Optio
 fn ranges(rows: &[Row]) -> Db<RangeSet> {
     let mut set = RangeSet::new();
     for row in rows {
-        let (low, high): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+        let (low, high): (i64, i64) = (row.try_get("low")?, row.try_get("high")?);
         set.insert_range(low, high);
     }
     Ok(set)

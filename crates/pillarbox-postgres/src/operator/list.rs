@@ -57,7 +57,7 @@ impl<'a> Matcher<'a> {
 }
 
 fn id_of(row: &Row) -> Db<Uuid> {
-    Ok(row.try_get::<_, Option<Uuid>>(6)?.unwrap_or_default())
+    Ok(row.try_get::<_, Option<Uuid>>("id")?.unwrap_or_default())
 }
 
 async fn events(tx: &Transaction<'_>, matcher: &Matcher<'_>, limit: usize) -> Db<Vec<ListRow>> {
@@ -104,28 +104,23 @@ fn is_exact(query: &ListQuery) -> bool {
 
 /// Which rows can be in the state that is asked for, or have the key, in the words of an index.
 fn looked_at(query: &ListQuery) -> String {
-    let key = if query.key.is_some() { " and d.key = $3" } else { "" };
+    let key = if query.key.is_some() { sql!(delivery, "rows_with_key") } else { "" };
     let rows = match query.state {
-        Some(State::Dead) => "and d.state = 'dead'",
-        Some(State::Delayed) => "and d.state = 'delayed' and d.due_at > clock_timestamp()",
+        Some(State::Dead) => sql!(delivery, "rows_dead"),
+        Some(State::Delayed) => sql!(delivery, "rows_delayed"),
         Some(State::Processing | State::Retrying | State::Blocked) => {
-            "and d.state in ('pending', 'retrying', 'processing')"
+            sql!(delivery, "rows_in_line")
         }
         None | Some(State::Pending) if query.key.is_some() => {
-            "and (d.key = $3 and d.state = 'dead' or d.key = $3 and d.state = 'delayed' \
-             or d.key = $3 and d.state in ('pending', 'retrying', 'processing'))"
+            sql!(delivery, "rows_of_key")
         }
         // As positions that are gathered first: for two indexes together the server has no plan but to look at every row.
         Some(State::Pending) => {
-            "and d.position = any (array( \
-             select p.position from delivery as p where p.subscription = $1 and p.state in ('pending', 'retrying', 'processing') \
-             union all \
-             select p.position from delivery as p \
-             where p.subscription = $1 and p.state = 'delayed' and p.due_at <= clock_timestamp()))"
+            sql!(delivery, "rows_in_line_or_due")
         }
         None => "",
     };
-    format!("{rows}{key}")
+    format!("{rows} {key}")
 }
 
 /// The subscription's rows of the slow path.
@@ -137,7 +132,7 @@ async fn deliveries(
 ) -> Db<Vec<ListRow>> {
     let limit = Position::try_from(query.limit).unwrap_or(Position::MAX);
     let looked_at_max = if is_exact(query) { limit } else { i64::MAX };
-    tx.batch_execute(if is_in_order(query) { IN_ORDER } else { "set local enable_sort = on" }).await?;
+    tx.batch_execute(if is_in_order(query) { IN_ORDER } else { sql!(session, "sorted") }).await?;
     let parameters = [
         (&subscription.id.0 as _, Type::INT8),
         (&query.state.map(State::name) as _, Type::TEXT),
@@ -148,16 +143,16 @@ async fn deliveries(
         (&limit as _, Type::INT8),
         (&looked_at_max as _, Type::INT8),
     ];
-    let sql = include_str!("../sql/list_deliveries.sql").replace("@rows@", &looked_at(query));
+    let sql = sql!(delivery, "list").replace("@rows@", &looked_at(query));
     let rows = tx.query_typed(&sql, &parameters).await?;
     let entry = |row: &Row| {
         Ok(ListRow {
             subscription: Some(subscription.name.clone()),
-            state: State::from_name(row.try_get(7)?),
-            attempts: Some(row.try_get::<_, i32>(8)? as u32),
-            due_at: Some(row.try_get::<_, Time>(9)?.0),
-            claim: claim_record(row, 11)?,
-            error: parse_errors(row.try_get(10)?).pop().map(|error| error.message),
+            state: State::from_name(row.try_get("state")?),
+            attempts: Some(row.try_get::<_, i32>("attempts")? as u32),
+            due_at: Some(row.try_get::<_, Time>("due_at")?.0),
+            claim: claim_record(row)?,
+            error: parse_errors(row.try_get("errors")?).pop().map(|error| error.message),
             ..backlog_row(row)?.list_row(id_of(row)?)
         })
     };

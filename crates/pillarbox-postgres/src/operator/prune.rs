@@ -63,8 +63,8 @@ async fn prune_slice(session: &mut Session, upkeep: &Upkeep, policy: &PrunePolic
             other => other?,
         }
     }
-    session.execute("select dedup_rotate()", &[]).await?;
-    session.execute("select add_up_aside()", &[]).await?;
+    session.execute(sql!(retention, "rotate_dedup"), &[]).await?;
+    session.execute(sql!(retention, "add_up_aside"), &[]).await?;
     crate::inbox::prune(session, policy, &mut pruned).await?;
     if !pruned.more {
         leaves::maintain(session, upkeep, keep).await?;
@@ -80,11 +80,10 @@ async fn tidy(
     pruned: &mut Pruned,
 ) -> Db<Option<Duration>> {
     let tx = session.begin().await?;
-    let sql = "select retention_keep_ms, retention_dead_ms, clock_timestamp() from meta for update";
-    let limits = tx.query_one(sql, &[]).await?;
-    let keep = at_least(policy.keep, limits.try_get(0)?);
-    let dead = at_least(policy.dead, limits.try_get(1)?);
-    let now = limits.try_get::<_, Time>(2)?.0;
+    let limits = tx.query_one(sql!(retention, "lock_limits"), &[]).await?;
+    let keep = at_least(policy.keep, limits.try_get("retention_keep_ms")?);
+    let dead = at_least(policy.dead, limits.try_get("retention_dead_ms")?);
+    let now = limits.try_get::<_, Time>("now")?.0;
     let slice = i64::try_from(policy.slice.max(1)).unwrap_or(i64::MAX);
     let mut keys = Keys::default();
     let mut risen = 0;
@@ -99,16 +98,16 @@ async fn tidy(
     keys.promote_or_leave(session).await;
     // Another transaction, since cursors are locked in the order of their numbers by everybody.
     let tx = session.begin().await?;
-    tx.execute("select from meta for update", &[]).await?;
+    tx.execute(sql!(meta, "lock"), &[]).await?;
     if let Some(keep) = keep {
         if policy.held {
             expire_holds(&tx, keep, slice, pruned).await?;
         }
-        tx.execute(include_str!("../sql/prune_skip.sql"), &[&Time(before(now, keep))]).await?;
+        tx.execute(sql!(retention, "prune_skips"), &[&Time(before(now, keep))]).await?;
     }
     let kept_to = prune_kept(&tx, upkeep, pruned).await?;
-    tx.execute(include_str!("../sql/prune_progress.sql"), &[]).await?;
-    tx.execute(include_str!("../sql/progress_merge.sql"), &[&slice]).await?;
+    tx.execute(sql!(retention, "prune_progress"), &[]).await?;
+    tx.execute(sql!(retention, "merge_progress"), &[&slice]).await?;
     // Last: whoever joins waits for what this locks.
     prune_former_filters(&tx).await?;
     tx.commit().await?;
@@ -119,22 +118,20 @@ async fn tidy(
 /// Copies of events that no delivery needs any more, among the next of them. Where the next run goes on.
 async fn prune_kept(tx: &Transaction<'_>, upkeep: &Upkeep, pruned: &mut Pruned) -> Db<Position> {
     let place: [&(dyn ToSql + Sync); 2] = [&upkeep.kept_looked_at.load(Ordering::Relaxed), &KEPT_LOOKED_AT_MAX];
-    let row = tx.query_one(include_str!("../sql/prune_kept.sql"), &place).await?;
-    let (looked_at, last): (i64, Option<Position>) = (row.try_get(0)?, row.try_get(1)?);
+    let row = tx.query_one(sql!(retention, "prune_kept"), &place).await?;
+    let (looked_at, last): (i64, Option<Position>) = (row.try_get("looked_at")?, row.try_get("last")?);
     let next = last.filter(|_| looked_at == KEPT_LOOKED_AT_MAX);
-    pruned.more |= next.is_some() && row.try_get::<_, i64>(2)? > 0;
+    pruned.more |= next.is_some() && row.try_get::<_, i64>("removed")? > 0;
     Ok(next.unwrap_or(0))
 }
 
 /// Former filters under which nothing was passed that is still there. One that is being changed now is left for the next time:
 /// whoever joins may wait for `meta`.
 async fn prune_former_filters(tx: &Transaction<'_>) -> Db<()> {
-    let sql = "select id, former_filters, (select log_start from meta) from subscription where former_filters <> '[]' \
-               for update skip locked";
-    for row in tx.query(sql, &[]).await? {
-        let mut formers = FormerFilters::parse(row.try_get(1)?);
-        if formers.prune(row.try_get(2)?) {
-            put_former_filters(tx, SubscriptionId(row.try_get(0)?), &formers).await?;
+    for row in tx.query(sql!(retention, "former_filters"), &[]).await? {
+        let mut formers = FormerFilters::parse(row.try_get("former_filters")?);
+        if formers.prune(row.try_get("log_start")?) {
+            put_former_filters(tx, SubscriptionId(row.try_get("id")?), &formers).await?;
         }
     }
     Ok(())
@@ -161,15 +158,15 @@ async fn empty_one(session: &mut Session, keep: Duration, policy: &PrunePolicy, 
     let range: [&(dyn ToSql + Sync); 2] = [&leaf.low, &leaf.high];
     let events = count(session, &leaf).await?;
     let tx = session.begin().await?;
-    tx.execute("select from meta for update", &[]).await?;
+    tx.execute(sql!(meta, "lock"), &[]).await?;
     // Floors first, deliveries second: a lane that parks an event moves its floor in the same transaction.
     let still = candidate(&tx, keep, pruned).await?;
     if still.is_none_or(|(still, held_by)| still.name != leaf.name || held_by.is_some()) {
         return Ok(());
     }
-    let kept = tx.execute(include_str!("../sql/prune_keep.sql"), &range).await?;
-    tx.execute(include_str!("../sql/prune_advance.sql"), &range).await?;
-    tx.execute("delete from dead_range where high <= (select pruned_to from meta)", &[]).await?;
+    let kept = tx.execute(sql!(retention, "keep"), &range).await?;
+    tx.execute(sql!(retention, "advance"), &range).await?;
+    tx.execute(sql!(retention, "prune_dead_ranges"), &[]).await?;
     let removes = if !has_subscription { Removes::Unreceived } else { Removes::Received };
     leaves::empty_leaf_and_commit(tx, &leaf, removes).await?;
     pruned.events += events;
@@ -180,19 +177,22 @@ async fn empty_one(session: &mut Session, keep: Duration, policy: &PrunePolicy, 
 
 /// Without one, nobody has received anything.
 async fn has_subscription(client: &impl GenericClient) -> Db<bool> {
-    Ok(client.query_one("select exists (select from subscription)", &[]).await?.try_get(0)?)
+    Ok(client.query_one(sql!(retention, "has_subscription"), &[]).await?.try_get(0)?)
 }
 
 /// What all slices together would remove now. What is in the way for a moment is not looked for.
 async fn would_prune(session: &mut Session, policy: &PrunePolicy) -> Db<Pruned> {
-    let limits =
-        session.query_one("select retention_keep_ms, retention_dead_ms, clock_timestamp() from meta", &[]).await?;
-    let (keep, dead) = (at_least(policy.keep, limits.try_get(0)?), at_least(policy.dead, limits.try_get(1)?));
-    let now = limits.try_get::<_, Time>(2)?.0;
+    let limits = session.query_one(sql!(retention, "limits"), &[]).await?;
+    let (keep, dead) = (
+        at_least(policy.keep, limits.try_get("retention_keep_ms")?),
+        at_least(policy.dead, limits.try_get("retention_dead_ms")?),
+    );
+    let now = limits.try_get::<_, Time>("now")?.0;
     let mut pruned = Pruned::default();
     if let Some(age) = dead {
-        let sql = "select count(*) from delivery where died_at < $1";
-        pruned.dead = session.query_one(sql, &[&Time(before(now, age))]).await?.try_get::<_, i64>(0)? as u64;
+        pruned.dead =
+            session.query_one(sql!(retention, "count_dead"), &[&Time(before(now, age))]).await?.try_get::<_, i64>(0)?
+                as u64;
     }
     if let Some(keep) = keep
         && policy.takes_events(has_subscription(&**session).await?)
@@ -216,7 +216,7 @@ async fn count_undelivered(session: &mut Session, keep: Duration, pruned: &mut P
         let (oldest, mut floor) = (before(snapshot.now, hold.max(keep)), Some(subscription.floor()));
         while let Some(above) = floor {
             let values: [&(dyn ToSql + Sync); 6] = [&above, &none, &none, &none, &none, &LOOKED_AT_ONCE];
-            let rows = session.query(include_str!("../sql/backlog.sql"), &values).await?;
+            let rows = session.query(sql!(event, "backlog"), &values).await?;
             let lines = rows.iter().map(backlog_row).collect::<Db<Vec<_>>>()?;
             let over = lines.iter().take_while(|line| line.created_at < oldest);
             let (looked, lost) = over.fold((0, 0), |(looked, lost), line| {
@@ -232,16 +232,17 @@ async fn count_undelivered(session: &mut Session, keep: Duration, pruned: &mut P
 /// Counts the events of the leaves that are old enough and that every subscription has passed, or will have when its hold is over.
 async fn count_leaves(session: &Session, oldest: Timestamp, keep: Duration, pruned: &mut Pruned) -> Db<()> {
     let slowest = floor_after_holds(session, keep).await?;
-    let horizon: Position = session.query_one(include_str!("../sql/horizon.sql"), &[]).await?.try_get(0)?;
+    let horizon: Position = session.query_one(sql!(event, "horizon"), &[]).await?.try_get(0)?;
     // The leaf in use goes only if it is to end here.
     let cut = leaves::cut(session, Some(keep)).await?.map(|leaf| leaf.low);
-    for row in session.query(include_str!("../sql/prune_count.sql"), &[]).await? {
-        let (low, high, last): (Position, Position, Position) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-        if row.try_get::<_, bool>(4)? {
+    for row in session.query(sql!(retention, "leaves_with_events"), &[]).await? {
+        let (low, high, last): (Position, Position, Position) =
+            (row.try_get("low")?, row.try_get("high")?, row.try_get("position")?);
+        if row.try_get::<_, bool>("is_journal")? {
             continue;
         }
         let in_use = high > horizon + 1 && cut != Some(low);
-        if in_use || row.try_get::<_, Time>(3)?.0 >= oldest {
+        if in_use || row.try_get::<_, Time>("created_at")?.0 >= oldest {
             return Ok(());
         }
         if let Some((name, _)) = slowest.as_ref().filter(|(_, floor)| *floor < last) {
@@ -256,23 +257,22 @@ async fn count_leaves(session: &Session, oldest: Timestamp, keep: Duration, prun
 
 /// Who is furthest behind once the holds that are over are applied.
 async fn floor_after_holds(session: &Session, keep: Duration) -> Db<Option<(String, Position)>> {
-    let sql = "select s.name, min(c.floor), s.hold_ms, clock_timestamp() from cursor as c \
-               join subscription as s on s.id = c.subscription group by s.id";
+    let sql = sql!(retention, "floors");
     let mut floors = Vec::new();
     for row in session.query(sql, &[]).await? {
-        let mut floor: Position = row.try_get(1)?;
-        if let Some(hold) = row.try_get::<_, Option<i64>>(2)? {
+        let mut floor: Position = row.try_get("floor")?;
+        if let Some(hold) = row.try_get::<_, Option<i64>>("hold_ms")? {
             let hold = Duration::from_millis(hold.max(0) as u64).max(keep);
-            let oldest = before(row.try_get::<_, Time>(3)?.0, hold);
-            let young = "select position from event where position > $1 and created_at >= $2 order by position limit 1";
-            let last = "select coalesce(max(position), $1) from event where position > $1";
+            let oldest = before(row.try_get::<_, Time>("now")?.0, hold);
+            let young = sql!(retention, "first_since");
+            let last = sql!(retention, "last_above");
             let young = session.query_opt(young, &[&floor, &Time(oldest)]).await?;
             floor = match young {
                 Some(row) => row.try_get::<_, Position>(0)? - 1,
                 None => session.query_one(last, &[&floor]).await?.try_get(0)?,
             };
         }
-        floors.push((row.try_get(0)?, floor));
+        floors.push((row.try_get("name")?, floor));
     }
     Ok(floors.into_iter().min_by_key(|(_, floor)| *floor))
 }
@@ -283,8 +283,7 @@ async fn count(session: &Session, leaf: &Leaf) -> Db<u64> {
     let (mut low, mut events) = (leaf.low, 0);
     while low < high {
         let end = high.min(low.saturating_add(COUNTED_AT_ONCE));
-        let sql = "select count(*) from event where position >= $1 and position < $2";
-        events += session.query_one(sql, &[&low, &end]).await?.try_get::<_, i64>(0)? as u64;
+        events += session.query_one(sql!(retention, "count_events"), &[&low, &end]).await?.try_get::<_, i64>(0)? as u64;
         low = end;
     }
     Ok(events)
@@ -296,21 +295,21 @@ async fn candidate(
     keep: Duration,
     pruned: &mut Pruned,
 ) -> Db<Option<(Leaf, Option<String>)>> {
-    let sql = "select coalesce(pg_sequence_last_value('event_position_seq'::regclass), 0), clock_timestamp()";
-    let row = client.query_one(sql, &[]).await?;
-    let (horizon, now): (Position, Timestamp) = (row.try_get(0)?, row.try_get::<_, Time>(1)?.0);
-    let Some(row) = client.query_opt(include_str!("../sql/prune_leaf.sql"), &[&horizon]).await? else {
+    let row = client.query_one(sql!(retention, "horizon"), &[]).await?;
+    let (horizon, now): (Position, Timestamp) = (row.try_get("horizon")?, row.try_get::<_, Time>("now")?.0);
+    let Some(row) = client.query_opt(sql!(retention, "full_leaf"), &[&horizon]).await? else {
         return Ok(None);
     };
-    let newest = row.try_get::<_, Option<Time>>(3)?.map(|time| time.0);
+    let newest = row.try_get::<_, Option<Time>>("newest")?.map(|time| time.0);
     if newest.is_some_and(|newest| newest >= before(now, keep)) {
         return Ok(None);
     }
-    let high: Position = row.try_get(2)?;
-    let leaf = Leaf { name: row.try_get(0)?, low: row.try_get(1)?, high: Some(high), emptied: false, oldest: None };
-    let behind = client.query_opt(include_str!("../sql/prune_floor.sql"), &[]).await?;
-    let behind = behind.filter(|row| row.get::<_, Position>(1) < high - 1);
-    pruned.held_by = behind.map(|row| row.try_get(0)).transpose()?;
+    let high: Position = row.try_get("high")?;
+    let leaf =
+        Leaf { name: row.try_get("name")?, low: row.try_get("low")?, high: Some(high), emptied: false, oldest: None };
+    let behind = client.query_opt(sql!(retention, "furthest_behind"), &[]).await?;
+    let behind = behind.filter(|row| row.get::<_, Position>("floor") < high - 1);
+    pruned.held_by = behind.map(|row| row.try_get("name")).transpose()?;
     Ok(Some((leaf, pruned.held_by.clone())))
 }
 
@@ -322,8 +321,7 @@ async fn expire_holds(tx: &Transaction<'_>, keep: Duration, slice: i64, pruned: 
     for subscription in by_number {
         let Some(hold) = subscription.hold else { continue };
         let oldest = before(snapshot.now, hold.max(keep));
-        let sql = "select created_at from event where position > $1 order by position limit 1";
-        let first = tx.query_opt(sql, &[&subscription.floor()]).await?;
+        let first = tx.query_opt(sql!(retention, "next_time"), &[&subscription.floor()]).await?;
         let first = first.map(|row| row.try_get::<_, Time>(0)).transpose()?;
         if first.is_some_and(|first| first.0 < oldest) {
             expire_hold(tx, subscription.id, oldest, slice, pruned).await?;
@@ -341,7 +339,7 @@ async fn expire_hold(
     pruned: &mut Pruned,
 ) -> Db<()> {
     // No lane moves from here on; so what the cursors say is read again.
-    tx.execute("select from cursor where subscription = $1 order by lane for update", &[&id.0]).await?;
+    tx.execute(sql!(cursor, "lock_of"), &[&id.0]).await?;
     let snapshot = load_snapshot(tx).await?;
     let Some(subscription) = snapshot.subscriptions.iter().find(|subscription| subscription.id == id) else {
         return Ok(());
@@ -349,10 +347,10 @@ async fn expire_hold(
     let floor = subscription.floor();
     // The horizon, then the writers, then the events, as in a poll: up to it, what they do not show is dead or comes from whoever
     // writes now. What is drawn later is left to the next run.
-    let horizon: Position = tx.query_one(include_str!("../sql/horizon.sql"), &[]).await?.try_get(0)?;
-    let writers = !tx.query(include_str!("../sql/writers.sql"), &[]).await?.is_empty();
+    let horizon: Position = tx.query_one(sql!(event, "horizon"), &[]).await?.try_get(0)?;
+    let writers = !tx.query(sql!(event, "writers"), &[]).await?.is_empty();
     let none: Option<&str> = None;
-    let rows = tx.query(include_str!("../sql/backlog.sql"), &[&floor, &none, &none, &none, &none, &slice]).await?;
+    let rows = tx.query(sql!(event, "backlog"), &[&floor, &none, &none, &none, &none, &slice]).await?;
     let lines = rows.iter().map(backlog_row).collect::<Db<Vec<_>>>()?;
     let over: Vec<_> = lines.iter().take_while(|line| line.created_at < oldest && line.position <= horizon).collect();
     let Some(end) = over.last().map(|line| line.position) else { return Ok(()) };
@@ -397,8 +395,8 @@ async fn unknown(
     (low, high): (Position, Position),
 ) -> Db<RangeSet> {
     let mut unknown = visible.missing(low, high);
-    for row in tx.query("select low, high from dead_range where high >= $1 and low <= $2", &[&low, &high]).await? {
-        unknown.remove_range(row.try_get(0)?, row.try_get(1)?);
+    for row in tx.query(sql!(dead_range, "within"), &[&low, &high]).await? {
+        unknown.remove_range(row.try_get("low")?, row.try_get("high")?);
     }
     let mut unsettled = RangeSet::new();
     for lane in &subscription.lanes {
@@ -415,9 +413,7 @@ async fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, passed: 
     let mut covered = settled.within(floor + 1, end);
     covered.union(&passed.within(floor + 1, end));
     // A cursor that was cut at its limit does not count all that have a delivery.
-    let sql =
-        "select position from delivery where subscription = $1 and lane = $2 and position > $3 and position <= $4";
-    for row in tx.query(sql, &[&id.0, &(lane.lane as i32), floor, &end]).await? {
+    for row in tx.query(sql!(delivery, "positions_within"), &[&id.0, &(lane.lane as i32), floor, &end]).await? {
         covered.insert(row.try_get(0)?);
     }
     let left_out = covered.missing(floor + 1, end);
@@ -427,9 +423,7 @@ async fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, passed: 
     }
     let mut settled = settled.clone();
     settled.remove_range(0, end);
-    let sql = "update cursor set floor = $3, settled = $4::text::int8multirange, epoch = epoch + 1 \
-               where subscription = $1 and lane = $2";
-    tx.execute(sql, &[&id.0, &(lane.lane as i32), &end, &multirange(&settled)]).await?;
+    tx.execute(sql!(cursor, "jump"), &[&id.0, &(lane.lane as i32), &end, &multirange(&settled)]).await?;
     Ok(())
 }
 
@@ -440,22 +434,22 @@ async fn prune_dead(
     pruned: &mut Pruned,
     keys: &mut Keys,
 ) -> Db<()> {
-    let rows = tx.query(include_str!("../sql/prune_dead.sql"), &[&Time(oldest), &slice]).await?;
+    let rows = tx.query(sql!(retention, "dead"), &[&Time(oldest), &slice]).await?;
     let mut lanes = BTreeMap::<_, BTreeSet<u32>>::new();
     for row in &rows {
-        lanes.entry(row.try_get::<_, i64>(0)?).or_default().insert(row.try_get::<_, i32>(2)? as u32);
+        lanes.entry(row.try_get::<_, i64>("subscription")?).or_default().insert(row.try_get::<_, i32>("lane")? as u32);
     }
     // The lanes first, as everybody does it who changes deliveries.
     for (id, lanes) in lanes {
         touch_lanes(tx, SubscriptionId(id), lanes).await?;
     }
-    let column = |index| rows.iter().map(|row: &Row| row.get(index)).collect::<Vec<i64>>();
-    let sql = include_str!("../sql/prune_dead_gone.sql");
-    let gone = tx.query(sql, &[&column(0), &column(1), &Time(oldest)]).await?;
+    let column = |name| rows.iter().map(|row: &Row| row.get(name)).collect::<Vec<i64>>();
+    let gone =
+        tx.query(sql!(retention, "prune_dead"), &[&column("subscription"), &column("position"), &Time(oldest)]).await?;
     for row in &gone {
-        let position = row.try_get(1)?;
-        keys.note(row.try_get(0)?, row.try_get(2)?);
-        give_up(tx, SubscriptionId(row.try_get(0)?), (position, position), REASON_DEAD).await?;
+        let position = row.try_get("position")?;
+        keys.note(row.try_get("subscription")?, row.try_get("key")?);
+        give_up(tx, SubscriptionId(row.try_get("subscription")?), (position, position), REASON_DEAD).await?;
     }
     if !gone.is_empty() {
         ring(tx).await?;

@@ -49,10 +49,10 @@ impl Looked {
 pub(super) async fn look(session: &Session, upkeep: &Upkeep) -> Db<Looked> {
     let below = upkeep.dead_looked_at.load(Ordering::Relaxed);
     let place = [(&below as _, Type::INT8), (&RANGES_MAX as _, Type::INT8)];
-    let row = session.query_typed_one(include_str!("../sql/risen_look.sql"), &place).await?;
-    let (ranges, first): (i64, Option<Position>) = (row.try_get(0)?, row.try_get(1)?);
+    let row = session.query_typed_one(sql!(dead_range, "look"), &place).await?;
+    let (ranges, first): (i64, Option<Position>) = (row.try_get("ranges")?, row.try_get("first")?);
     let next = first.filter(|_| ranges == RANGES_MAX).unwrap_or(Position::MAX);
-    let found: bool = row.try_get(2)?;
+    let found: bool = row.try_get("found")?;
     Ok(Looked { suspects: first.filter(|_| found).map(|first| Suspects { first, below }), next })
 }
 
@@ -60,14 +60,14 @@ pub(super) async fn look(session: &Session, upkeep: &Upkeep) -> Db<Looked> {
 pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects, keys: &mut Keys) -> Db<u64> {
     let Suspects { first, below } = suspects;
     let place = [(&RISEN_MAX as _, Type::INT8), (first as _, Type::INT8), (below as _, Type::INT8)];
-    let rows = tx.query_typed(include_str!("../sql/risen.sql"), &place).await?;
+    let rows = tx.query_typed(sql!(dead_range, "risen"), &place).await?;
     if rows.is_empty() {
         return Ok(0);
     }
     // Before the cursors, as whoever joins does.
-    tx.query_typed("select from subscription order by name collate \"C\" for update", &[]).await?;
+    tx.query_typed(sql!(subscription, "lock_all"), &[]).await?;
     // Rare enough to stop every settlement for a moment; what the cursors say is read under their locks.
-    tx.query_typed("select from cursor order by subscription, lane for update", &[]).await?;
+    tx.query_typed(sql!(cursor, "lock_all"), &[]).await?;
     let snapshot = load_snapshot(tx).await?;
     let mut risen = RangeSet::new();
     let mut lines = rows.iter().map(backlog_row).collect::<Db<Vec<_>>>()?;
@@ -107,7 +107,7 @@ async fn deliver(
     }
     let (id, number, position) = (subscription.id.0, (lane.lane as i32), line.position);
     let place = [(&id as _, Type::INT8), (&number as _, Type::INT4), (&position as _, Type::INT8)];
-    if tx.query_typed_one(include_str!("../sql/before_start.sql"), &place).await?.try_get(0)? {
+    if tx.query_typed_one(sql!(progress, "is_before_start"), &place).await?.try_get(0)? {
         return Ok(());
     }
     let due_at = line.delayed_until(snapshot.now);
@@ -123,7 +123,7 @@ async fn deliver(
         (&is_queue as _, Type::BOOL),
     ];
     keys.note(id, line.key.filter(|_| is_queue).map(str::to_owned));
-    tx.execute_typed(include_str!("../sql/risen_put.sql"), &values).await?;
+    tx.execute_typed(sql!(delivery, "put_risen"), &values).await?;
     let judge = |formers: &mut FormerFilters| {
         formers.replay(line.key_hash, position, &line.topic, &line.r#type);
     };
@@ -133,14 +133,17 @@ async fn deliver(
 
 /// The owner may have closed the hole in memory already: it is made to load the lane anew, where the hole is open.
 async fn read_again(tx: &Transaction<'_>, subscription: &SubscriptionRow, lane: &LaneRow) -> Db<()> {
-    let sql = "update cursor set epoch = epoch + 1 where subscription = $1 and lane = $2";
-    tx.execute_typed(sql, &[(&subscription.id.0, Type::INT8), (&(lane.lane as i32), Type::INT4)]).await?;
+    tx.execute_typed(
+        sql!(cursor, "raise_epoch"),
+        &[(&subscription.id.0, Type::INT8), (&(lane.lane as i32), Type::INT4)],
+    )
+    .await?;
     Ok(())
 }
 
 /// Takes `low..=high` out of the dead ranges.
 async fn bring_back(tx: &Transaction<'_>, low: Position, high: Position) -> Db<()> {
     let range = [(&low as _, Type::INT8), (&high as _, Type::INT8)];
-    tx.execute_typed(include_str!("../sql/bring_back.sql"), &range).await?;
+    tx.execute_typed(sql!(dead_range, "take_out"), &range).await?;
     Ok(())
 }

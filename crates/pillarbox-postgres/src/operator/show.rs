@@ -14,8 +14,7 @@ use crate::types::Time;
 
 pub(super) async fn show(tx: &Transaction<'_>, id: Uuid) -> Db<Option<EventRecord>> {
     let Some(position) = positions_of(tx, id).await?.into_iter().next() else { return Ok(None) };
-    let row =
-        tx.query_typed_opt(include_str!("../sql/fetch.sql"), &[(&[position].as_slice(), Type::INT8_ARRAY)]).await?;
+    let row = tx.query_typed_opt(sql!(event, "fetch"), &[(&[position].as_slice(), Type::INT8_ARRAY)]).await?;
     let Some(row) = row else { return Ok(None) };
     let event = Decoder::default().event(&row)?;
     let snapshot = load_snapshot(tx).await?;
@@ -33,14 +32,14 @@ async fn recorded(tx: &Transaction<'_>, row: &SubscriptionRow, event: &Event) ->
     let of_lane = [(&row.id.0 as _, Type::INT8), (&number as _, Type::INT4), (&position as _, Type::INT8)];
     let of_event = [(&row.id.0 as _, Type::INT8), (&position as _, Type::INT8)];
     let of_log = [(&position as _, Type::INT8)];
-    let in_dead_range = "select exists (select from dead_range where low <= $1 and high >= $1)";
-    let former_filters = "select former_filters from subscription where id = $1";
+    let in_dead_range = sql!(dead_range, "has");
+    let former_filters = sql!(subscription, "former_filters");
     let (settled_by, before_start, in_dead_range, delivery, skipped, former_filters) = tokio::try_join!(
-        tx.query_typed_opt(include_str!("../sql/settled_by.sql"), &of_lane),
-        tx.query_typed_one(include_str!("../sql/before_start.sql"), &of_lane),
+        tx.query_typed_opt(sql!(progress, "settled_by"), &of_lane),
+        tx.query_typed_one(sql!(progress, "is_before_start"), &of_lane),
         tx.query_typed_one(in_dead_range, &of_log),
-        tx.query_typed_opt(include_str!("../sql/show_delivery.sql"), &of_event),
-        tx.query_typed_opt(include_str!("../sql/skipped.sql"), &of_event),
+        tx.query_typed_opt(sql!(delivery, "show"), &of_event),
+        tx.query_typed_opt(sql!(skip, "skipped"), &of_event),
         tx.query_typed_one(former_filters, &of_event[..1]),
     )?;
     let former_filters = FormerFilters::parse(former_filters.try_get(0)?);
@@ -50,9 +49,9 @@ async fn recorded(tx: &Transaction<'_>, row: &SubscriptionRow, event: &Event) ->
     };
     let settled_by = settled_by.map(|row| {
         Db::Ok(SettledBy {
-            epoch: row.try_get(0)?,
-            after: row.try_get::<_, Time>(1)?.0,
-            before: row.try_get::<_, Time>(2)?.0,
+            epoch: row.try_get("epoch")?,
+            after: row.try_get::<_, Time>("started_at")?.0,
+            before: row.try_get::<_, Time>("ended_at")?.0,
         })
     });
     Ok(Recorded {
@@ -61,19 +60,19 @@ async fn recorded(tx: &Transaction<'_>, row: &SubscriptionRow, event: &Event) ->
         before_start: before_start.try_get(0)?,
         in_dead_range: in_dead_range.try_get(0)?,
         delivery,
-        skipped: skipped.map(|row| Db::Ok((row.try_get(0)?, row.try_get::<_, Time>(1)?.0))).transpose()?,
+        skipped: skipped.map(|row| Db::Ok((row.try_get("reason")?, row.try_get::<_, Time>("at")?.0))).transpose()?,
     })
 }
 
 async fn record(tx: &Transaction<'_>, id: SubscriptionId, position: Position, row: &Row) -> Db<DeliveryRecord> {
-    let state = state(row.try_get(0)?);
+    let state = state(row.try_get("state")?);
     Ok(DeliveryRecord {
         state,
-        attempts: row.try_get::<_, i32>(1)? as u32,
-        due_at: row.try_get::<_, Time>(2)?.0,
-        since: row.try_get::<_, Time>(3)?.0,
-        claim: claim_record(row, 5)?,
-        errors: parse_errors(row.try_get(4)?),
+        attempts: row.try_get::<_, i32>("attempts")? as u32,
+        due_at: row.try_get::<_, Time>("due_at")?.0,
+        since: row.try_get::<_, Time>("since")?.0,
+        claim: claim_record(row)?,
+        errors: parse_errors(row.try_get("errors")?),
         head: if state == State::Blocked { head(tx, id, position).await? } else { None },
     })
 }
@@ -81,10 +80,10 @@ async fn record(tx: &Transaction<'_>, id: SubscriptionId, position: Position, ro
 /// The delivery that a blocked one waits for.
 async fn head(tx: &Transaction<'_>, id: SubscriptionId, position: Position) -> Db<Option<(Uuid, Position, State)>> {
     let parameters = [(&id.0 as _, Type::INT8), (&position as _, Type::INT8)];
-    let row = tx.query_typed_opt(include_str!("../sql/head.sql"), &parameters).await?;
+    let row = tx.query_typed_opt(sql!(delivery, "head"), &parameters).await?;
     let head = |row: Row| {
-        let id = row.try_get::<_, Option<Uuid>>(0)?.unwrap_or_default();
-        Db::Ok((id, row.try_get(1)?, state(row.try_get(2)?)))
+        let id = row.try_get::<_, Option<Uuid>>("id")?.unwrap_or_default();
+        Db::Ok((id, row.try_get("position")?, state(row.try_get("state")?)))
     };
     row.map(head).transpose()
 }

@@ -42,12 +42,11 @@ async fn log_status(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<LogStatus> 
         (&snapshot.horizon as _, Type::INT8),
         (&EVENTS_COUNT_MAX as _, Type::INT8),
     ];
-    let (figures, held) =
-        tokio::join!(tx.query_typed_one(include_str!("../sql/log_figures.sql"), &parameters), holders::of_floor(tx));
+    let (figures, held) = tokio::join!(tx.query_typed_one(sql!(event, "figures"), &parameters), holders::of_floor(tx));
     let (figures, held) = (figures?, held?);
     let mut alarms: Vec<String> = crate::leaves::warning(tx).await?.into_iter().collect();
     alarms.extend(holders::alarms(tx).await?);
-    let is_checked: bool = tx.query_typed_one(include_str!("../sql/publishing.sql"), &[]).await?.try_get(2)?;
+    let is_checked: bool = tx.query_typed_one(sql!(meta, "publishing"), &[]).await?.try_get("is_checked")?;
     if !is_checked {
         alarms.push("events are not checked when they are published: see `pillarbox doctor`".to_owned());
     }
@@ -62,9 +61,9 @@ async fn log_status(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<LogStatus> 
         schema_version: snapshot.schema_version,
         log_start: snapshot.log_start,
         horizon: snapshot.horizon,
-        events: figures.try_get(2)?,
-        bytes: figures.try_get(0)?,
-        kept: figures.try_get(1)?,
+        events: figures.try_get("events")?,
+        bytes: figures.try_get("bytes")?,
+        kept: figures.try_get("kept")?,
         held_seconds: seconds,
         holders: held.iter().map(holders::Holder::of_floor).collect(),
         recovery_at: snapshot.recovery_at,
@@ -79,43 +78,43 @@ async fn lost(tx: &Transaction<'_>) -> Db<Vec<Lost>> {
         [(&REASON_HOLD as _, Type::TEXT), (&seconds as _, Type::FLOAT8), (&LOST_LOOKED_AT_MAX as _, Type::INT8)];
     let lost = |row: &Row| {
         Ok(Lost {
-            subscription: row.try_get(0)?,
-            events: row.try_get(1)?,
-            to: row.try_get(2)?,
-            at: row.try_get::<_, Time>(3)?.0,
-            more: row.try_get(4)?,
+            subscription: row.try_get("name")?,
+            events: row.try_get("events")?,
+            to: row.try_get("upto")?,
+            at: row.try_get::<_, Time>("last_at")?.0,
+            more: row.try_get("more")?,
         })
     };
-    tx.query_typed(include_str!("../sql/lost.sql"), &parameters).await?.iter().map(lost).collect()
+    tx.query_typed(sql!(skip, "lost"), &parameters).await?.iter().map(lost).collect()
 }
 
 /// The figures of the slow path.
 async fn deliveries(tx: &Transaction<'_>) -> Db<HashMap<SubscriptionId, Figures>> {
     let (counts, oldest, recovered) = tokio::try_join!(
-        tx.query_typed(include_str!("../sql/delivery_figures.sql"), &[]),
-        tx.query_typed(include_str!("../sql/delivery_oldest.sql"), &[]),
-        tx.query_typed(include_str!("../sql/recovery_counts.sql"), &[]),
+        tx.query_typed(sql!(delivery, "figures"), &[]),
+        tx.query_typed(sql!(delivery, "oldest"), &[]),
+        tx.query_typed(sql!(queue, "recovered"), &[]),
     )?;
     let mut figures = HashMap::<_, Figures>::new();
     for row in &counts {
-        let of = figures.entry(SubscriptionId(row.try_get(0)?)).or_default();
-        if let Some(state) = State::from_name(row.try_get(1)?) {
+        let of = figures.entry(SubscriptionId(row.try_get("subscription")?)).or_default();
+        if let Some(state) = State::from_name(row.try_get("state")?) {
             let count = of.by_state.entry(state).or_default();
-            *count = count.saturating_add_signed(row.try_get::<_, i64>(2)?);
+            *count = count.saturating_add_signed(row.try_get::<_, i64>("count")?);
         }
     }
     for row in &oldest {
-        let of = figures.entry(SubscriptionId(row.try_get(0)?)).or_default();
-        of.oldest = row.try_get::<_, Option<Time>>(1)?.map(|time| time.0);
-        of.oldest_due = row.try_get::<_, Option<Time>>(2)?.map(|time| time.0);
-        of.processing_since = row.try_get::<_, Option<Time>>(3)?.map(|time| time.0);
+        let of = figures.entry(SubscriptionId(row.try_get("id")?)).or_default();
+        of.oldest = row.try_get::<_, Option<Time>>("oldest")?.map(|time| time.0);
+        of.oldest_due = row.try_get::<_, Option<Time>>("oldest_due")?.map(|time| time.0);
+        of.processing_since = row.try_get::<_, Option<Time>>("processing_since")?.map(|time| time.0);
     }
     for row in &recovered {
-        let of = figures.entry(SubscriptionId(row.try_get(0)?)).or_default();
+        let of = figures.entry(SubscriptionId(row.try_get("subscription")?)).or_default();
         of.recovered.push(RecoveredCount {
-            cause: cause_of(row.try_get(1)?),
-            count: row.try_get::<_, i64>(2)? as u64,
-            last_at: row.try_get::<_, Time>(3)?.0,
+            cause: cause_of(row.try_get("cause")?),
+            count: row.try_get::<_, i64>("count")? as u64,
+            last_at: row.try_get::<_, Time>("last_at")?.0,
         });
     }
     Ok(figures)
@@ -163,7 +162,7 @@ async fn backlog(tx: &Transaction<'_>, snapshot: &Snapshot, figures: &mut HashMa
     Ok(())
 }
 
-/// The rows of `sql/backlog.sql`, a page at a time.
+/// The rows of `backlog` in `sql/event.sql`, a page at a time.
 pub(super) struct Pages<'a> {
     tx: &'a Transaction<'a>,
     portal: Portal,
@@ -179,7 +178,7 @@ impl<'a> Pages<'a> {
         limit: usize,
     ) -> Db<Pages<'a>> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let statement = tx.prepare(include_str!("../sql/backlog.sql")).await?;
+        let statement = tx.prepare(sql!(event, "backlog")).await?;
         let Matcher { key, topic, topic_prefix, correlation_id } = matcher;
         let portal = tx.bind(&statement, &[&after, key, topic, topic_prefix, correlation_id, &limit]).await?;
         Ok(Pages { tx, portal, ended: false })
@@ -196,17 +195,17 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// A row of `sql/backlog.sql`.
+/// A row that has the columns of `backlog` in `sql/event.sql`.
 pub(super) fn backlog_row(row: &Row) -> Db<BacklogRow<'_>> {
     // As whoever reads the log sees it.
-    let key = row.try_get::<_, Option<Text<'_>>>(3)?.and_then(Text::whole);
+    let key = row.try_get::<_, Option<Text<'_>>>("key")?.and_then(Text::whole);
     Ok(BacklogRow {
-        position: row.try_get(0)?,
-        topic: row.try_get::<_, Text<'_>>(1)?.0,
-        r#type: row.try_get::<_, Text<'_>>(2)?.0,
+        position: row.try_get("position")?,
+        topic: row.try_get::<_, Text<'_>>("topic")?.0,
+        r#type: row.try_get::<_, Text<'_>>("type")?.0,
         key_hash: key.map(KeyHash::of),
         key,
-        deliver_at: row.try_get::<_, Option<Time>>(4)?.map(|time| time.0),
-        created_at: row.try_get::<_, Time>(5)?.0,
+        deliver_at: row.try_get::<_, Option<Time>>("deliver_at")?.map(|time| time.0),
+        created_at: row.try_get::<_, Time>("created_at")?.0,
     })
 }

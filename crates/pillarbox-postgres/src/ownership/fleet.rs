@@ -36,23 +36,22 @@ pub(super) struct Look {
 /// seizes a lane waits for a beat under way, and a beat for him: what is seen after it is the truth about its lanes.
 pub(super) async fn look(control: &Session, me: InstanceId, class: i32, report: &Report, durable: bool) -> Db<Look> {
     let report = serde_json::to_string(report).expect("a report is JSON");
-    let beat = control.statement(include_str!("../sql/beat.sql")).await?;
-    let lanes = control.statement(include_str!("../sql/fleet_lanes.sql")).await?;
-    let subscriptions = control.statement(include_str!("../sql/fleet_subscriptions.sql")).await?;
-    let instances = control.statement(include_str!("../sql/fleet_instances.sql")).await?;
-    let locks = control.statement(include_str!("../sql/instance_locks.sql")).await?;
-    let anchors = control.statement(include_str!("../sql/own_anchors.sql")).await?;
-    let after = control.statement(include_str!("../sql/after_look.sql")).await?;
+    let beat = control.statement(sql!(instance, "beat")).await?;
+    let lanes = control.statement(sql!(cursor, "fleet")).await?;
+    let subscriptions = control.statement(sql!(subscription, "fleet")).await?;
+    let instances = control.statement(sql!(instance, "fleet")).await?;
+    let locks = control.statement(sql!(instance, "locks")).await?;
+    let anchors = control.statement(sql!(own_anchors, "own_anchors")).await?;
+    let after = control.statement(sql!(meta, "after_look")).await?;
     let (number, class) = (me.0 as i32, i64::from(class));
     let values: [&(dyn ToSql + Sync); 2] = [&number, &report];
-    let commit = if durable { "on" } else { "off" };
-    let commit = format!("set synchronous_commit = {commit}");
+    let commit = if durable { sql!(session, "durable") } else { sql!(session, "relaxed") };
     let ((_, before), (beaten, committed), (_, lanes, subscriptions, instances), (locks, anchors, _, after)) =
         try_join4(
-            timed(control.batch_execute(&commit)),
+            timed(control.batch_execute(commit)),
             timed(control.query_opt(&beat, &values)),
             try_join4(
-                control.batch_execute("set synchronous_commit = off; begin isolation level repeatable read read only"),
+                control.batch_execute(sql!(session, "begin_relaxed_snapshot")),
                 control.query(&lanes, &[]),
                 control.query(&subscriptions, &[]),
                 control.query(&instances, &[]),
@@ -60,7 +59,7 @@ pub(super) async fn look(control: &Session, me: InstanceId, class: i32, report: 
             try_join4(
                 control.query(&locks, &[&class]),
                 control.query(&anchors, &[&me.0]),
-                control.batch_execute("commit"),
+                control.batch_execute(sql!(session, "commit")),
                 control.query_one(&after, &[]),
             ),
         )
@@ -70,7 +69,7 @@ pub(super) async fn look(control: &Session, me: InstanceId, class: i32, report: 
         instances: instances.iter().map(instance_view).collect::<Db<_>>()?,
         subscriptions: subscriptions.iter().map(subscription_view).collect::<Db<_>>()?,
         lanes: lanes.iter().map(lane_view).collect::<Db<_>>()?,
-        time: after.try_get::<_, Time>(2)?.0,
+        time: after.try_get::<_, Time>("now")?.0,
     };
     Ok(Look {
         alive: beaten.is_some(),
@@ -78,9 +77,9 @@ pub(super) async fn look(control: &Session, me: InstanceId, class: i32, report: 
         held,
         own_lock: own_lock.contains(&me),
         missing: anchors.iter().map(missing).collect::<Db<_>>()?,
-        kept_from: after.try_get(0)?,
-        doorbell: after.try_get(1)?,
-        uncounted: after.try_get(3)?,
+        kept_from: after.try_get("kept_from")?,
+        doorbell: after.try_get("doorbell")?,
+        uncounted: after.try_get("uncounted")?,
         commit: durable.then(|| committed.saturating_duration_since(before)),
     })
 }
@@ -96,10 +95,10 @@ async fn timed<T>(
 pub(super) fn holders(rows: &[Row]) -> Db<(HashSet<InstanceId>, HashSet<InstanceId>)> {
     let (mut held, mut own) = (HashSet::new(), HashSet::new());
     for row in rows {
-        let id: i64 = row.try_get(0)?;
+        let id: i64 = row.try_get("instance")?;
         if id != i64::from(BELL) {
             held.insert(InstanceId(id));
-            if row.try_get(1)? {
+            if row.try_get("is_own")? {
                 own.insert(InstanceId(id));
             }
         }
@@ -108,24 +107,27 @@ pub(super) fn holders(rows: &[Row]) -> Db<(HashSet<InstanceId>, HashSet<Instance
 }
 
 fn instance_view(row: &Row) -> Db<InstanceView> {
-    let subscriptions: Vec<i64> = row.try_get(2)?;
+    let subscriptions: Vec<i64> = row.try_get("subscriptions")?;
     Ok(InstanceView {
-        id: InstanceId(row.try_get::<_, i32>(0)?.into()),
-        beat: row.try_get(1)?,
+        id: InstanceId(row.try_get::<_, i32>("id")?.into()),
+        beat: row.try_get("beat")?,
         lock: Lock::Held,
-        draining: serde_json::from_str::<Report>(row.try_get(3)?).is_ok_and(|report| report.draining),
+        draining: serde_json::from_str::<Report>(row.try_get("report")?).is_ok_and(|report| report.draining),
         subscriptions: subscriptions.into_iter().map(SubscriptionId).collect(),
     })
 }
 
 fn lane_view(row: &Row) -> Db<LaneView> {
-    let lane = LaneRef { subscription: SubscriptionId(row.try_get(0)?), lane: row.try_get::<_, i32>(1)? as u32 };
-    let owner = row.try_get::<_, Option<i64>>(2)?.map(InstanceId);
-    let takeovers = row.try_get::<_, i32>(5)? as u32;
-    Ok(LaneView { lane, owner, epoch: row.try_get(3)?, revision: row.try_get(4)?, takeovers })
+    let lane = LaneRef {
+        subscription: SubscriptionId(row.try_get("subscription")?),
+        lane: row.try_get::<_, i32>("lane")? as u32,
+    };
+    let owner = row.try_get::<_, Option<i64>>("owner")?.map(InstanceId);
+    let takeovers = row.try_get::<_, i32>("takeovers")? as u32;
+    Ok(LaneView { lane, owner, epoch: row.try_get("epoch")?, revision: row.try_get("revision")?, takeovers })
 }
 
 fn missing(row: &Row) -> Db<Missing> {
-    let id: Option<Uuid> = row.try_get(1)?;
-    Ok(((row.try_get(0)?, id.unwrap_or_default()), row.try_get(2)?))
+    let id: Option<Uuid> = row.try_get("anchor_id")?;
+    Ok(((row.try_get("anchor_position")?, id.unwrap_or_default()), row.try_get("id")?))
 }

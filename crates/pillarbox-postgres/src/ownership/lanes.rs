@@ -24,12 +24,12 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
     let subscriptions: Vec<i64> = lanes.iter().map(|(lane, _)| lane.subscription.0).collect();
     let numbers: Vec<i32> = lanes.iter().map(|(lane, _)| lane.lane as i32).collect();
     let epochs: Vec<i64> = lanes.iter().map(|(_, epoch)| *epoch).collect();
-    let cursors = session.statement(include_str!("../sql/load_cursors.sql")).await?;
-    let deliveries = session.statement(include_str!("../sql/load_deliveries.sql")).await?;
-    let queued_keys = session.statement(include_str!("../sql/queued_keys.sql")).await?;
-    let definitions = session.statement(include_str!("../sql/load_definitions.sql")).await?;
-    let after = session.statement(include_str!("../sql/after_look.sql")).await?;
-    let begin = format!("begin isolation level repeatable read read only; {BY_INDEX}; {IN_ORDER}");
+    let cursors = session.statement(sql!(cursor, "load")).await?;
+    let deliveries = session.statement(sql!(delivery, "load")).await?;
+    let queued_keys = session.statement(sql!(queue, "keys_of_queues")).await?;
+    let definitions = session.statement(sql!(subscription, "load")).await?;
+    let after = session.statement(sql!(meta, "after_look")).await?;
+    let begin = format!("{}; {BY_INDEX}; {IN_ORDER}", sql!(session, "begin_snapshot"));
     let begin = session.batch_execute(&begin);
     let (_, (cursors, deliveries, queued_keys, definitions), _, after) = try_join4(
         begin,
@@ -39,7 +39,7 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
             session.query(&queued_keys, &[&subscriptions, &(QUEUED_KEYS_MAX as i32)]),
             session.query(&definitions, &[&subscriptions]),
         ),
-        session.batch_execute("commit"),
+        session.batch_execute(sql!(session, "commit")),
         session.query_one(&after, &[]),
     )
     .await?;
@@ -49,17 +49,17 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
     let mut missing = Vec::new();
     for row in cursors {
         let (index, state) = lane_state(&row)?;
-        let found: Option<Uuid> = row.try_get(7)?;
+        let found: Option<Uuid> = row.try_get("found_id")?;
         missing.extend(state.cursor.anchor.filter(|anchor| found != Some(anchor.1)).map(|anchor| (anchor, found)));
         // A cursor without a subscription is that of one which is being deleted.
         let definition = definitions.get(&lanes[index].0.subscription);
         states[index] = definition.map(|definition| LaneState { definition: definition.clone(), ..state });
     }
-    check_anchors(&missing, after.try_get(0)?)?;
+    check_anchors(&missing, after.try_get("kept_from")?)?;
     for row in deliveries {
-        let index = row.try_get::<_, i64>(0)? as usize - 1;
+        let index = row.try_get::<_, i64>("ordinal")? as usize - 1;
         let Some(state) = &mut states[index] else { continue };
-        if row.try_get::<_, i64>(8)? > DEAD_HEADS_MAX as i64 {
+        if row.try_get::<_, i64>("number")? > DEAD_HEADS_MAX as i64 {
             state.dead_heads_left_out = true;
             continue;
         }
@@ -71,9 +71,9 @@ pub(crate) async fn load(session: &mut Session, lanes: &[(LaneRef, Epoch)]) -> D
     }
     let (mut keys, mut left_out): (HashMap<SubscriptionId, Vec<Box<str>>>, _) = (HashMap::new(), HashSet::new());
     for row in queued_keys {
-        let id = SubscriptionId(row.try_get(0)?);
-        keys.entry(id).or_default().push(row.try_get::<_, &str>(1)?.into());
-        left_out.extend(row.try_get::<_, bool>(2)?.then_some(id));
+        let id = SubscriptionId(row.try_get("id")?);
+        keys.entry(id).or_default().push(row.try_get::<_, &str>("key")?.into());
+        left_out.extend(row.try_get::<_, bool>("more")?.then_some(id));
     }
     tell_keys(lanes, &lane_counts, &mut states, keys, left_out);
     Ok(states)
@@ -91,23 +91,25 @@ fn lane_counts(rows: &[Row]) -> Db<HashMap<SubscriptionId, u32>> {
 }
 
 fn lane_state(row: &Row) -> Db<(usize, LaneState)> {
-    let anchor = row.try_get::<_, Option<Position>>(3)?.zip(row.try_get::<_, Option<Uuid>>(4)?);
-    let cursor = Cursor { floor: row.try_get(1)?, settled: range_set(row.try_get(2)?)?, anchor };
-    let takeovers = row.try_get::<_, i32>(5)? as u32;
-    let last_arrival = row.try_get::<_, Option<i64>>(8)?.unwrap_or(0);
-    let state = LaneState { cursor, takeovers, revision: row.try_get(6)?, last_arrival, ..LaneState::default() };
-    Ok((row.try_get::<_, i64>(0)? as usize - 1, state))
+    let anchor =
+        row.try_get::<_, Option<Position>>("anchor_position")?.zip(row.try_get::<_, Option<Uuid>>("anchor_id")?);
+    let cursor = Cursor { floor: row.try_get("floor")?, settled: range_set(row.try_get("settled")?)?, anchor };
+    let takeovers = row.try_get::<_, i32>("takeovers")? as u32;
+    let last_arrival = row.try_get::<_, Option<i64>>("last_arrival")?.unwrap_or(0);
+    let state =
+        LaneState { cursor, takeovers, revision: row.try_get("revision")?, last_arrival, ..LaneState::default() };
+    Ok((row.try_get::<_, i64>("ordinal")? as usize - 1, state))
 }
 
 fn delivery_of(row: &Row) -> Db<DeliveryRow> {
     Ok(DeliveryRow {
-        position: row.try_get(1)?,
-        key: row.try_get::<_, Option<String>>(2)?.map(Into::into),
-        arrival: row.try_get(3)?,
-        state: State::from_name(row.try_get(4)?).unwrap_or(State::Pending),
-        attempts: row.try_get::<_, i32>(5)? as u32,
-        due_at: row.try_get::<_, Time>(6)?.0,
-        since: row.try_get::<_, Time>(7)?.0,
+        position: row.try_get("position")?,
+        key: row.try_get::<_, Option<String>>("key")?.map(Into::into),
+        arrival: row.try_get("arrival")?,
+        state: State::from_name(row.try_get("state")?).unwrap_or(State::Pending),
+        attempts: row.try_get::<_, i32>("attempts")? as u32,
+        due_at: row.try_get::<_, Time>("due_at")?.0,
+        since: row.try_get::<_, Time>("since")?.0,
     })
 }
 
@@ -142,12 +144,12 @@ pub(super) async fn take(writer: &Session, me: InstanceId, lanes: &[Take]) -> Db
     let beats: Vec<Option<i64>> = lanes.iter().map(|take| take.beat).collect();
     let number = me.0 as i32;
     if beats.iter().any(Option::is_some) {
-        let end = writer.statement(include_str!("../sql/take_end.sql")).await?;
+        let end = writer.statement(sql!(cursor, "take_end")).await?;
         let endings = name_endings(writer.config());
         writer.query(&end, &[&subscriptions, &numbers, &expected, &beats, &endings]).await?;
     }
-    let statement = writer.statement(include_str!("../sql/take.sql")).await?;
-    let alive = writer.statement("select exists (select from instance where id = $1)").await?;
+    let statement = writer.statement(sql!(cursor, "take")).await?;
+    let alive = writer.statement(sql!(instance, "exists")).await?;
     let (rows, alive) = try_join(
         writer.query(&statement, &[&number, &subscriptions, &numbers, &expected, &beats]),
         writer.query_one(&alive, &[&number]),
@@ -156,9 +158,9 @@ pub(super) async fn take(writer: &Session, me: InstanceId, lanes: &[Take]) -> Db
     let mut taken =
         Taken { epochs: vec![None; lanes.len()], owners: vec![None; lanes.len()], alive: alive.try_get(0)? };
     for row in rows {
-        let index = row.try_get::<_, i64>(0)? as usize - 1;
-        taken.epochs[index] = Some(row.try_get(1)?);
-        taken.owners[index] = row.try_get::<_, Option<i64>>(2)?.map(InstanceId);
+        let index = row.try_get::<_, i64>("ordinal")? as usize - 1;
+        taken.epochs[index] = Some(row.try_get("epoch")?);
+        taken.owners[index] = row.try_get::<_, Option<i64>>("owner")?.map(InstanceId);
     }
     Ok(taken)
 }

@@ -33,12 +33,12 @@ pub(super) async fn define(
     rejoin: bool,
 ) -> Db<Vec<Defined>> {
     let names: Vec<&str> = subscriptions.iter().map(|subscription| subscription.name.as_str()).collect();
-    let there = tx.query("select name from subscription where name = any ($1)", &[&names]).await?;
+    let there = tx.query(sql!(subscription, "known_names"), &[&names]).await?;
     let there: HashSet<String> = there.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
     let missing: Vec<&Subscription> = subscriptions.iter().filter(|it| !there.contains(&it.name)).copied().collect();
     // Before any row is locked: whoever waits for another to insert keeps nobody waiting but those who insert too.
     let mut created = insert(tx, me, &missing).await?;
-    let mut known = by_name(tx.query(include_str!("../sql/define_find.sql"), &[&names]).await?)?;
+    let mut known = by_name(tx.query(sql!(subscription, "find"), &[&names]).await?)?;
     let (mut defined, mut new) = (Vec::with_capacity(subscriptions.len()), Vec::new());
     for subscription in subscriptions {
         if let Some(row) = created.remove(&subscription.name) {
@@ -62,7 +62,7 @@ async fn define_known(
     rejoin: bool,
 ) -> Db<Defined> {
     let view = subscription_view(known)?;
-    refuse_mode(subscription, known.try_get(9)?)?;
+    refuse_mode(subscription, known.try_get("mode")?)?;
     if view.lanes != subscription.lanes {
         tracing::warn!(
             subscription = view.name,
@@ -72,7 +72,7 @@ async fn define_known(
         );
     }
     let wish = Definition::of(subscription, view.definition.number);
-    let hold: Option<i64> = known.try_get(10)?;
+    let hold: Option<i64> = known.try_get("hold_ms")?;
     if rejoin || (wish.says_the_same_as(&view.definition) && hold == subscription.hold.map(milliseconds)) {
         return Ok(Defined { view, before: None });
     }
@@ -94,16 +94,16 @@ pub(super) async fn fence(tx: &impl GenericClient, defined: &[Defined]) -> Db<()
     }
     let ids: Vec<i64> = changed.iter().map(|(id, _)| *id).collect();
     let mut cursors: HashMap<i64, BTreeMap<i32, Cursor>> = HashMap::new();
-    for row in tx.query(include_str!("../sql/define_fence.sql"), &[&ids]).await? {
-        let cursor = Cursor { floor: row.try_get(2)?, settled: range_set(row.try_get(3)?)?, anchor: None };
-        cursors.entry(row.try_get(0)?).or_default().insert(row.try_get(1)?, cursor);
+    for row in tx.query(sql!(cursor, "fence_changed"), &[&ids]).await? {
+        let cursor =
+            Cursor { floor: row.try_get("floor")?, settled: range_set(row.try_get("settled")?)?, anchor: None };
+        cursors.entry(row.try_get("subscription")?).or_default().insert(row.try_get("lane")?, cursor);
     }
     for (id, before) in changed {
         let lanes = cursors.remove(&id).unwrap_or_default();
-        let sql = "select former_filters, clock_timestamp() from subscription where id = $1";
-        let row = tx.query_one(sql, &[&id]).await?;
-        let mut formers = FormerFilters::parse(row.try_get(0)?);
-        formers.end(before, row.try_get::<_, Time>(1)?.0, lanes.values());
+        let row = tx.query_one(sql!(subscription, "former_filters_and_time"), &[&id]).await?;
+        let mut formers = FormerFilters::parse(row.try_get("former_filters")?);
+        formers.end(before, row.try_get::<_, Time>("now")?.0, lanes.values());
         put_former_filters(tx, SubscriptionId(id), &formers).await?;
     }
     Ok(())
@@ -111,13 +111,13 @@ pub(super) async fn fence(tx: &impl GenericClient, defined: &[Defined]) -> Db<()
 
 /// The filters that a subscription had before.
 pub(crate) async fn former_filters(tx: &impl GenericClient, id: SubscriptionId) -> Db<FormerFilters> {
-    let row = tx.query_one("select former_filters from subscription where id = $1", &[&id.0]).await?;
+    let row = tx.query_one(sql!(subscription, "former_filters"), &[&id.0]).await?;
     Ok(FormerFilters::parse(row.try_get(0)?))
 }
 
 /// Writes down by which filters events were judged.
 pub(crate) async fn put_former_filters(tx: &impl GenericClient, id: SubscriptionId, formers: &FormerFilters) -> Db<()> {
-    tx.execute("update subscription set former_filters = $2 where id = $1", &[&id.0, &formers.to_text()]).await?;
+    tx.execute(sql!(subscription, "set_former_filters"), &[&id.0, &formers.to_text()]).await?;
     Ok(())
 }
 
@@ -164,7 +164,7 @@ async fn redefine(
 ) -> Db<SubscriptionView> {
     let row = tx
         .query_one(
-            include_str!("../sql/define_again.sql"),
+            sql!(subscription, "redefine"),
             &[
                 &id.0,
                 &json(serde_json::to_string(&subscription.filter)),
@@ -194,11 +194,11 @@ async fn insert(tx: &impl GenericClient, me: InstanceId, new: &[&Subscription]) 
     let timeouts: Vec<i64> = new.iter().map(|it| milliseconds(it.processing_timeout)).collect();
     let values: [&(dyn ToSql + Sync); 9] =
         [&names, &filters, &modes, &lanes, &on_dead, &holds, &retries, &timeouts, &me.0];
-    by_name(tx.query(include_str!("../sql/define.sql"), &values).await?)
+    by_name(tx.query(sql!(subscription, "define"), &values).await?)
 }
 
 fn by_name(rows: Vec<Row>) -> Db<HashMap<String, Row>> {
-    rows.into_iter().map(|row| Ok((row.try_get(1)?, row))).collect()
+    rows.into_iter().map(|row| Ok((row.try_get("name")?, row))).collect()
 }
 
 /// The cursors of new lanes, with the record that what is settled in them was never asked for.
@@ -227,8 +227,8 @@ async fn add_lanes(tx: &impl GenericClient, new: &[(SubscriptionId, u32, Start)]
         }
     }
     if !ids.is_empty() {
-        tx.execute(include_str!("../sql/add_lanes.sql"), &[&ids, &lanes, &floors, &settled]).await?;
-        tx.execute(include_str!("../sql/progress_before.sql"), &[&of, &of_lane, &from, &to]).await?;
+        tx.execute(sql!(cursor, "add_lanes"), &[&ids, &lanes, &floors, &settled]).await?;
+        tx.execute(sql!(progress, "before_start"), &[&of, &of_lane, &from, &to]).await?;
     }
     Ok(())
 }
@@ -244,7 +244,7 @@ pub(crate) async fn record_progress(
     let (from, to): (Vec<Position>, Vec<Position>) =
         ranges.iter().map(|range| (range.start() - 1, *range.end())).unzip();
     if !from.is_empty() {
-        tx.execute(include_str!("../sql/progress_insert.sql"), &[&id.0, &(lane as i32), &epoch, &from, &to]).await?;
+        tx.execute(sql!(progress, "insert"), &[&id.0, &(lane as i32), &epoch, &from, &to]).await?;
     }
     Ok(())
 }
@@ -254,9 +254,9 @@ pub(crate) async fn record_progress(
 ///
 /// What was in a copy when it was declared fresh is never delivered.
 pub(crate) async fn start_floor(tx: &impl GenericClient, start: Start) -> Db<(Position, RangeSet)> {
-    let row = tx.query_one("select log_start, fresh_floor from meta for share", &[]).await?;
-    let lowest = (row.try_get::<_, Position>(0)? - 1).max(row.try_get(1)?);
-    let horizon: Position = tx.query_one(include_str!("../sql/horizon.sql"), &[]).await?.try_get(0)?;
+    let row = tx.query_one(sql!(meta, "share_start"), &[]).await?;
+    let lowest = (row.try_get::<_, Position>("log_start")? - 1).max(row.try_get("fresh_floor")?);
+    let horizon: Position = tx.query_one(sql!(event, "horizon"), &[]).await?.try_get(0)?;
     let highest = match start {
         Start::Beginning => return Ok((lowest, RangeSet::new())),
         Start::Position(position) => position.min(horizon),
@@ -264,7 +264,7 @@ pub(crate) async fn start_floor(tx: &impl GenericClient, start: Start) -> Db<(Po
     };
     let highest = highest.max(lowest);
     // After the horizon: without a writer now, whatever is not there up to it never comes.
-    let known = match tx.query(include_str!("../sql/writers.sql"), &[]).await?.is_empty() {
+    let known = match tx.query(sql!(event, "writers"), &[]).await?.is_empty() {
         true => None,
         false => Some(known_above(tx, lowest, highest).await?),
     };
@@ -282,18 +282,18 @@ pub(crate) async fn start_floor(tx: &impl GenericClient, start: Start) -> Db<(Po
 
 /// A position up to which everything is decided, and what is visible or dead above it, up to `to`.
 async fn known_above(tx: &impl GenericClient, lowest: Position, to: Position) -> Db<(Position, RangeSet)> {
-    let decided: Position = tx.query_one("select coalesce(max(floor), 0) from cursor", &[]).await?.try_get(0)?;
+    let decided: Position = tx.query_one(sql!(cursor, "highest_floor"), &[]).await?.try_get(0)?;
     let mut base = decided.min(to).max(lowest);
     // A floor that was moved because a hold was over has passed what nobody knows yet.
-    let open = tx.query_one(include_str!("../sql/hold_open.sql"), &[&REASON_HOLD_OPEN, &lowest, &base]).await?;
+    let open = tx.query_one(sql!(skip, "hold_open"), &[&REASON_HOLD_OPEN, &lowest, &base]).await?;
     if let Some(open) = open.try_get::<_, Option<Position>>(0)? {
         base = open - 1;
     }
     let mut known = RangeSet::new();
-    let dead = "select low, high from dead_range where high > $1 and low <= $2";
-    for sql in [include_str!("../sql/visible_ranges.sql"), dead] {
+    let dead = sql!(dead_range, "above_within");
+    for sql in [sql!(event, "visible_ranges"), dead] {
         for row in tx.query(sql, &[&base, &to]).await? {
-            known.insert_range(row.try_get(0)?, row.try_get(1)?);
+            known.insert_range(row.try_get("low")?, row.try_get("high")?);
         }
     }
     Ok((base, known))
@@ -308,37 +308,35 @@ async fn first_since(
     horizon: Position,
 ) -> Db<Option<Position>> {
     let before = Timestamp(time.0.saturating_sub(CLOCK_SET_BACK_MAX.as_millis() as i64));
-    let next = "select position, created_at < $2 from event where position > $1 order by position limit 1";
+    let next = sql!(event, "next");
     let next = tx.prepare(next).await?;
     // An event at `low` is older, or there is none below; the first one above `high` is not older, or there is none.
     let (mut low, mut high) = (lowest, horizon);
     while low < high {
         let middle = low + (high - low) / 2;
         match tx.query_opt(&next, &[&middle, &Time(before)]).await? {
-            Some(row) if row.try_get(1)? => low = row.try_get(0)?,
+            Some(row) if row.try_get("is_older")? => low = row.try_get("position")?,
             _ => high = middle,
         }
     }
-    let sql = "select position from event where position > $1 and position <= $2 and created_at >= $3 \
-               order by position limit 1";
-    let first = tx.query_opt(sql, &[&low, &horizon, &Time(time)]).await?;
+    let first = tx.query_opt(sql!(event, "first_since"), &[&low, &horizon, &Time(time)]).await?;
     Ok(first.map(|row| row.try_get(0)).transpose()?)
 }
 
-/// The first nine columns: id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms.
+/// By the columns `id`, `name`, `filter`, `lanes`, `paused`, `definition`, `on_dead`, `retry` and `processing_timeout_ms`.
 pub(crate) fn subscription_view(row: &Row) -> Db<SubscriptionView> {
     Ok(SubscriptionView {
-        id: SubscriptionId(row.try_get(0)?),
-        name: row.try_get(1)?,
-        lanes: row.try_get::<_, i32>(3)? as u32,
-        paused: row.try_get(4)?,
+        id: SubscriptionId(row.try_get("id")?),
+        name: row.try_get("name")?,
+        lanes: row.try_get::<_, i32>("lanes")? as u32,
+        paused: row.try_get("paused")?,
         created: false,
         definition: Definition {
-            number: row.try_get(5)?,
-            filter: parse_filter(row.try_get(2)?),
-            on_dead: if row.try_get::<_, &str>(6)? == "skip" { OnDead::Skip } else { OnDead::Block },
-            retry: RetryPolicy::stored(row.try_get(7)?),
-            processing_timeout: Duration::from_millis(row.try_get::<_, i64>(8)?.max(0) as u64),
+            number: row.try_get("definition")?,
+            filter: parse_filter(row.try_get("filter")?),
+            on_dead: if row.try_get::<_, &str>("on_dead")? == "skip" { OnDead::Skip } else { OnDead::Block },
+            retry: RetryPolicy::stored(row.try_get("retry")?),
+            processing_timeout: Duration::from_millis(row.try_get::<_, i64>("processing_timeout_ms")?.max(0) as u64),
         },
     })
 }

@@ -171,7 +171,9 @@ impl Claiming {
         let asked: Vec<Asked<'_>> = requests.iter().map(|request| self.ask(request)).collect();
         let time = asked.iter().map(|asked| asked.limits.time).max().unwrap_or(CLAIM_TIME);
         if time > CLAIM_TIME || self.is_patient {
-            session.batch_execute(&format!("set statement_timeout = {}", time.as_millis())).await?;
+            session
+                .batch_execute(&sql!(session, "claim_time").replace("@time@", &time.as_millis().to_string()))
+                .await?;
             self.is_patient = time > CLAIM_TIME;
         }
         // Settlements wait for the lanes in which delayed rows take their places, so that none do while claims may take long.
@@ -237,17 +239,17 @@ impl Claiming {
             claims.waiting = 1;
             return Ok((claims, true));
         };
-        let waiting = figures.try_get::<_, i64>(0)? as usize;
-        claims.next_due = figures.try_get::<_, Option<Time>>(1)?.map(|time| time.0);
+        let waiting = figures.try_get::<_, i64>("waiting")? as usize;
+        claims.next_due = figures.try_get::<_, Option<Time>>("next_due")?.map(|time| time.0);
         claims.waiting = match rows {
             Some(_) => {
-                let ready = first_ready.unwrap_or(figures.try_get::<_, Time>(2)?.0);
+                let ready = first_ready.unwrap_or(figures.try_get::<_, Time>("now")?.0);
                 self.note(asked, claims.claimed.len(), waiting, ready)
             }
             // There is something that it could not get.
             None => waiting.max(1),
         };
-        Ok((claims, figures.try_get(3)?))
+        Ok((claims, figures.try_get("is_alive")?))
     }
 
     /// Hands what was claimed to the request; since when the first of it was ready. Rows that were not the first of their key after
@@ -261,12 +263,12 @@ impl Claiming {
     ) -> Db<Option<Timestamp>> {
         let mut first_ready = None;
         for row in rows {
-            match row.try_get::<_, Option<i64>>(12)? {
+            match row.try_get::<_, Option<i64>>("claim")? {
                 Some(claim) => {
-                    first_ready = first_ready.or(row.try_get::<_, Option<Time>>(18)?.map(|time| time.0));
+                    first_ready = first_ready.or(row.try_get::<_, Option<Time>>("ready_at")?.map(|time| time.0));
                     claims.claimed.push(self.claimed(row, ClaimId(claim))?);
                 }
-                None => demoted.note(request.subscription.0, row.try_get(4)?),
+                None => demoted.note(request.subscription.0, row.try_get("key")?),
             }
         }
         Ok(first_ready)
@@ -327,24 +329,24 @@ impl Claiming {
     }
 
     fn claimed(&mut self, row: &Row, claim: ClaimId) -> Db<Claimed> {
-        let event = match row.try_get::<_, Option<Uuid>>(3)? {
+        let event = match row.try_get::<_, Option<Uuid>>("id")? {
             Some(_) => Some(Arc::new(self.decoder.event(row)?)),
             None => None,
         };
         let delivery = DeliveryRow {
-            position: row.try_get(0)?,
+            position: row.try_get("position")?,
             // What is no text is nobody's key.
             key: match &event {
                 Some(event) => event.key.clone().filter(|_| event.malformed.is_none()),
-                None => row.try_get::<_, Option<&str>>(4)?.map(Into::into),
+                None => row.try_get::<_, Option<&str>>("key")?.map(Into::into),
             },
-            arrival: row.try_get(13)?,
+            arrival: row.try_get("arrival")?,
             state: State::Processing,
-            attempts: row.try_get::<_, i32>(14)? as u32,
-            due_at: row.try_get::<_, Time>(15)?.0,
-            since: row.try_get::<_, Time>(16)?.0,
+            attempts: row.try_get::<_, i32>("attempts")? as u32,
+            due_at: row.try_get::<_, Time>("due_at")?.0,
+            since: row.try_get::<_, Time>("since")?.0,
         };
-        Ok(Claimed { claim, delivery, event, suspect: row.try_get::<_, i32>(17)? as u32 >= SUSPECT_AFTER })
+        Ok(Claimed { claim, delivery, event, suspect: row.try_get::<_, i32>("crashes")? as u32 >= SUSPECT_AFTER })
     }
 
     /// Looks for heads that nobody has promoted, since whoever should have ended before; how many there were.
@@ -396,12 +398,12 @@ struct Statements {
 impl Statements {
     async fn prepare(session: &Session) -> Db<Self> {
         Ok(Statements {
-            claim: session.statement(include_str!("../sql/claim.sql")).await?,
-            figures: session.statement(include_str!("../sql/claim_figures.sql")).await?,
-            keys: session.statement(include_str!("../sql/claim_keys.sql")).await?,
-            keys_dense: session.statement(include_str!("../sql/claim_keys_dense.sql")).await?,
-            in_line: session.statement(include_str!("../sql/mend_keys.sql")).await?,
-            rows: session.statement(include_str!("../sql/queue_rows.sql")).await?,
+            claim: session.statement(sql!(queue, "claim")).await?,
+            figures: session.statement(sql!(queue, "figures")).await?,
+            keys: session.statement(sql!(queue, "keys")).await?,
+            keys_dense: session.statement(sql!(queue, "keys_dense")).await?,
+            in_line: session.statement(sql!(queue, "keys_in_line")).await?,
+            rows: session.statement(sql!(queue, "rows")).await?,
         })
     }
 }
@@ -453,7 +455,7 @@ async fn tell(session: &Session, statements: &Statements, asked: &Asked<'_>) -> 
     let Some(after) = request.tell.as_deref() else { return Ok(None) };
     let subscription = &request.subscription.0;
     let mut rows = session.query(&statements.keys_dense, &[subscription, &after, &limits.key_rows]).await?;
-    let all = rows.first().is_none_or(|row| row.get(1));
+    let all = rows.first().is_none_or(|row| row.get("is_all"));
     if !all && rows.len() < KEYS_TOLD_MAX {
         // Some keys have very many rows: from key to key is shorter.
         rows = session.query(&statements.keys, &[subscription, &after, &(KEYS_TOLD_MAX as i32)]).await?;

@@ -41,13 +41,13 @@ pub(crate) async fn finish(session: &Session, me: i32, ends: &[ClaimEnd]) -> Db<
     let kept = ERRORS_KEPT_MAX as i64;
     let values: [&(dyn ToSql + Sync); 9] =
         [&me, &subscriptions, &positions, &claims, &fates, &attempts, &due_at, &errors, &kept];
-    let statement = session.statement(include_str!("../sql/claim_end.sql")).await?;
+    let statement = session.statement(sql!(queue, "end")).await?;
     let mut keys = Keys::default();
     for row in session.query(&statement, &values).await? {
-        let index = order[row.try_get::<_, i64>(0)? as usize - 1];
+        let index = order[row.try_get::<_, i64>("ordinal")? as usize - 1];
         finished.ended[index] = true;
         finished.made_ready |= ends[index].fate != ClaimFate::Done;
-        keys.note(row.try_get(1)?, row.try_get(2)?);
+        keys.note(row.try_get("subscription")?, row.try_get("key")?);
     }
     finished.made_ready |= keys.promote_or_leave(session).await > 0;
     Ok(finished)

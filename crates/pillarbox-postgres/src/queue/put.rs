@@ -10,7 +10,7 @@ use crate::types::Time;
 
 /// Prepared before the settlement begins.
 pub(crate) async fn put_statement(session: &Session) -> Db<Statement> {
-    session.statement(include_str!("../sql/queue_put.sql")).await
+    session.statement(sql!(queue, "put")).await
 }
 
 /// Writes the rows of queues of a settlement for instance `me`. The keys of which some are behind others; none if it has no rows.
@@ -53,7 +53,7 @@ pub(crate) async fn put(
     ];
     let mut behind = Keys::default();
     for row in client.query(statement, &values).await? {
-        behind.note(row.try_get(0)?, row.try_get(1)?);
+        behind.note(row.try_get("subscription")?, row.try_get("key")?);
     }
     Ok(Some(behind))
 }

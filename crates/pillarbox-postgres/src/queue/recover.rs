@@ -18,7 +18,7 @@ use crate::settle::with_errors;
 use crate::types::Time;
 
 /// How long a recovery waits for those who end claims at that moment; what they leave then is found by the next sweep.
-const END_PATIENCE: &str = "set local lock_timeout = '200ms'";
+const END_PATIENCE: &str = sql!(session, "end_patience");
 
 /// Takes claims from those who will not end them any more.
 pub(crate) async fn recover(session: &mut Session, request: &RecoverRequest) -> Db<Recovered> {
@@ -27,11 +27,11 @@ pub(crate) async fn recover(session: &mut Session, request: &RecoverRequest) -> 
     let beats: Vec<Option<i64>> = request.dead.iter().map(|(.., beat)| *beat).collect();
     if beats.iter().any(Option::is_some) {
         // A frozen one may be in the middle of a transaction that holds its claims.
-        let end = session.statement(include_str!("../sql/recover_end.sql")).await?;
+        let end = session.statement(sql!(queue, "recover_end")).await?;
         session.query(&end, &[&owners, &beats, &name_endings(session.config())]).await?;
     }
-    let hold = session.statement(include_str!("../sql/recover_hold.sql")).await?;
-    let select = session.statement(include_str!("../sql/recover.sql")).await?;
+    let hold = session.statement(sql!(queue, "recover_hold")).await?;
+    let select = session.statement(sql!(queue, "recover")).await?;
     let mut tx = session.begin().await?;
     tx.query(&hold, &[&owners, &request.sweep]).await?;
     if !owners.is_empty() {
@@ -41,7 +41,7 @@ pub(crate) async fn recover(session: &mut Session, request: &RecoverRequest) -> 
     let mut keys = Keys::default();
     let recovered = take_back(&tx, &rows, &mut keys).await?;
     if request.sweep {
-        tx.execute(include_str!("../sql/recovery_at.sql"), &[]).await?;
+        tx.execute(sql!(queue, "note_sweep"), &[]).await?;
     }
     tx.commit().await?;
     keys.promote_or_leave(session).await;
@@ -52,7 +52,7 @@ pub(crate) async fn recover(session: &mut Session, request: &RecoverRequest) -> 
 async fn wait_for_ends(tx: &mut Transaction<'_>, owners: &[i32]) -> Db<()> {
     let point = tx.savepoint("ends").await?;
     point.batch_execute(END_PATIENCE).await?;
-    let ended = point.query(include_str!("../sql/recover_wait.sql"), &[&owners]).await;
+    let ended = point.query(sql!(queue, "recover_wait"), &[&owners]).await;
     // Waiting was all; the time limit goes with it.
     point.rollback().await?;
     match ended {
@@ -72,11 +72,11 @@ pub(crate) async fn recover_by_operator(
     let silent_for = i64::try_from(silent_for.as_millis()).unwrap_or(i64::MAX);
     let (subscription, instance) = (subscription.map(|id| id.0), instance.map(|id| id.0));
     let values: [&(dyn ToSql + Sync); 3] = [&subscription, &instance, &silent_for];
-    let rows = tx.query(include_str!("../sql/recover_operator.sql"), &values).await?;
+    let rows = tx.query(sql!(queue, "recover_by_operator"), &values).await?;
     take_back(tx, &rows, keys).await
 }
 
-/// What the rows of `sql/recover.sql` become, written and counted. The keys of those that are dead are noted.
+/// What the rows of `recover` in `sql/queue.sql` become, written and counted. The keys of those that are dead are noted.
 async fn take_back(tx: &Transaction<'_>, rows: &[Row], keys: &mut Keys) -> Db<Recovered> {
     if rows.is_empty() {
         return Ok(Recovered::default());
@@ -85,11 +85,11 @@ async fn take_back(tx: &Transaction<'_>, rows: &[Row], keys: &mut Keys) -> Db<Re
     let (mut subscriptions, mut positions, mut states) = (Vec::new(), Vec::new(), Vec::new());
     let (mut attempts, mut due_at, mut errors) = (Vec::new(), Vec::new(), Vec::new());
     for row in rows {
-        let subscription = SubscriptionId(row.try_get(0)?);
-        let cause = cause_of(row.try_get(8)?);
+        let subscription = SubscriptionId(row.try_get("subscription")?);
+        let cause = cause_of(row.try_get("cause")?);
         let delivery = delivery_of(row)?;
-        let policy: RetryPolicy = serde_json::from_str(row.try_get(7)?).unwrap_or(RetryPolicy::handler());
-        let failed: Failed = recovered(&policy, &delivery, cause, row.try_get::<_, Time>(9)?.0);
+        let policy: RetryPolicy = serde_json::from_str(row.try_get("retry")?).unwrap_or(RetryPolicy::handler());
+        let failed: Failed = recovered(&policy, &delivery, cause, row.try_get::<_, Time>("now")?.0);
         *counts.entry((subscription, cause)).or_default() += 1;
         if failed.state == State::Dead {
             keys.note(subscription.0, delivery.key.as_deref().map(Into::into));
@@ -99,10 +99,10 @@ async fn take_back(tx: &Transaction<'_>, rows: &[Row], keys: &mut Keys) -> Db<Re
         states.push(failed.state.name());
         attempts.push(failed.attempts as i32);
         due_at.push(Time(failed.due_at));
-        errors.push(with_errors(row.try_get(6)?, [&failed.error]));
+        errors.push(with_errors(row.try_get("errors")?, [&failed.error]));
     }
     let values: [&(dyn ToSql + Sync); 6] = [&subscriptions, &positions, &states, &attempts, &due_at, &errors];
-    tx.execute(include_str!("../sql/recovered.sql"), &values).await?;
+    tx.execute(sql!(queue, "take_back"), &values).await?;
     count(tx, &counts).await?;
     let claims = counts.into_iter().map(|((subscription, cause), count)| (subscription, cause, count)).collect();
     Ok(Recovered { claims })
@@ -112,19 +112,19 @@ async fn count(tx: &Transaction<'_>, counts: &BTreeMap<(SubscriptionId, Recovery
     let subscriptions: Vec<i64> = counts.keys().map(|(subscription, _)| subscription.0).collect();
     let causes: Vec<&str> = counts.keys().map(|(_, cause)| cause.name()).collect();
     let numbers: Vec<i64> = counts.values().map(|count| *count as i64).collect();
-    tx.execute(include_str!("../sql/recovery_count.sql"), &[&subscriptions, &causes, &numbers]).await?;
+    tx.execute(sql!(queue, "count_recovered"), &[&subscriptions, &causes, &numbers]).await?;
     Ok(())
 }
 
 fn delivery_of(row: &Row) -> Db<DeliveryRow> {
     Ok(DeliveryRow {
-        position: row.try_get(1)?,
-        key: row.try_get::<_, Option<&str>>(2)?.map(Into::into),
+        position: row.try_get("position")?,
+        key: row.try_get::<_, Option<&str>>("key")?.map(Into::into),
         arrival: 0,
         state: State::Processing,
-        attempts: row.try_get::<_, i32>(3)? as u32,
-        due_at: row.try_get::<_, Time>(4)?.0,
-        since: row.try_get::<_, Time>(5)?.0,
+        attempts: row.try_get::<_, i32>("attempts")? as u32,
+        due_at: row.try_get::<_, Time>("due_at")?.0,
+        since: row.try_get::<_, Time>("since")?.0,
     })
 }
 

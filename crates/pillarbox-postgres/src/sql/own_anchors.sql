@@ -1,3 +1,6 @@
+-- The anchors of an instance's own lanes.
+
+-- name: own_anchors
 -- Anchors of an instance's lanes that the log does not show; retention may have passed them. One look for each lane (`offset 0`):
 -- as a join, some plans read the whole log.
 select c.anchor_position, c.anchor_id, e.id

@@ -12,12 +12,9 @@ pub(super) fn books(tx: &Connection, desk: &Desk) -> Db<Books> {
     let snapshot = super::load_snapshot(tx, &desk.folder)?;
     let mut lanes = Vec::new();
     for row in &snapshot.subscriptions {
-        let sql = "select position, position_to from pillarbox_skip where subscription = ?1";
-        let skipped = ranges(tx, sql, params![row.id.0])?;
+        let skipped = ranges(tx, sql!(skip, "ranges"), params![row.id.0])?;
         for lane in &row.lanes {
-            let sql =
-                "select position, position from pillarbox_delivery where subscription = ?1 and lane = ?2 order by 1";
-            let deliveries = ranges(tx, sql, params![row.id.0, lane.lane])?;
+            let deliveries = ranges(tx, sql!(delivery, "ranges"), params![row.id.0, lane.lane])?;
             lanes.push(row.book(lane, ledger(tx, row.id, lane.lane)?, deliveries, skipped.clone()));
         }
     }
@@ -26,7 +23,7 @@ pub(super) fn books(tx: &Connection, desk: &Desk) -> Db<Books> {
         incarnation: snapshot.incarnation,
         log_start: snapshot.log_start,
         horizon: snapshot.horizon,
-        dead: ranges(tx, "select low, high from pillarbox_dead_range order by low", params![])?,
+        dead: ranges(tx, sql!(dead_range, "ranges"), params![])?,
         lanes,
         former_filters: former_filters.collect::<Db<_>>()?,
     })
@@ -34,17 +31,13 @@ pub(super) fn books(tx: &Connection, desk: &Desk) -> Db<Books> {
 
 /// What the settlements of a lane have recorded.
 pub(super) fn ledger(tx: &Connection, id: SubscriptionId, lane: u32) -> Db<LaneLedger> {
-    let sql = "select floor_from + 1, floor_to from pillarbox_progress \
-               where subscription = ?1 and lane = ?2 and epoch > 0";
-    let covered = ranges(tx, sql, params![id.0, lane])?;
+    let covered = ranges(tx, sql!(progress, "covered"), params![id.0, lane])?;
     Ok(LaneLedger { covered, before_start: before_start(tx, id, lane)? })
 }
 
 /// What a lane was never to deliver.
 pub(super) fn before_start(tx: &Connection, id: SubscriptionId, lane: u32) -> Db<RangeSet> {
-    let sql = "select floor_from + 1, floor_to from pillarbox_progress \
-               where subscription = ?1 and lane = ?2 and epoch = 0";
-    ranges(tx, sql, params![id.0, lane])
+    ranges(tx, sql!(progress, "before_start"), params![id.0, lane])
 }
 
 /// Positions that a lane was never to deliver are delivered after all: from this epoch on its settlements account for them.
@@ -56,15 +49,13 @@ pub(super) fn account(
     positions: &RangeSet,
 ) -> Db<()> {
     let (Some(first), Some(last)) = (positions.first(), positions.last()) else { return Ok(()) };
-    let sql = "select id, floor_from, floor_to from pillarbox_progress \
-               where subscription = ?1 and lane = ?2 and epoch = 0 and floor_from < ?4 and floor_to >= ?3";
-    let mut statement = tx.prepare_cached(sql)?;
+    let mut statement = tx.prepare_cached(sql!(progress, "before_start_within"))?;
     let rows = statement.query_map(params![id.0, lane, first, last], |row| {
-        Ok((row.get::<_, i64>(0)?, row.get::<_, Position>(1)?, row.get::<_, Position>(2)?))
+        Ok((row.get::<_, i64>("id")?, row.get::<_, Position>("floor_from")?, row.get::<_, Position>("floor_to")?))
     })?;
     for (number, from, to) in rows.collect::<Result<Vec<_>, _>>()? {
         let replayed = positions.within(from + 1, to);
-        tx.execute("delete from pillarbox_progress where id = ?1", [number])?;
+        tx.execute(sql!(progress, "remove"), [number])?;
         for (epoch, ranges) in [(0, replayed.missing(from + 1, to)), (epoch, replayed)] {
             for range in ranges.iter() {
                 record_progress(tx, id, lane, epoch, (range.start() - 1, *range.end()))?;
@@ -74,13 +65,13 @@ pub(super) fn account(
     Ok(())
 }
 
-/// The ranges that a statement of two columns gives.
+/// The ranges that a statement gives, by the columns `low` and `high`.
 pub(super) fn ranges(tx: &Connection, sql: &str, values: &[&dyn rusqlite::ToSql]) -> Db<RangeSet> {
     let mut statement = tx.prepare_cached(sql)?;
     let mut rows = statement.query(values)?;
     let mut set = RangeSet::new();
     while let Some(row) = rows.next()? {
-        set.insert_range(row.get::<_, Position>(0)?, row.get(1)?);
+        set.insert_range(row.get::<_, Position>("low")?, row.get("high")?);
     }
     Ok(set)
 }

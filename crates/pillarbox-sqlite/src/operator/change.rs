@@ -79,9 +79,7 @@ fn look_up(
         }
         Lookup::Ledger => {
             let lanes = row.lanes.iter().map(|lane| books::ledger(tx, row.id, lane.lane)).collect::<Db<_>>()?;
-            let sql = "select 1 from pillarbox_delivery indexed by pillarbox_delivery_owner \
-                       where owner is not null and subscription = ?1";
-            Facts::Ledger { lanes, is_claimed: tx.prepare_cached(sql)?.exists([row.id.0])? }
+            Facts::Ledger { lanes, is_claimed: tx.prepare_cached(sql!(queue, "is_claimed"))?.exists([row.id.0])? }
         }
     })
 }
@@ -96,7 +94,7 @@ fn targets(
 ) -> Db<Vec<Target>> {
     let positions = positions.map(|positions| serde_json::to_string(positions).expect("numbers are JSON"));
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut statement = tx.prepare_cached(include_str!("../sql/targets.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(delivery, "targets"))?;
     let targets = statement.query_map(params![subscription.0, positions, key, limit], target)?;
     Ok(targets.collect::<Result<_, _>>()?)
 }
@@ -108,18 +106,18 @@ fn kept_targets(
     above: Position,
     key: Option<&str>,
 ) -> Db<Vec<Target>> {
-    let mut statement = tx.prepare_cached(include_str!("../sql/rewind_kept.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(delivery, "rewind_kept"))?;
     let targets = statement.query_map(params![subscription.0, above, key], target)?;
     Ok(targets.collect::<Result<_, _>>()?)
 }
 
 fn target(row: &rusqlite::Row<'_>) -> rusqlite::Result<Target> {
-    Ok(Target { position: row.get(0)?, lane: row.get(1)?, id: id_at(row, 2)?, key: row.get(3)? })
+    Ok(Target { position: row.get("position")?, lane: row.get("lane")?, id: id_at(row, "id")?, key: row.get("key")? })
 }
 
 /// The id and the positions of an event by its version; no positions where the stream does not have it.
 fn version_at(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<(Uuid, Vec<Position>)> {
-    let found = tx.query_row(include_str!("../sql/version_id.sql"), params![stream, version], |row| id_at(row, 0));
+    let found = tx.query_row(sql!(event, "version_id"), params![stream, version], |row| id_at(row, 0));
     match found.optional()? {
         Some(id) => Ok((id, positions_of(tx, id)?)),
         None => Ok((Uuid::nil(), Vec::new())),
@@ -129,8 +127,7 @@ fn version_at(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<(Uuid, Vec
 fn place(tx: &Transaction<'_>, snapshot: &Snapshot, to: Start) -> Db<Place> {
     let oldest_kept = match to {
         Start::Time(time) => {
-            let sql = "select min(position) from pillarbox_event_kept where created_at >= ?1";
-            tx.query_row(sql, [time.0], |row| row.get::<_, Option<Position>>(0))?
+            tx.query_row(sql!(event, "kept_first_since"), [time.0], |row| row.get::<_, Option<Position>>(0))?
         }
         Start::Beginning | Start::Position(_) | Start::Now => None,
     };
@@ -139,14 +136,14 @@ fn place(tx: &Transaction<'_>, snapshot: &Snapshot, to: Start) -> Db<Place> {
 
 /// The events of a key above a position.
 fn key_events(tx: &Transaction<'_>, id: SubscriptionId, key: &str, above: Position) -> Db<Vec<KeyEvent>> {
-    let mut statement = tx.prepare_cached(include_str!("../sql/key_events.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(event, "key_events"))?;
     let events = statement.query_map(params![above, key, id.0], |row| {
         Ok(KeyEvent {
-            position: row.get(0)?,
-            id: id_at(row, 1)?,
-            topic: text(row.get_ref(2)?).into(),
-            r#type: text(row.get_ref(3)?).into(),
-            has_delivery: row.get(4)?,
+            position: row.get("position")?,
+            id: id_at(row, "id")?,
+            topic: text(row.get_ref("topic")?).into(),
+            r#type: text(row.get_ref("type")?).into(),
+            has_delivery: row.get("has_delivery")?,
         })
     })?;
     Ok(events.collect::<Result<_, _>>()?)
@@ -164,13 +161,11 @@ fn apply(tx: &Transaction<'_>, now: Timestamp, subject: Option<&SubscriptionRow>
         Edit::GiveUp { targets, reason } => give_up_targets(tx, row, targets, reason)?,
         Edit::Reload(lanes) => touch_lanes(tx, row.id, lanes.iter().copied())?,
         Edit::SetCursor { lane, epoch, floor, settled } => {
-            let mut statement = tx.prepare_cached(include_str!("../sql/rewind_lane.sql"))?;
+            let mut statement = tx.prepare_cached(sql!(cursor, "rewind"))?;
             expect_epoch(statement.execute(params![row.id.0, lane, floor, settled.to_string(), epoch])?)?;
         }
         Edit::Fence { lane, epoch } => {
-            let sql =
-                "update pillarbox_cursor set epoch = epoch + 1 where subscription = ?1 and lane = ?2 and epoch = ?3";
-            expect_epoch(tx.execute(sql, params![row.id.0, lane, epoch])?)?;
+            expect_epoch(tx.execute(sql!(cursor, "fence"), params![row.id.0, lane, epoch])?)?;
         }
         Edit::ReadAgain { floor, settled } => read_again(tx, row, *floor, settled)?,
         Edit::Replay { lane, key, positions } => replay(tx, row, *lane, key, positions)?,
@@ -179,7 +174,7 @@ fn apply(tx: &Transaction<'_>, now: Timestamp, subject: Option<&SubscriptionRow>
         Edit::SetFormerFilters(formers) => put_former_filters(tx, row.id, formers)?,
         Edit::SetPause(pause) => set_pause(tx, row.id, pause.as_ref())?,
         Edit::Rename(to) => {
-            tx.execute("update pillarbox_subscription set name = ?2 where id = ?1", params![row.id.0, to])?;
+            tx.execute(sql!(subscription, "rename"), params![row.id.0, to])?;
         }
         Edit::Delete => return Ok(delete_subscription(tx, row.id)? as u64),
         Edit::Relane { lanes, floor, epoch, revision, ledger } => {
@@ -200,7 +195,7 @@ fn expect_epoch(changed: usize) -> Db<()> {
 
 fn make_due(tx: &Transaction<'_>, row: &SubscriptionRow, targets: &[Target]) -> Db<()> {
     for target in targets {
-        let mut statement = tx.prepare_cached(include_str!("../sql/requeue.sql"))?;
+        let mut statement = tx.prepare_cached(sql!(delivery, "requeue"))?;
         statement.execute(params![row.id.0, target.position, Timestamp::now().0])?;
     }
     arrange_targets(tx, row, targets)
@@ -209,8 +204,7 @@ fn make_due(tx: &Transaction<'_>, row: &SubscriptionRow, targets: &[Target]) -> 
 fn give_up_targets(tx: &Transaction<'_>, row: &SubscriptionRow, targets: &[Target], reason: &str) -> Db<()> {
     for target in targets {
         give_up(tx, row.id, (target.position, target.position), reason)?;
-        let sql = "delete from pillarbox_delivery where subscription = ?1 and position = ?2";
-        tx.prepare_cached(sql)?.execute(params![row.id.0, target.position])?;
+        tx.prepare_cached(sql!(delivery, "remove"))?.execute(params![row.id.0, target.position])?;
     }
     arrange_targets(tx, row, targets)
 }
@@ -245,14 +239,14 @@ fn take_back(
 
 /// Records that positions will not be delivered, and why.
 pub(super) fn give_up(tx: &Transaction<'_>, id: SubscriptionId, range: (Position, Position), reason: &str) -> Db<()> {
-    let mut statement = tx.prepare_cached(include_str!("../sql/give_up.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(skip, "give_up"))?;
     statement.execute(params![id.0, range.0, range.1, reason, Timestamp::now().0])?;
     Ok(())
 }
 
 /// Tells the owners of these lanes to load their deliveries again.
 pub(super) fn touch_lanes(tx: &Transaction<'_>, id: SubscriptionId, lanes: impl Iterator<Item = u32>) -> Db<()> {
-    let sql = "update pillarbox_cursor set revision = revision + 1 where subscription = ?1 and lane = ?2";
+    let sql = sql!(cursor, "touch");
     for lane in lanes.collect::<BTreeSet<_>>() {
         tx.prepare_cached(sql)?.execute(params![id.0, lane])?;
     }
@@ -262,32 +256,28 @@ pub(super) fn touch_lanes(tx: &Transaction<'_>, id: SubscriptionId, lanes: impl 
 fn set_pause(tx: &Transaction<'_>, id: SubscriptionId, pause: Option<&Pause>) -> Db<()> {
     let by = pause.map(|pause| pause.by.name());
     let reason = pause.and_then(|pause| pause.reason.as_deref());
-    let sql = "update pillarbox_subscription set paused = ?2, paused_by = ?3, paused_reason = ?4 where id = ?1";
-    tx.execute(sql, params![id.0, pause.is_some(), by, reason])?;
+    tx.execute(sql!(subscription, "set_pause"), params![id.0, pause.is_some(), by, reason])?;
     Ok(())
 }
 
 /// Forgets deliveries and records above the floor. Positions become visible in their order here, so that nothing is settled above it.
 fn read_again(tx: &Transaction<'_>, row: &SubscriptionRow, floor: Position, settled: &RangeSet) -> Db<()> {
     debug_assert!(settled.is_empty(), "a place has nothing settled above its floor");
-    tx.execute(include_str!("../sql/rewind_deliveries.sql"), params![row.id.0, floor])?;
+    tx.execute(sql!(delivery, "rewind"), params![row.id.0, floor])?;
     if row.mode == Mode::Queue {
         arrange_all(tx, row.id)?;
     }
     // What was covered before says nothing about the replay.
-    let sql = "delete from pillarbox_progress where subscription = ?1 and floor_from >= ?2";
-    tx.execute(sql, params![row.id.0, floor])?;
-    let sql = "update pillarbox_progress set floor_to = ?2 where subscription = ?1 and floor_to > ?2";
-    tx.execute(sql, params![row.id.0, floor])?;
+    tx.execute(sql!(progress, "remove_above"), params![row.id.0, floor])?;
+    tx.execute(sql!(progress, "cut"), params![row.id.0, floor])?;
     Ok(())
 }
 
 fn replay(tx: &Transaction<'_>, row: &SubscriptionRow, lane: u32, key: &str, positions: &[Position]) -> Db<()> {
-    let sql = "select coalesce(max(arrival), 0) from pillarbox_delivery where subscription = ?1 and lane = ?2";
-    let last: i64 = tx.query_row(sql, params![row.id.0, lane], |row| row.get(0))?;
+    let last: i64 = tx.query_row(sql!(delivery, "last_arrival"), params![row.id.0, lane], |row| row.get(0))?;
     let now = Timestamp::now().0;
     for (arrival, position) in (last + 1..).zip(positions) {
-        let mut statement = tx.prepare_cached(include_str!("../sql/rewind_key.sql"))?;
+        let mut statement = tx.prepare_cached(sql!(delivery, "rewind_key"))?;
         statement.execute(params![row.id.0, position, lane, arrival, key, now])?;
     }
     match (row.mode, positions.first()) {
@@ -299,19 +289,21 @@ fn replay(tx: &Transaction<'_>, row: &SubscriptionRow, lane: u32, key: &str, pos
 /// Takes back that positions were given up; whatever else was given up with them stays so.
 fn take_up(tx: &Transaction<'_>, id: SubscriptionId, positions: &RangeSet) -> Db<()> {
     let (Some(first), Some(last)) = (positions.first(), positions.last()) else { return Ok(()) };
-    let sql = "select position, position_to, reason, at from pillarbox_skip \
-               where subscription = ?1 and position <= ?3 and position_to >= ?2";
-    let mut statement = tx.prepare_cached(sql)?;
+    let mut statement = tx.prepare_cached(sql!(skip, "within"))?;
     let rows = statement.query_map(params![id.0, first, last], |row| {
-        Ok((row.get::<_, Position>(0)?, row.get::<_, Position>(1)?, row.get::<_, String>(2)?, row.get::<_, i64>(3)?))
+        Ok((
+            row.get::<_, Position>("position")?,
+            row.get::<_, Position>("position_to")?,
+            row.get::<_, String>("reason")?,
+            row.get::<_, i64>("at")?,
+        ))
     })?;
     for (from, to, reason, at) in rows.collect::<Result<Vec<_>, _>>()? {
         let mut left = RangeSet::from_iter([from..=to]);
         left.subtract(positions);
-        let sql = "delete from pillarbox_skip where subscription = ?1 and position = ?2";
-        tx.prepare_cached(sql)?.execute(params![id.0, from])?;
+        tx.prepare_cached(sql!(skip, "remove"))?.execute(params![id.0, from])?;
         for range in left.iter() {
-            let mut put = tx.prepare_cached(include_str!("../sql/give_up.sql"))?;
+            let mut put = tx.prepare_cached(sql!(skip, "give_up"))?;
             put.execute(params![id.0, range.start(), range.end(), reason, at])?;
         }
     }
@@ -331,12 +323,12 @@ pub(super) fn judge_again(tx: &Transaction<'_>, id: SubscriptionId, change: impl
 
 /// Removes a subscription with all that belongs to it; how many deliveries went.
 pub(super) fn delete_subscription(tx: &Transaction<'_>, id: SubscriptionId) -> Db<usize> {
-    let deliveries = tx.execute("delete from pillarbox_delivery where subscription = ?1", [id.0])?;
-    tx.execute("delete from pillarbox_cursor where subscription = ?1", [id.0])?;
-    tx.execute("delete from pillarbox_progress where subscription = ?1", [id.0])?;
-    tx.execute("delete from pillarbox_skip where subscription = ?1", [id.0])?;
-    tx.execute("delete from pillarbox_recovery where subscription = ?1", [id.0])?;
-    tx.execute("delete from pillarbox_subscription where id = ?1", [id.0])?;
+    let deliveries = tx.execute(sql!(subscription, "remove_deliveries"), [id.0])?;
+    tx.execute(sql!(subscription, "remove_cursors"), [id.0])?;
+    tx.execute(sql!(subscription, "remove_progress"), [id.0])?;
+    tx.execute(sql!(subscription, "remove_skips"), [id.0])?;
+    tx.execute(sql!(subscription, "remove_recovered"), [id.0])?;
+    tx.execute(sql!(subscription, "remove"), [id.0])?;
     Ok(deliveries)
 }
 
@@ -347,9 +339,9 @@ fn replace_lanes(
     (floor, epoch, revision): (Position, Epoch, i64),
     ledger: &LaneLedger,
 ) -> Db<()> {
-    tx.execute("delete from pillarbox_cursor where subscription = ?1", [id.0])?;
-    tx.execute("delete from pillarbox_progress where subscription = ?1", [id.0])?;
-    let sql = "insert into pillarbox_cursor (subscription, lane, floor, epoch, revision) values (?1, ?2, ?3, ?4, ?5)";
+    tx.execute(sql!(subscription, "remove_cursors"), [id.0])?;
+    tx.execute(sql!(subscription, "remove_progress"), [id.0])?;
+    let sql = sql!(cursor, "replace");
     for lane in 0..lanes {
         tx.prepare_cached(sql)?.execute(params![id.0, lane, floor, epoch, revision])?;
         for (epoch, ranges) in [(0, &ledger.before_start), (epoch, &ledger.covered)] {
@@ -358,17 +350,16 @@ fn replace_lanes(
             }
         }
     }
-    tx.execute("update pillarbox_subscription set lanes = ?2 where id = ?1", params![id.0, lanes])?;
+    tx.execute(sql!(subscription, "set_lanes"), params![id.0, lanes])?;
     Ok(())
 }
 
 /// Gives each delivery its new lane, keeping the order of arrival within each key.
 fn relane_deliveries(tx: &Transaction<'_>, id: SubscriptionId, lanes: u32) -> Db<usize> {
-    let sql = "select position, key from pillarbox_delivery where subscription = ?1 order by arrival, lane, position";
-    let mut statement = tx.prepare(sql)?;
-    let rows = statement.query_map([id.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let mut statement = tx.prepare(sql!(delivery, "in_order_of_arrival"))?;
+    let rows = statement.query_map([id.0], |row| Ok((row.get("position")?, row.get("key")?)))?;
     let deliveries: Vec<(Position, Option<String>)> = rows.collect::<Result<_, _>>()?;
-    let sql = "update pillarbox_delivery set lane = ?3, arrival = ?4 where subscription = ?1 and position = ?2";
+    let sql = sql!(delivery, "relane");
     for (index, (position, key)) in deliveries.iter().enumerate() {
         let lane = lane_of(key.as_deref().map(KeyHash::of), *position, lanes);
         tx.prepare_cached(sql)?.execute(params![id.0, position, lane, index as i64 + 1])?;

@@ -42,7 +42,7 @@ fn schema(desk: &Desk) -> Db<Check> {
 }
 
 fn journal_mode(desk: &Desk) -> Db<Check> {
-    let mode: String = desk.connection.query_row("pragma journal_mode", [], |row| row.get(0))?;
+    let mode: String = desk.connection.query_row(sql!(connection, "journal_mode"), [], |row| row.get(0))?;
     Ok(match mode.eq_ignore_ascii_case("wal") {
         true => Check::ok("journal mode", "write-ahead logging"),
         false => Check::bad(
@@ -88,7 +88,7 @@ fn home(desk: &Desk) -> Check {
 /// A long reader keeps the write-ahead log from being written back, and it grows.
 fn write_ahead_log(desk: &Desk) -> Db<Check> {
     let name = "write-ahead log";
-    let held = checkpoint(desk, "pragma wal_checkpoint(passive)")?.unwrap_or(0);
+    let held = checkpoint(desk, sql!(connection, "checkpoint"))?.unwrap_or(0);
     let size = wal_bytes(&desk.path);
     let finding = format!("{} KiB, {} held back by a reader", size / 1024, counted(held, "page"));
     Ok(match (held, size) {
@@ -108,11 +108,9 @@ fn anchors(tx: &Connection, snapshot: &Snapshot) -> Check {
 }
 
 fn dead_ranges(tx: &Connection) -> Db<Check> {
-    let sql = "select count(*) from pillarbox_dead_range as d join pillarbox_event as e on e.position between d.low and d.high";
-    Ok(Check::dead_ranges(tx.query_row(sql, [], |row| row.get(0))?))
+    Ok(Check::dead_ranges(tx.query_row(sql!(diagnosis, "events_in_dead_ranges"), [], |row| row.get(0))?))
 }
 
 fn deliveries(tx: &Connection) -> Db<Check> {
-    let sql = include_str!("../sql/deliveries_without_event.sql");
-    Ok(Check::deliveries(tx.query_row(sql, [], |row| row.get(0))?))
+    Ok(Check::deliveries(tx.query_row(sql!(diagnosis, "deliveries_without_event"), [], |row| row.get(0))?))
 }

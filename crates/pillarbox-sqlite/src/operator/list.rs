@@ -53,23 +53,23 @@ impl<'a> Matcher<'a> {
             && self.correlation_id.is_none_or(|id| headers().get(HEADER_CORRELATION_ID).as_deref() == Some(id))
     }
 
-    /// A row of `sql/backlog.sql`, if it matches.
+    /// A row that begins as the `backlog` of `sql/event.sql`, if it matches.
     fn line<'r>(&self, row: &'r Row<'_>) -> Db<Option<BacklogRow<'r>>> {
         let line = backlog_row(row)?;
-        let headers = || row.get_ref(7).map(|headers| Headers::from_json(&text(headers))).unwrap_or_default();
+        let headers = || row.get_ref("headers").map(|headers| Headers::from_json(&text(headers))).unwrap_or_default();
         Ok(self.matches(&line.topic, line.key, headers).then_some(line))
     }
 }
 
 fn events(tx: &Connection, matcher: &Matcher<'_>, limit: usize) -> Db<Vec<ListRow>> {
-    let mut statement = tx.prepare_cached(include_str!("../sql/backlog.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(event, "backlog"))?;
     let mut rows = statement.query([0, i64::MAX])?;
     let mut list = Vec::new();
     while list.len() < limit
         && let Some(row) = rows.next()?
     {
         if let Some(line) = matcher.line(row)? {
-            list.push(line.list_row(id_at(row, 6)?));
+            list.push(line.list_row(id_at(row, "id")?));
         }
     }
     Ok(list)
@@ -83,14 +83,14 @@ fn unsettled(
     query: &ListQuery,
     matcher: &Matcher<'_>,
 ) -> Db<Vec<ListRow>> {
-    let mut statement = tx.prepare_cached(include_str!("../sql/backlog.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(event, "backlog"))?;
     let mut rows = statement.query([subscription.floor(), i64::MAX])?;
     let mut list = Vec::new();
     while list.len() < query.limit
         && let Some(row) = rows.next()?
     {
         let Some(line) = matcher.line(row)? else { continue };
-        list.extend(line.unsettled_row(id_at(row, 6)?, subscription, query.state, snapshot.now));
+        list.extend(line.unsettled_row(id_at(row, "id")?, subscription, query.state, snapshot.now));
     }
     Ok(list)
 }
@@ -100,29 +100,21 @@ fn unsettled(
 fn looked_at(query: &ListQuery) -> &'static str {
     match (query.state, &query.key) {
         (_, Some(_)) => {
-            "select position from pillarbox_delivery indexed by pillarbox_delivery_key where subscription = ?1 and key = ?3"
+            sql!(delivery, "rows_of_key")
         }
         (Some(State::Dead), None) => {
-            "select position from pillarbox_delivery indexed by pillarbox_delivery_by_state \
-             where subscription = ?1 and state = 'dead'"
+            sql!(delivery, "rows_dead")
         }
         (Some(State::Delayed), None) => {
-            "select position from pillarbox_delivery indexed by pillarbox_delivery_by_state \
-             where subscription = ?1 and state = 'delayed'"
+            sql!(delivery, "rows_delayed")
         }
         (Some(State::Processing | State::Retrying | State::Blocked), None) => {
-            "select position from pillarbox_delivery indexed by pillarbox_delivery_by_state \
-             where subscription = ?1 and state in ('pending', 'processing', 'retrying')"
+            sql!(delivery, "rows_in_line")
         }
         (Some(State::Pending), None) => {
-            "select position from pillarbox_delivery indexed by pillarbox_delivery_by_state \
-             where subscription = ?1 and state in ('pending', 'processing', 'retrying') \
-             union all \
-             select position from pillarbox_delivery indexed by pillarbox_delivery_delayed \
-             where subscription = ?1 and state = 'delayed' \
-                 and due_at <= cast((julianday('now') - 2440587.5) * 86400000 + 0.5 as integer)"
+            sql!(delivery, "rows_in_line_or_due")
         }
-        (None, None) => "select position from pillarbox_delivery where subscription = ?1",
+        (None, None) => sql!(delivery, "rows_all"),
     }
 }
 
@@ -133,7 +125,7 @@ fn deliveries(
     query: &ListQuery,
     matcher: &Matcher<'_>,
 ) -> Db<Vec<ListRow>> {
-    let sql = include_str!("../sql/list_deliveries.sql").replace("@rows@", looked_at(query));
+    let sql = sql!(delivery, "list").replace("@rows@", looked_at(query));
     let mut statement = tx.prepare_cached(&sql)?;
     let mut rows = statement.query(params![subscription.id.0, query.state.map(State::name), query.key])?;
     let mut list = Vec::new();
@@ -141,14 +133,14 @@ fn deliveries(
         && let Some(row) = rows.next()?
     {
         let Some(line) = matcher.line(row)? else { continue };
-        let entry = line.list_row(id_at(row, 6)?);
+        let entry = line.list_row(id_at(row, "id")?);
         list.push(ListRow {
             subscription: Some(subscription.name.clone()),
-            state: State::from_name(&row.get::<_, String>(8)?),
-            attempts: Some(row.get(9)?),
-            due_at: Some(Timestamp(row.get(10)?)),
-            claim: claim_record(row, 12)?,
-            error: parse_errors(&row.get::<_, String>(11)?).pop().map(|error| error.message),
+            state: State::from_name(&row.get::<_, String>("state")?),
+            attempts: Some(row.get("attempts")?),
+            due_at: Some(Timestamp(row.get("due_at")?)),
+            claim: claim_record(row)?,
+            error: parse_errors(&row.get::<_, String>("errors")?).pop().map(|error| error.message),
             ..entry
         });
     }

@@ -43,18 +43,18 @@ impl SqliteStore {
 }
 
 fn maintain(desk: &Desk) -> Db<Maintained> {
-    let pages_held = checkpoint(desk, "pragma wal_checkpoint(passive)")?.unwrap_or(0);
+    let pages_held = checkpoint(desk, sql!(connection, "checkpoint"))?.unwrap_or(0);
     let mut truncated = false;
     // With pages held it could not succeed, and would only make writers wait.
     if pages_held == 0 && wal_bytes(&desk.path) > WAL_BYTES_MAX {
-        truncated = checkpoint(desk, "pragma wal_checkpoint(truncate)")?.is_some();
+        truncated = checkpoint(desk, sql!(connection, "checkpoint_and_truncate"))?.is_some();
     }
     Ok(Maintained { wal_bytes: wal_bytes(&desk.path), truncated, pages_held })
 }
 
 /// How many pages could not be written back; None if somebody else was in the way.
 pub(super) fn checkpoint(desk: &Desk, sql: &str) -> Db<Option<u64>> {
-    let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+    let row = |row: &rusqlite::Row<'_>| Ok((row.get("busy")?, row.get("log")?, row.get("checkpointed")?));
     let (busy, pages, done): (bool, i64, i64) = desk.connection.query_row(sql, [], row)?;
     Ok((!busy).then(|| pages.saturating_sub(done).max(0) as u64))
 }

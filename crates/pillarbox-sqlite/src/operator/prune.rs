@@ -52,13 +52,13 @@ pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> 
 
 /// Copies of events that no delivery needs any more, among the next of them.
 fn prune_kept(tx: &Transaction<'_>, pruned: &mut Pruned) -> Db<()> {
-    let sql = "select value from pillarbox_meta where name = 'kept_looked_at'";
-    let after: Position = tx.prepare_cached(sql)?.query_row([], |row| row.get(0)).optional()?.unwrap_or(0);
-    let mut statement = tx.prepare_cached(include_str!("../sql/kept_next.sql"))?;
+    let after: Position =
+        tx.prepare_cached(sql!(retention, "kept_looked_at"))?.query_row([], |row| row.get(0)).optional()?.unwrap_or(0);
+    let mut statement = tx.prepare_cached(sql!(retention, "kept_next"))?;
     let (looked_at, last): (i64, Option<Position>) =
-        statement.query_row([after, KEPT_LOOKED_AT_MAX], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        statement.query_row([after, KEPT_LOOKED_AT_MAX], |row| Ok((row.get("looked_at")?, row.get("last")?)))?;
     let gone = match last {
-        Some(last) => tx.prepare_cached(include_str!("../sql/prune_kept.sql"))?.execute([after, last])?,
+        Some(last) => tx.prepare_cached(sql!(retention, "prune_kept"))?.execute([after, last])?,
         None => 0,
     };
     let next = last.filter(|_| looked_at == KEPT_LOOKED_AT_MAX);
@@ -73,8 +73,9 @@ fn prune_kept(tx: &Transaction<'_>, pruned: &mut Pruned) -> Db<()> {
 fn would_prune(tx: &Transaction<'_>, snapshot: &Snapshot, policy: &PrunePolicy) -> Db<Pruned> {
     let mut pruned = Pruned::default();
     if let Some(age) = policy.dead {
-        let sql = "select count(*) from pillarbox_delivery where died_at < ?1";
-        pruned.dead = tx.query_row(sql, [before(snapshot.now, age)], |row| row.get::<_, i64>(0))? as u64;
+        pruned.dead = tx
+            .query_row(sql!(retention, "count_dead"), [before(snapshot.now, age)], |row| row.get::<_, i64>(0))?
+            as u64;
     }
     let Some(keep) = policy.keep.filter(|_| policy.takes_events(!snapshot.subscriptions.is_empty())) else {
         return Ok(pruned);
@@ -93,19 +94,15 @@ fn would_prune(tx: &Transaction<'_>, snapshot: &Snapshot, policy: &PrunePolicy) 
             pruned.held_by = Some(subscription.name.clone());
         }
     }
-    let sql = "select count(*) from pillarbox_event where position > ?1 and position <= ?2 and stream_version is null";
-    pruned.events = tx.query_row(sql, params![snapshot.pruned_to, end], |row| row.get::<_, i64>(0))? as u64;
+    pruned.events = tx
+        .query_row(sql!(retention, "count_events"), params![snapshot.pruned_to, end], |row| row.get::<_, i64>(0))?
+        as u64;
     Ok(pruned)
 }
 
 /// The last position above `after` before the first event that is not older than `oldest`.
 fn old_to(tx: &Transaction<'_>, after: Position, oldest: i64) -> Db<Position> {
-    let sql = "select coalesce(
-            (select position - 1 from pillarbox_event where position > ?1 and created_at >= ?2 order by position limit 1),
-            (select max(position) from pillarbox_event),
-            0
-        )";
-    Ok(tx.query_row(sql, params![after, oldest], |row| row.get(0))?)
+    Ok(tx.query_row(sql!(retention, "old_to"), params![after, oldest], |row| row.get(0))?)
 }
 
 /// What was asked for, but not less than the log's own policy; None: for ever.
@@ -133,16 +130,14 @@ fn prune_events(
         pruned.undelivered = expire_holds(tx, snapshot, &candidates)?;
     }
     // Floors first, deliveries second: a lane that parks an event moves its floor in the same transaction.
-    let sql = "select s.name, min(c.floor) from pillarbox_cursor as c join pillarbox_subscription as s \
-               on s.id = c.subscription group by s.id order by 2 limit 1";
-    let mut statement = tx.prepare(sql)?;
+    let mut statement = tx.prepare(sql!(retention, "furthest_behind"))?;
     let mut rows = statement.query([])?;
     let mut end = oldest_to_keep;
     if let Some(row) = rows.next()? {
-        let floor: Position = row.get(1)?;
+        let floor: Position = row.get("floor")?;
         if floor < end {
             end = floor;
-            pruned.held_by = Some(row.get(0)?);
+            pruned.held_by = Some(row.get("name")?);
         }
     }
     if end <= snapshot.pruned_to {
@@ -151,25 +146,23 @@ fn prune_events(
     // First: only what lies below may be removed.
     set_meta(tx, "pruned_to", end)?;
     let range = params![snapshot.pruned_to, end];
-    pruned.kept = tx.execute(include_str!("../sql/prune_keep.sql"), range)? as u64;
-    pruned.events = tx.execute(include_str!("../sql/prune_events.sql"), range)? as u64;
+    pruned.kept = tx.execute(sql!(retention, "keep"), range)? as u64;
+    pruned.events = tx.execute(sql!(retention, "prune_events"), range)? as u64;
     // A journal's events stay; the log then still begins with the first of them.
-    let sql = "select coalesce(min(position), ?1 + 1) from pillarbox_event where position <= ?1";
-    let log_start: Position = tx.query_row(sql, [end], |row| row.get(0))?;
+    let log_start: Position = tx.query_row(sql!(retention, "log_start"), [end], |row| row.get(0))?;
     set_meta(tx, "log_start", log_start)?;
-    tx.execute("delete from pillarbox_dead_range where high < ?1", [log_start])?;
+    tx.execute(sql!(retention, "prune_dead_ranges"), [log_start])?;
     pruned.more |= candidates.len() as i64 == slice && pruned.held_by.is_none();
     Ok(())
 }
 
 /// The next events (position, created_at) up to the first that is too young.
 fn candidates(tx: &Transaction<'_>, snapshot: &Snapshot, oldest: i64, slice: i64) -> Db<Vec<(Position, i64)>> {
-    let sql = "select position, created_at from pillarbox_event where position > ?1 order by position limit ?2";
-    let mut statement = tx.prepare_cached(sql)?;
+    let mut statement = tx.prepare_cached(sql!(retention, "candidates"))?;
     let mut rows = statement.query(params![snapshot.pruned_to, slice])?;
     let mut candidates = Vec::new();
     while let Some(row) = rows.next()? {
-        let candidate = (row.get(0)?, row.get(1)?);
+        let candidate = (row.get("position")?, row.get("created_at")?);
         if candidate.1 >= oldest {
             break;
         }
@@ -209,7 +202,7 @@ fn expire_holds(tx: &Transaction<'_>, snapshot: &Snapshot, candidates: &[(Positi
 
 /// The events up to `end` that the subscription wants and has not settled.
 fn awaited(tx: &Transaction<'_>, subscription: &SubscriptionRow, end: Position) -> Db<RangeSet> {
-    let mut statement = tx.prepare_cached(include_str!("../sql/backlog.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(event, "backlog"))?;
     let mut rows = statement.query(params![subscription.floor(), i64::MAX])?;
     let formers = former_filters(tx, subscription.id)?;
     let mut awaited = RangeSet::new();
@@ -230,9 +223,7 @@ fn awaited(tx: &Transaction<'_>, subscription: &SubscriptionRow, end: Position) 
 fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, passed: RangeSet, end: Position) -> Db<()> {
     let Cursor { floor, settled, .. } = &lane.cursor;
     // A cursor that was cut at its limit does not count all that have a delivery.
-    let sql = "select position, position from pillarbox_delivery \
-               where subscription = ?1 and lane = ?2 and position > ?3 and position <= ?4";
-    let mut covered = super::books::ranges(tx, sql, params![id.0, lane.lane, floor, end])?;
+    let mut covered = super::books::ranges(tx, sql!(delivery, "ranges_within"), params![id.0, lane.lane, floor, end])?;
     covered.union(&settled.within(floor + 1, end));
     covered.union(&passed.within(floor + 1, end));
     let left_out = covered.missing(floor + 1, end);
@@ -244,9 +235,7 @@ fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, passed: RangeS
     }
     let mut settled = settled.clone();
     settled.remove_range(0, end);
-    let sql = "update pillarbox_cursor set floor = ?3, settled = ?4, epoch = epoch + 1 \
-               where subscription = ?1 and lane = ?2";
-    tx.execute(sql, params![id.0, lane.lane, end, settled.to_string()])?;
+    tx.execute(sql!(cursor, "jump"), params![id.0, lane.lane, end, settled.to_string()])?;
     Ok(())
 }
 
@@ -258,15 +247,14 @@ fn prune_dead(
     pruned: &mut Pruned,
 ) -> Db<()> {
     let Some(age) = policy.dead else { return Ok(()) };
-    let mut statement = tx.prepare(include_str!("../sql/prune_dead.sql"))?;
+    let mut statement = tx.prepare(sql!(retention, "dead"))?;
     let rows = statement.query_map(params![before(snapshot.now, age), slice], |row| {
-        Ok((SubscriptionId(row.get(0)?), row.get(1)?, row.get(2)?, row.get(3)?))
+        Ok((SubscriptionId(row.get("subscription")?), row.get("position")?, row.get("lane")?, row.get("key")?))
     })?;
     let dead: Vec<(SubscriptionId, Position, u32, Option<String>)> = rows.collect::<Result<_, _>>()?;
     for (subscription, position, lane, key) in &dead {
         give_up(tx, *subscription, (*position, *position), REASON_DEAD)?;
-        let sql = "delete from pillarbox_delivery where subscription = ?1 and position = ?2";
-        tx.prepare_cached(sql)?.execute(params![subscription.0, position])?;
+        tx.prepare_cached(sql!(delivery, "remove"))?.execute(params![subscription.0, position])?;
         let is_queue = |row: &SubscriptionRow| row.id == *subscription && row.mode == Mode::Queue;
         if snapshot.subscriptions.iter().any(is_queue) {
             arrange(tx, *subscription, *position, key.as_deref())?;
@@ -292,7 +280,7 @@ fn prune_dedup(
 ) -> Db<()> {
     let promised = snapshot.now.0.saturating_sub(meta_number(tx, "dedup_window_ms")?);
     let oldest = before(snapshot.now, policy.dedup_window).min(promised);
-    pruned.dedup = tx.execute(include_str!("../sql/prune_dedup.sql"), params![oldest, slice])? as u64;
+    pruned.dedup = tx.execute(sql!(retention, "prune_dedup"), params![oldest, slice])? as u64;
     pruned.more |= pruned.dedup as i64 == slice;
     Ok(())
 }
@@ -303,19 +291,17 @@ fn prune_progress(tx: &Transaction<'_>, snapshot: &Snapshot, slice: i64) -> Db<(
     for subscription in &snapshot.subscriptions {
         judge_again(tx, subscription.id, |formers| _ = formers.prune(log_start))?;
     }
-    tx.execute(include_str!("../sql/prune_progress.sql"), [log_start])?;
-    let mut statement = tx.prepare(include_str!("../sql/progress_groups.sql"))?;
+    tx.execute(sql!(retention, "prune_progress"), [log_start])?;
+    let mut statement = tx.prepare(sql!(retention, "progress_groups"))?;
     let old = snapshot.now.0 - PROGRESS_FINE_MS;
     let rows = statement.query_map(params![old, PROGRESS_FINE_MS, slice], |row| {
-        Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
+        Ok((row.get("first")?, row.get("merged_from")?, row.get("merged_to")?, row.get("merged_end")?, row.get("ids")?))
     })?;
     let groups: Vec<(i64, i64, Position, i64, String)> = rows.collect::<Result<_, _>>()?;
     for (first, floor_from, floor_to, ended_at, others) in groups {
-        let sql = "update pillarbox_progress set floor_from = ?2, floor_to = ?3, ended_at = ?4 where id = ?1";
-        tx.prepare_cached(sql)?.execute(params![first, floor_from, floor_to, ended_at])?;
-        let sql =
-            "delete from pillarbox_progress where id <> ?1 and id in (select value from json_each('[' || ?2 || ']'))";
-        tx.prepare_cached(sql)?.execute(params![first, others])?;
+        tx.prepare_cached(sql!(retention, "merge_progress"))?
+            .execute(params![first, floor_from, floor_to, ended_at])?;
+        tx.prepare_cached(sql!(retention, "remove_merged"))?.execute(params![first, others])?;
     }
     Ok(())
 }

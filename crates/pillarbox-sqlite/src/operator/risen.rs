@@ -17,7 +17,7 @@ const RISEN_MAX: i64 = 1000;
 /// Looks for events at positions that were proven dead: a premise was broken, for instance by an insert that named its
 /// position. They are delivered late, with an alarm, and are dead no more.
 pub(super) fn deliver_risen(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<()> {
-    let mut statement = tx.prepare_cached(include_str!("../sql/risen.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(dead_range, "risen"))?;
     let mut rows = statement.query([RISEN_MAX])?;
     let mut risen = RangeSet::new();
     while let Some(row) = rows.next()? {
@@ -55,7 +55,7 @@ fn deliver(tx: &Transaction<'_>, now: Timestamp, subscription: &SubscriptionRow,
     }
     let due_at = line.delayed_until(now);
     let state = if due_at.is_some() { "delayed" } else { "pending" };
-    tx.prepare_cached(include_str!("../sql/risen_put.sql"))?.execute(params![
+    tx.prepare_cached(sql!(delivery, "put_risen"))?.execute(params![
         subscription.id.0,
         line.position,
         lane.lane,
@@ -75,19 +75,17 @@ fn deliver(tx: &Transaction<'_>, now: Timestamp, subscription: &SubscriptionRow,
 
 /// The owner may have closed the hole in memory already: it is made to load the lane anew, where the hole is open.
 fn read_again(tx: &Transaction<'_>, subscription: &SubscriptionRow, lane: &LaneRow) -> Db<()> {
-    let sql = "update pillarbox_cursor set epoch = epoch + 1 where subscription = ?1 and lane = ?2";
-    tx.prepare_cached(sql)?.execute(params![subscription.id.0, lane.lane])?;
+    tx.prepare_cached(sql!(cursor, "raise_epoch"))?.execute(params![subscription.id.0, lane.lane])?;
     Ok(())
 }
 
 /// Takes `low..=high` out of the dead ranges.
 fn bring_back(tx: &Transaction<'_>, low: Position, high: Position) -> Db<()> {
-    let sql = "delete from pillarbox_dead_range where low <= ?2 and high >= ?1 returning low, high, closed_at";
-    let mut statement = tx.prepare_cached(sql)?;
-    let rows = statement.query_map([low, high], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    let mut statement = tx.prepare_cached(sql!(dead_range, "take_out"))?;
+    let rows =
+        statement.query_map([low, high], |row| Ok((row.get("low")?, row.get("high")?, row.get("closed_at")?)))?;
     let ranges: Vec<(Position, Position, i64)> = rows.collect::<Result<_, _>>()?;
-    let sql = "insert into pillarbox_dead_range (low, high, closed_at) values (?1, ?2, ?3) \
-               on conflict (low) do update set high = max(high, excluded.high)";
+    let sql = sql!(dead_range, "put");
     for (from, to, closed_at) in ranges {
         for (from, to) in [(from, low - 1), (high + 1, to)] {
             if from <= to {

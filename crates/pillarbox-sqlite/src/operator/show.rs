@@ -14,7 +14,7 @@ use crate::store::Desk;
 
 pub(super) fn show(tx: &Connection, desk: &Desk, id: Uuid) -> Db<Option<EventRecord>> {
     let Some(position) = positions_of(tx, id)?.into_iter().next() else { return Ok(None) };
-    let mut statement = tx.prepare_cached(include_str!("../sql/fetch.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(event, "fetch"))?;
     let mut rows = statement.query([position])?;
     let Some(row) = rows.next()? else { return Ok(None) };
     let event = Decoder::default().event(row)?;
@@ -28,42 +28,45 @@ pub(super) fn show(tx: &Connection, desk: &Desk, id: Uuid) -> Db<Option<EventRec
 
 /// What is recorded of one event for one subscription.
 fn recorded(tx: &Connection, row: &SubscriptionRow, event: &Event) -> Db<Recorded> {
-    let sql = "select 1 from pillarbox_dead_range where low <= ?1 and high >= ?1";
     let lane = row.lane_of(event.key.as_deref(), event.position).map_or(0, |lane| lane.lane);
     Ok(Recorded {
         former_filters: former_filters(tx, row.id)?,
         settled_by: settled_by(tx, row.id, lane, event.position)?,
         before_start: books::before_start(tx, row.id, lane)?.contains(event.position),
-        in_dead_range: tx.prepare_cached(sql)?.exists([event.position])?,
+        in_dead_range: tx.prepare_cached(sql!(dead_range, "has"))?.exists([event.position])?,
         delivery: delivery(tx, row.id, event.position)?,
         skipped: skipped(tx, row.id, event.position)?,
     })
 }
 
 fn settled_by(tx: &Connection, id: SubscriptionId, lane: u32, position: Position) -> Db<Option<SettledBy>> {
-    let mut statement = tx.prepare_cached(include_str!("../sql/settled_by.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(progress, "settled_by"))?;
     let found = statement.query_row(params![id.0, lane, position], |row| {
-        Ok(SettledBy { epoch: row.get(0)?, after: Timestamp(row.get(1)?), before: Timestamp(row.get(2)?) })
+        Ok(SettledBy {
+            epoch: row.get("epoch")?,
+            after: Timestamp(row.get("started_at")?),
+            before: Timestamp(row.get("ended_at")?),
+        })
     });
     Ok(found.optional()?)
 }
 
 fn skipped(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Option<(String, Timestamp)>> {
-    let mut statement = tx.prepare_cached(include_str!("../sql/skipped.sql"))?;
-    let found = statement.query_row(params![id.0, position], |row| Ok((row.get(0)?, Timestamp(row.get(1)?))));
+    let mut statement = tx.prepare_cached(sql!(skip, "skipped"))?;
+    let found = statement.query_row(params![id.0, position], |row| Ok((row.get("reason")?, Timestamp(row.get("at")?))));
     Ok(found.optional()?)
 }
 
 fn delivery(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Option<DeliveryRecord>> {
-    let mut statement = tx.prepare_cached(include_str!("../sql/show_delivery.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(delivery, "show"))?;
     let found = statement.query_row(params![id.0, position], |row| {
         Ok(DeliveryRecord {
-            state: state(&row.get::<_, String>(0)?),
-            attempts: row.get(1)?,
-            due_at: Timestamp(row.get(2)?),
-            since: Timestamp(row.get(3)?),
-            claim: claim_record(row, 5)?,
-            errors: parse_errors(&row.get::<_, String>(4)?),
+            state: state(&row.get::<_, String>("state")?),
+            attempts: row.get("attempts")?,
+            due_at: Timestamp(row.get("due_at")?),
+            since: Timestamp(row.get("since")?),
+            claim: claim_record(row)?,
+            errors: parse_errors(&row.get::<_, String>("errors")?),
             head: None,
         })
     });
@@ -76,9 +79,10 @@ fn delivery(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Optio
 
 /// The delivery that a blocked one waits for.
 fn head(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Option<(Uuid, Position, State)>> {
-    let mut statement = tx.prepare_cached(include_str!("../sql/head.sql"))?;
-    let found = statement
-        .query_row(params![id.0, position], |row| Ok((id_at(row, 0)?, row.get(1)?, state(&row.get::<_, String>(2)?))));
+    let mut statement = tx.prepare_cached(sql!(delivery, "head"))?;
+    let found = statement.query_row(params![id.0, position], |row| {
+        Ok((id_at(row, "id")?, row.get("position")?, state(&row.get::<_, String>("state")?)))
+    });
     Ok(found.optional()?)
 }
 

@@ -33,11 +33,10 @@ pub(super) fn status(tx: &Connection, desk: &Desk) -> Db<Status> {
 fn log_status(tx: &Connection, desk: &Desk, snapshot: &Snapshot) -> Db<LogStatus> {
     let positions = snapshot.horizon - snapshot.log_start + 1;
     let events = if positions <= PENDING_COUNT_MAX as i64 {
-        tx.query_row("select count(*) from pillarbox_event", [], |row| row.get(0))?
+        tx.query_row(sql!(event, "count"), [], |row| row.get(0))?
     } else {
         positions
     };
-    let sql = "select page_count * page_size from pragma_page_count, pragma_page_size";
     let wal = wal_bytes(&desk.path);
     let mut holders = Vec::new();
     if wal > WAL_BYTES_MAX {
@@ -54,8 +53,8 @@ fn log_status(tx: &Connection, desk: &Desk, snapshot: &Snapshot) -> Db<LogStatus
         log_start: snapshot.log_start,
         horizon: snapshot.horizon,
         events,
-        bytes: tx.query_row(sql, [], |row| row.get::<_, i64>(0))? + wal as i64,
-        kept: tx.query_row(include_str!("../sql/kept_count.sql"), [KEPT_COUNT_MAX], |row| row.get(0))?,
+        bytes: tx.query_row(sql!(connection, "file_bytes"), [], |row| row.get::<_, i64>(0))? + wal as i64,
+        kept: tx.query_row(sql!(event, "kept_count"), [KEPT_COUNT_MAX], |row| row.get(0))?,
         holders,
         held_seconds: None,
         recovery_at: snapshot.recovery_at,
@@ -66,10 +65,10 @@ fn log_status(tx: &Connection, desk: &Desk, snapshot: &Snapshot) -> Db<LogStatus
 /// Which subscriptions have lost events because their hold was over.
 fn lost(tx: &Connection, now: Timestamp) -> Db<Vec<Lost>> {
     let since = now.0 - LOST_SPOKEN_OF.as_millis() as i64;
-    let mut statement = tx.prepare_cached(include_str!("../sql/lost.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(skip, "lost"))?;
     let lost = statement.query_map(params![REASON_HOLD, since, LOST_LOOKED_AT_MAX], |row| {
-        let (to, at) = (row.get(2)?, Timestamp(row.get(3)?));
-        Ok(Lost { subscription: row.get(0)?, events: row.get(1)?, more: row.get(4)?, to, at })
+        let (to, at) = (row.get("upto")?, Timestamp(row.get("last_at")?));
+        Ok(Lost { subscription: row.get("name")?, events: row.get("events")?, more: row.get("more")?, to, at })
     })?;
     Ok(lost.collect::<rusqlite::Result<_>>()?)
 }
@@ -77,23 +76,23 @@ fn lost(tx: &Connection, now: Timestamp) -> Db<Vec<Lost>> {
 /// The figures of the slow path.
 fn deliveries(tx: &Connection, now: Timestamp) -> Db<HashMap<SubscriptionId, Figures>> {
     let mut figures = HashMap::<_, Figures>::new();
-    let mut statement = tx.prepare_cached(include_str!("../sql/delivery_figures.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(delivery, "figures"))?;
     let mut rows = statement.query([now.0])?;
     while let Some(row) = rows.next()? {
-        let of = figures.entry(SubscriptionId(row.get(0)?)).or_default();
-        if let Some(state) = State::from_name(&row.get::<_, String>(1)?) {
+        let of = figures.entry(SubscriptionId(row.get("subscription")?)).or_default();
+        if let Some(state) = State::from_name(&row.get::<_, String>("state")?) {
             let count = of.by_state.entry(state).or_default();
-            *count = count.saturating_add_signed(row.get::<_, i64>(2)?);
+            *count = count.saturating_add_signed(row.get::<_, i64>("count")?);
         }
     }
-    let mut statement = tx.prepare_cached(include_str!("../sql/delivery_oldest.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(delivery, "oldest"))?;
     let mut rows = statement.query([now.0])?;
     while let Some(row) = rows.next()? {
-        let of = figures.entry(SubscriptionId(row.get(0)?)).or_default();
-        let time = |index| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(index)?.map(Timestamp));
-        let due = time(3)?;
-        of.oldest = [time(1)?, due].into_iter().flatten().min();
-        of.oldest_due = [time(2)?, due].into_iter().flatten().min();
+        let of = figures.entry(SubscriptionId(row.get("id")?)).or_default();
+        let time = |name| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(name)?.map(Timestamp));
+        let due = time("delayed_due_at")?;
+        of.oldest = [time("oldest")?, due].into_iter().flatten().min();
+        of.oldest_due = [time("due_at")?, due].into_iter().flatten().min();
     }
     claims(tx, &mut figures)?;
     Ok(figures)
@@ -101,20 +100,24 @@ fn deliveries(tx: &Connection, now: Timestamp) -> Db<HashMap<SubscriptionId, Fig
 
 /// The figures of claims.
 fn claims(tx: &Connection, figures: &mut HashMap<SubscriptionId, Figures>) -> Db<()> {
-    let mut statement = tx.prepare_cached(include_str!("../sql/delivery_processing.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(queue, "processing_since"))?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        let since = row.get::<_, Option<i64>>(1)?.map(Timestamp);
-        figures.entry(SubscriptionId(row.get(0)?)).or_default().processing_since = since;
+        let since = row.get::<_, Option<i64>>("since")?.map(Timestamp);
+        figures.entry(SubscriptionId(row.get("subscription")?)).or_default().processing_since = since;
     }
     let causes = [RecoveryCause::Crash, RecoveryCause::Lease, RecoveryCause::Timeout, RecoveryCause::Operator];
-    let mut statement = tx.prepare_cached(include_str!("../sql/recovery_counts.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(queue, "recovered"))?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        let name: String = row.get(1)?;
+        let name: String = row.get("cause")?;
         let Some(cause) = causes.into_iter().find(|cause| cause.name() == name) else { continue };
-        let counted = RecoveredCount { cause, count: row.get::<_, i64>(2)? as u64, last_at: Timestamp(row.get(3)?) };
-        figures.entry(SubscriptionId(row.get(0)?)).or_default().recovered.push(counted);
+        let counted = RecoveredCount {
+            cause,
+            count: row.get::<_, i64>("count")? as u64,
+            last_at: Timestamp(row.get("last_at")?),
+        };
+        figures.entry(SubscriptionId(row.get("subscription")?)).or_default().recovered.push(counted);
     }
     Ok(())
 }
@@ -122,7 +125,7 @@ fn claims(tx: &Connection, figures: &mut HashMap<SubscriptionId, Figures>) -> Db
 /// Counts the events of the log that no cursor has settled.
 fn backlog(tx: &Connection, snapshot: &Snapshot, figures: &mut HashMap<SubscriptionId, Figures>) -> Db<()> {
     let Some(lowest) = snapshot.subscriptions.iter().map(SubscriptionRow::floor).min() else { return Ok(()) };
-    let mut statement = tx.prepare_cached(include_str!("../sql/backlog.sql"))?;
+    let mut statement = tx.prepare_cached(sql!(event, "backlog"))?;
     let mut rows = statement.query([lowest, PENDING_COUNT_MAX as i64])?;
     let (mut looked_at, mut last) = (0, lowest);
     while let Some(row) = rows.next()? {
@@ -140,7 +143,7 @@ fn backlog(tx: &Connection, snapshot: &Snapshot, figures: &mut HashMap<Subscript
     Ok(())
 }
 
-/// A row of `sql/backlog.sql`.
+/// A row that begins as the `backlog` of `sql/event.sql`. By position, as an event is decoded: there may be a million of them.
 pub(super) fn backlog_row<'a>(row: &'a Row<'_>) -> Db<BacklogRow<'a>> {
     let key = whole_key(row.get_ref(3)?);
     Ok(BacklogRow {

@@ -1,1 +1,0 @@
-select id, beat, subscriptions, report from instance order by id

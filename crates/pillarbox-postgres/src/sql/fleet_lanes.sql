@@ -1,1 +1,0 @@
-select subscription, lane, owner, epoch, revision, takeovers from cursor order by subscription, lane

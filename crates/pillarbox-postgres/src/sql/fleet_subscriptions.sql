@@ -1,1 +1,0 @@
-select id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms from subscription order by id

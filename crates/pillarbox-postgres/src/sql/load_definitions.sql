@@ -1,3 +1,0 @@
-select id, name, filter, lanes, paused, definition, on_dead, retry, processing_timeout_ms
-from subscription
-where id = any ($1::bigint[])

@@ -1,5 +1,0 @@
-select epoch, started_at, ended_at
-from progress
-where subscription = $1::bigint and lane = $2::integer and floor_from < $3::bigint and floor_to >= $3 and epoch > 0
-order by id desc
-limit 1

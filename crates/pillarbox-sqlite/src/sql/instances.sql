@@ -1,3 +1,0 @@
-select id, host, pid, version, started_at, beat_at, subscriptions, report
-from pillarbox_instance
-order by id

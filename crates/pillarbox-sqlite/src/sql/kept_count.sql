@@ -1,1 +1,0 @@
-select count(*) from (select 1 from pillarbox_event_kept limit ?1)

@@ -1,3 +1,0 @@
-select subscription, cause, count, last_at
-from pillarbox_recovery
-order by subscription, cause
