@@ -55,11 +55,8 @@ pub(super) trait Source: Send + Sync + 'static {
     fn lend(&self, schema: &Schema) -> impl Future<Output = Result<Self::Lent, Failure>> + Send;
 
     /// Begins a transaction that may write and is read committed.
-    fn begin<'a>(
-        &'a self,
-        lent: &'a mut Self::Lent,
-        schema: &Schema,
-    ) -> impl Future<Output = Result<Self::Session<'a>, Failure>> + Send;
+    fn begin<'a>(&'a self, lent: &'a mut Self::Lent)
+    -> impl Future<Output = Result<Self::Session<'a>, Failure>> + Send;
 
     /// Lets the next event of each key be claimed; whether it was done.
     fn promote(&self, lent: &mut Self::Lent, job: &Job<'_>, keys: &[String]) -> impl Future<Output = bool> + Send;
@@ -134,7 +131,7 @@ async fn run<S: Source>(loan: &mut Loan<S>, source: &S, job: &Job<'_>) -> Result
     let Loan { lent, backend, .. } = loan;
     let lent = lent.as_mut().expect("it is lent until the attempt is over");
     let work = async {
-        let mut session = source.begin(lent, job.schema).await.map_err(Abort::Unreachable)?;
+        let mut session = source.begin(lent).await.map_err(Abort::Unreachable)?;
         let ended = work(&mut session, backend, job).await?;
         Ok((session, ended))
     };

@@ -72,7 +72,7 @@ impl Source for Own {
         Connection::open(&self.config, schema).await.map_err(unreachable)
     }
 
-    async fn begin<'a>(&'a self, lent: &'a mut Connection, _: &Schema) -> Result<ClientSession<'a>, Failure> {
+    async fn begin<'a>(&'a self, lent: &'a mut Connection) -> Result<ClientSession<'a>, Failure> {
         ClientSession::begin(&mut lent.client, &lent.statements, &*self.function).await
     }
 

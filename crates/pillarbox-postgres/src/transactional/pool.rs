@@ -103,7 +103,7 @@ impl<C: PooledClient<M>, M: 'static> Source for Pool<C, M> {
         Ok(Lent { client, statements: Statements::unprepared(schema) })
     }
 
-    async fn begin<'a>(&'a self, lent: &'a mut Lent<C>, _: &Schema) -> Result<ClientSession<'a>, Failure> {
+    async fn begin<'a>(&'a self, lent: &'a mut Lent<C>) -> Result<ClientSession<'a>, Failure> {
         ClientSession::begin(lent.client.client(), &lent.statements, &*self.function).await
     }
 

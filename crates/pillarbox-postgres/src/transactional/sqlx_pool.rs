@@ -100,11 +100,7 @@ impl Source for SqlxPool {
         self.pool.acquire().await.map_err(unreachable)
     }
 
-    async fn begin<'a>(
-        &'a self,
-        lent: &'a mut PoolConnection<Postgres>,
-        _: &Schema,
-    ) -> Result<SqlxSession<'a>, Failure> {
+    async fn begin<'a>(&'a self, lent: &'a mut PoolConnection<Postgres>) -> Result<SqlxSession<'a>, Failure> {
         let transaction = (**lent).begin_with(BEGIN).await.map_err(unreachable)?;
         Ok(SqlxSession { transaction, function: &*self.function })
     }
