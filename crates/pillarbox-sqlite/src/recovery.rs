@@ -2,8 +2,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pillarbox::store::{
-    ClaimEnd, ClaimFate, ClaimId, DeliveryRow, InstanceId, RecoverRequest, Recovered, RecoveryCause, SubscriptionId,
-    recovered,
+    ClaimEnd, ClaimFate, ClaimId, DeliveryRow, InstanceId, RecoverRequest, Recovered, RecoveredAttempt, RecoveryCause,
+    SubscriptionId, recovered,
 };
 use pillarbox::{Position, RetryPolicy, Timestamp};
 use rusqlite::{Row, Transaction, params};
@@ -28,22 +28,25 @@ pub(crate) struct Held {
 /// How many claims were recovered, by subscription and cause.
 type Counts = BTreeMap<(SubscriptionId, RecoveryCause), u64>;
 
+/// The same, with the attempts that ended so.
+type Recoveries = (Counts, Vec<RecoveredAttempt>);
+
 impl Writer {
     /// Takes claims from those who will not end them any more.
     pub(crate) fn recover(&self, request: &RecoverRequest) -> Db<Recovered> {
         let me = self.me()?;
         let now = Timestamp::now();
-        let (counts, revision) = write(&self.durable, |tx| {
-            let counts = recover(tx, now, |held| cause(request, me, held, now))?;
+        let (counts, attempts, revision) = write(&self.durable, |tx| {
+            let (counts, attempts) = recover(tx, now, |held| cause(request, me, held, now))?;
             if request.sweep {
                 set_meta(tx, "recovery_at", now.0)?;
             }
             let revision = (!counts.is_empty()).then(|| raise_queue_revision(tx)).transpose()?;
-            Ok((counts, revision))
+            Ok((counts, attempts, revision))
         })?;
         revision.into_iter().for_each(|revision| self.bell.filled(revision));
         let claims = counts.into_iter().map(|((subscription, cause), count)| (subscription, cause, count)).collect();
-        Ok(Recovered { claims })
+        Ok(Recovered { claims, attempts })
     }
 }
 
@@ -84,20 +87,22 @@ impl Held {
     }
 }
 
-/// Takes the claims for which there is a cause from their owners, and counts them.
+/// Takes the claims for which there is a cause from their owners, and counts and names them.
 pub(crate) fn recover(
     tx: &Transaction<'_>,
     now: Timestamp,
     cause: impl Fn(&Held) -> Option<RecoveryCause>,
-) -> Db<Counts> {
+) -> Db<Recoveries> {
     let mut statement = tx.prepare_cached(sql!(queue, "held"))?;
     let claims = statement.query_map([], Held::of)?.collect::<Result<Vec<_>, _>>()?;
     let mut crashed = tx.prepare_cached(sql!(queue, "count_crash"))?;
-    let mut counts = Counts::new();
+    let (mut counts, mut attempts) = (Counts::new(), Vec::new());
     for (held, cause) in claims.iter().filter_map(|held| Some((held, cause(held)?))) {
         // A policy that cannot be read is that of functions: better too few attempts than none.
         let policy = serde_json::from_str(&held.policy).unwrap_or(RetryPolicy::handler());
-        let fate = ClaimFate::Failed(recovered(&policy, &held.delivery, cause, now));
+        let failed = recovered(&policy, &held.delivery, cause, now);
+        attempts.push(RecoveredAttempt::new(held.subscription, &held.delivery, failed.clone()));
+        let fate = ClaimFate::Failed(failed);
         let position = held.delivery.position;
         end_claim(
             tx,
@@ -112,7 +117,7 @@ pub(crate) fn recover(
     for ((subscription, cause), count) in &counts {
         statement.execute(params![subscription.0, cause.name(), *count as i64, now.0])?;
     }
-    Ok(counts)
+    Ok((counts, attempts))
 }
 
 /// Gives the claims of an instance back that has ended in order: no attempt is counted. Whether there were any.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use pillarbox::admin::State;
 use pillarbox::store::{
     ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Epoch, Failed, InstanceId, KEYS_TOLD_MAX, KeyHash,
-    LaneRef, Queued, RecoverRequest, Recovered, RecoveryCause, SUSPECT_AFTER, SubscriptionId, WAITING_COUNTED,
-    recovered,
+    LaneRef, Queued, RecoverRequest, Recovered, RecoveredAttempt, RecoveryCause, SUSPECT_AFTER, SubscriptionId,
+    WAITING_COUNTED, recovered,
 };
 use pillarbox::{Event, Mode, OnDead, Position, Result, RetryPolicy, Timestamp};
 
@@ -176,18 +176,19 @@ impl Inner {
     ) -> Recovered {
         let (now, broken) = (self.now, self.options.broken);
         let mut counts: BTreeMap<(SubscriptionId, RecoveryCause), u64> = BTreeMap::new();
+        let mut attempts = Vec::new();
         for row in &mut self.subscriptions {
             let held = row.rows().filter_map(|found| Some((found.delivery.position, found.claim?)));
             let caused = held.filter_map(|(position, held)| Some((position, cause(row, &held)?)));
             let caused: Vec<(Position, RecoveryCause)> = caused.collect();
             for (position, cause) in caused {
                 *counts.entry((row.id, cause)).or_default() += 1;
-                row.recover(position, cause, now, broken);
+                attempts.extend(row.recover(position, cause, now, broken));
             }
         }
         self.promote();
         let claims = counts.into_iter().map(|((subscription, cause), count)| (subscription, cause, count));
-        Recovered { claims: claims.collect() }
+        Recovered { claims: claims.collect(), attempts }
     }
 
     pub(crate) fn beats(&self) -> Beats {
@@ -297,14 +298,20 @@ impl SubscriptionRow {
         keys.into_iter().filter(|key| &***key > after).take(KEYS_TOLD_MAX).cloned().collect()
     }
 
-    fn recover(&mut self, position: Position, cause: RecoveryCause, now: Timestamp, broken: Option<Broken>) {
-        let retry = self.definition.retry;
+    fn recover(
+        &mut self,
+        position: Position,
+        cause: RecoveryCause,
+        now: Timestamp,
+        broken: Option<Broken>,
+    ) -> Option<RecoveredAttempt> {
+        let (id, retry) = (self.id, self.definition.retry);
         let counted = self.recovered.entry(cause).or_insert((0, now));
         *counted = (counted.0 + 1, now);
-        let row = self.lane_with(position).and_then(|lane| lane.deliveries.get_mut(&position));
-        if let Some(row) = row {
-            row.recover(&retry, cause, now, broken);
-        }
+        let row = self.lane_with(position)?.deliveries.get_mut(&position)?;
+        let delivery = row.delivery.clone();
+        let failed = row.recover(&retry, cause, now, broken);
+        Some(RecoveredAttempt::new(id, &delivery, failed))
     }
 }
 
@@ -388,13 +395,20 @@ impl Row {
         self.free();
     }
 
-    fn recover(&mut self, policy: &RetryPolicy, cause: RecoveryCause, now: Timestamp, broken: Option<Broken>) {
+    fn recover(
+        &mut self,
+        policy: &RetryPolicy,
+        cause: RecoveryCause,
+        now: Timestamp,
+        broken: Option<Broken>,
+    ) -> Failed {
         let mut failed = recovered(policy, &self.delivery, cause, now);
         if broken == Some(Broken::RecoveryCountsNoAttempt) {
             failed.attempts = self.delivery.attempts;
         }
         self.crashes += 1;
-        self.fail(failed, now);
+        self.fail(failed.clone(), now);
+        failed
     }
 
     fn give_back(&mut self) {

@@ -190,10 +190,32 @@ impl From<TakeCause> for RecoveryCause {
 }
 
 /// What was recovered.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Recovered {
     /// Number of claims, by subscription and cause.
     pub claims: Vec<(SubscriptionId, RecoveryCause, u64)>,
+    /// The attempts that ended so, for the log.
+    pub attempts: Vec<RecoveredAttempt>,
+}
+
+/// An attempt that ended because its claim was recovered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RecoveredAttempt {
+    /// The subscription.
+    pub subscription: SubscriptionId,
+    /// The position of the event.
+    pub position: Position,
+    /// The event's key.
+    pub key: Option<Box<str>>,
+    /// The result, by [`recovered`].
+    pub failed: Failed,
+}
+
+impl RecoveredAttempt {
+    /// The attempt of this delivery.
+    pub fn new(subscription: SubscriptionId, delivery: &DeliveryRow, failed: Failed) -> Self {
+        RecoveredAttempt { subscription, position: delivery.position, key: delivery.key.clone(), failed }
+    }
 }
 
 /// The result of recovering a delivery that was being worked on: an attempt is counted, so that an event which kills

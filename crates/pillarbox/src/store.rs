@@ -15,7 +15,8 @@ pub use crate::failpoint::Failpoint;
 pub use crate::grace::Grace;
 pub use crate::queue::{
     CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Failed, KEYS_TOLD_MAX, QUEUED_KEYS_MAX, Queued,
-    RecoverRequest, Recovered, RecoveryCause, SUSPECT_AFTER, WAITING_COUNTED, recount_after, recovered, tell_keys,
+    RecoverRequest, Recovered, RecoveredAttempt, RecoveryCause, SUSPECT_AFTER, WAITING_COUNTED, recount_after,
+    recovered, tell_keys,
 };
 pub use crate::range_set::RangeSet;
 pub use crate::schema_state::SchemaState;

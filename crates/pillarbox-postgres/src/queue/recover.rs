@@ -4,7 +4,8 @@ use std::time::Duration;
 use pillarbox::RetryPolicy;
 use pillarbox::admin::State;
 use pillarbox::store::{
-    DeliveryRow, Failed, InstanceId, RecoverRequest, Recovered, RecoveryCause, SubscriptionId, recovered,
+    DeliveryRow, Failed, InstanceId, RecoverRequest, Recovered, RecoveredAttempt, RecoveryCause, SubscriptionId,
+    recovered,
 };
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -84,6 +85,7 @@ async fn take_back(tx: &Transaction<'_>, rows: &[Row], keys: &mut Keys) -> Db<Re
     let mut counts: BTreeMap<(SubscriptionId, RecoveryCause), u64> = BTreeMap::new();
     let (mut subscriptions, mut positions, mut states) = (Vec::new(), Vec::new(), Vec::new());
     let (mut attempts, mut due_at, mut errors) = (Vec::new(), Vec::new(), Vec::new());
+    let mut ended = Vec::with_capacity(rows.len());
     for row in rows {
         let subscription = SubscriptionId(row.try_get("subscription")?);
         let cause = cause_of(row.try_get("cause")?);
@@ -100,12 +102,13 @@ async fn take_back(tx: &Transaction<'_>, rows: &[Row], keys: &mut Keys) -> Db<Re
         attempts.push(failed.attempts as i32);
         due_at.push(Time(failed.due_at));
         errors.push(with_errors(row.try_get("errors")?, [&failed.error]));
+        ended.push(RecoveredAttempt::new(subscription, &delivery, failed));
     }
     let values: [&(dyn ToSql + Sync); 6] = [&subscriptions, &positions, &states, &attempts, &due_at, &errors];
     tx.execute(sql!(queue, "take_back"), &values).await?;
     count(tx, &counts).await?;
     let claims = counts.into_iter().map(|((subscription, cause), count)| (subscription, cause, count)).collect();
-    Ok(Recovered { claims })
+    Ok(Recovered { claims, attempts: ended })
 }
 
 async fn count(tx: &Transaction<'_>, counts: &BTreeMap<(SubscriptionId, RecoveryCause), u64>) -> Db<()> {

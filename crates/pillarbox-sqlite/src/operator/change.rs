@@ -228,7 +228,7 @@ fn take_back(
     instance: Option<InstanceId>,
     silent_for: Duration,
 ) -> Db<u64> {
-    let counts = recover(tx, now, |held| {
+    let (counts, _) = recover(tx, now, |held| {
         let meant = subscription.is_none_or(|id| id == held.subscription)
             && instance.is_none_or(|instance| instance == held.owner)
             && held.is_silent_for(silent_for, now);

@@ -3,14 +3,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::admin::State;
-use pillarbox::engine::{Action, Call, Engine, EngineConfig, Input, work};
+use pillarbox::engine::{Action, Call, Engine, EngineConfig, FailedAttempt, Input, NextTry, work};
 use pillarbox::sink::{Outcome, SinkFeatures};
 use pillarbox::store::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Definition, DeliveryRow, Fleet, InstanceId,
-    InstanceView, Joined, KEYS_TOLD_MAX, LaneRef, LaneState, LaneView, Lock, Page, Queued, Recovered, RecoveryCause,
-    Scan, StoreFeatures, SubscriptionId, SubscriptionView,
+    CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Definition, DeliveryRow, Fleet, InstanceId,
+    InstanceView, Joined, KEYS_TOLD_MAX, LaneRef, LaneState, LaneView, Lock, Page, Queued, Recovered, RecoveredAttempt,
+    RecoveryCause, Scan, StoreFeatures, SubscriptionId, SubscriptionView, recovered,
 };
-use pillarbox::{Event, Failure, Headers, Mode, Payload, Position, Subscription, Timestamp};
+use pillarbox::{Event, Failure, Headers, Mode, Payload, Position, RetryPolicy, Subscription, Timestamp};
 use uuid::Uuid;
 
 const ME: InstanceId = InstanceId(7);
@@ -539,9 +539,22 @@ fn the_claims_of_an_instance_that_ended_are_recovered() {
     bench.take(recover);
     let request = bench.take(recover).unwrap();
     assert_eq!((request.dead, request.sweep), (vec![(OTHER, RecoveryCause::Crash, None)], false));
-    bench.step(Input::Recovered(Recovered { claims: vec![(ID, RecoveryCause::Crash, 3)] }));
+    let attempt = |position, attempts| {
+        let (key, state) = (Some("k".into()), State::Processing);
+        let row = DeliveryRow { position, key, arrival: 1, state, attempts, due_at: BEGAN, since: BEGAN };
+        RecoveredAttempt::new(ID, &row, recovered(&RetryPolicy::handler(), &row, RecoveryCause::Crash, BEGAN))
+    };
+    let last = RetryPolicy::handler().max_attempts;
+    let attempts = vec![attempt(7, 0), attempt(8, last - 1)];
+    bench.step(Input::Recovered(Recovered { claims: vec![(ID, RecoveryCause::Crash, 3)], attempts }));
     let figures = bench.engine.take_figures();
     assert_eq!(figures.recovered.iter().next(), Some((&("q".into(), "crash"), &3)));
+    let told =
+        |attempt: &FailedAttempt| (attempt.position, attempt.attempt, attempt.kind, attempt.key.clone(), attempt.next);
+    let told: Vec<_> = figures.failed_attempts.iter().map(told).collect();
+    let key = || Some(Box::from("k"));
+    assert_eq!(told[0], (7, 1, CRASH, key(), NextTry::At(BEGAN)), "each is named in the log, with what becomes of it");
+    assert_eq!(told[1], (8, last, CRASH, key(), NextTry::Never));
 }
 
 #[test]

@@ -276,7 +276,14 @@ impl Engine {
     }
 
     /// Notes a failed attempt for the log, if there have not been too many.
-    fn tell_failed(&mut self, now: Now, index: usize, failed_try: FailedTry<'_>, failure: &Failure, next: NextTry) {
+    pub(super) fn tell_failed(
+        &mut self,
+        now: Now,
+        index: usize,
+        failed_try: FailedTry<'_>,
+        failure: &Failure,
+        next: NextTry,
+    ) {
         let attempt = |sub: &Subscriber| FailedAttempt {
             subscription: sub.name.clone(),
             position: failed_try.position,

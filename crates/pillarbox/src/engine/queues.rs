@@ -5,13 +5,15 @@ use super::delivering::FailedTry;
 use super::queue::{Queue, Slice, is_slow};
 use super::slot::Slot;
 use super::{Action, Engine, RecoveryProfile};
+use crate::attempt_log::NextTry;
 use crate::breaker::{Charge, Permit};
 use crate::dispatcher::{Item, NO_LANE};
 use crate::lane::Lane;
+use crate::queue::{CRASH, RecoveredAttempt};
 use crate::work::looked_at;
 use crate::{
     ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Failure, InstanceId, KeyHash, Now, Outcome,
-    RecoverRequest, Recovered, RecoveryCause, SubscriptionId,
+    RecoverRequest, Recovered, RecoveryCause, State, SubscriptionId,
 };
 
 /// How many claims are ended by one call: settlements wait for it.
@@ -376,9 +378,27 @@ impl Engine {
             let name = sub.map_or_else(|| subscription.0.to_string().into(), |sub| sub.name.clone());
             *self.journal.figures().recovered.entry((name, cause.name())).or_default() += count;
         }
+        recovered.attempts.iter().for_each(|attempt| self.tell_recovered(now, attempt));
         for queue in self.subscribers.iter_mut().filter_map(|sub| sub.queue.as_mut()) {
             queue.wake(now);
         }
+    }
+
+    /// An attempt of another process has failed with it; only this instance knows.
+    fn tell_recovered(&mut self, now: Now, attempt: &RecoveredAttempt) {
+        let RecoveredAttempt { subscription, position, key, failed } = attempt;
+        let Some(index) = self.subscribers.index_of(*subscription) else { return };
+        let next = if failed.state == State::Dead { NextTry::Never } else { NextTry::At(failed.due_at) };
+        let failed_try = FailedTry {
+            position: *position,
+            id: None,
+            key: key.as_deref(),
+            attempts: failed.attempts,
+            since: now.wall,
+            malformed: false,
+        };
+        let failure = Failure { kind: CRASH, ..Failure::event(failed.error.message.clone()) };
+        self.tell_failed(now, index, failed_try, &failure, next);
     }
 
     /// When something is to be done about queues that do not rest.

@@ -6,8 +6,8 @@ use pillarbox::admin::{
 };
 use pillarbox::store::{
     AttemptError, CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, DeliveryRow, Epoch, Failed,
-    Hello, InstanceId, KEYS_TOLD_MAX, LaneRef, LaneWrite, QUEUED_KEYS_MAX, Queued, RecoverRequest, RecoveryCause,
-    SUSPECT_AFTER, Store, TakeCause,
+    Hello, InstanceId, KEYS_TOLD_MAX, LaneRef, LaneWrite, QUEUED_KEYS_MAX, Queued, RecoverRequest, RecoveredAttempt,
+    RecoveryCause, SUSPECT_AFTER, Store, TakeCause,
 };
 use pillarbox::{ErrorKind, Mode, NewEvent, OnDead, Position, RetryPolicy, Start, Subscription, Timestamp};
 
@@ -149,6 +149,12 @@ impl<S: Store> Member<S> {
         let recovered = self.store.recover(&request).await?;
         let own = self.joined.subscriptions[0].id;
         ensure!(recovered.claims.iter().all(|(id, ..)| *id == own), "{recovered:?} is not of {own:?} alone");
+        let count: u64 = recovered.claims.iter().map(|(.., count)| count).sum();
+        let named: BTreeSet<Position> = recovered.attempts.iter().map(|attempt| attempt.position).collect();
+        let is_told = |attempt: &RecoveredAttempt| {
+            attempt.subscription == own && attempt.failed.attempts > 0 && attempt.failed.error.kind == CRASH
+        };
+        ensure!(named.len() as u64 == count && recovered.attempts.iter().all(is_told), "{recovered:?} names not each");
         Ok(recovered.claims.into_iter().map(|(_, cause, count)| (cause, count)).collect())
     }
 }
