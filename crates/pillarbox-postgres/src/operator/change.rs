@@ -81,14 +81,22 @@ async fn look_up(
     Ok(match lookup {
         Lookup::Nothing => Facts::Nothing,
         Lookup::Deliveries { which, limit } => {
-            let (positions, key) = match which {
-                Selection::Event(id) => (Some((*id, positions_of(tx, *id).await?)), None),
-                Selection::Version(stream, version) => (Some(version_at(tx, stream, *version).await?), None),
-                Selection::Key(key) => (None, Some(key.as_str())),
-                Selection::All => (None, None),
+            let (event, positions, key) = match which {
+                Selection::Event(id) => {
+                    let positions = positions_of(tx, *id).await?;
+                    (Some(*id).filter(|_| !positions.is_empty()), Some(positions), None)
+                }
+                Selection::Version(stream, version) => {
+                    let event = version_id(tx, stream, *version).await?;
+                    let positions = match event {
+                        Some(id) => positions_of(tx, id).await?,
+                        None => Vec::new(),
+                    };
+                    (event, Some(positions), None)
+                }
+                Selection::Key(key) => (None, None, Some(key.as_str())),
+                Selection::All => (None, None, None),
             };
-            let event = positions.as_ref().filter(|(_, positions)| !positions.is_empty()).map(|(id, _)| *id);
-            let positions = positions.map(|(_, positions)| positions);
             Facts::Deliveries { event, targets: targets(tx, row.id, positions, key, *limit).await? }
         }
         Lookup::Rewind { to, key } => {
@@ -135,12 +143,10 @@ fn target(row: &Row) -> Db<Target> {
     })
 }
 
-/// The id and the positions of an event by its version; no positions where the stream does not have it.
-async fn version_at(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<(Uuid, Vec<Position>)> {
+/// The id of an event by its version, if the stream has it.
+async fn version_id(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<Option<Uuid>> {
     let row = tx.query_opt(include_str!("../sql/version_id.sql"), &[&stream, &version]).await?;
-    let Some(row) = row else { return Ok((Uuid::nil(), Vec::new())) };
-    let id = row.try_get(0)?;
-    Ok((id, positions_of(tx, id).await?))
+    Ok(row.map(|row| row.try_get(0)).transpose()?)
 }
 
 async fn place(tx: &Transaction<'_>, snapshot: &Snapshot, to: Start) -> Db<Place> {
