@@ -18,11 +18,11 @@ use uuid::Uuid;
 use crate::connection::{Purpose, horizon, meta_number, open, raise_queue_revision, raise_revision, read, write};
 use crate::doorbell::{Bell, neighbour_of};
 use crate::error::{Db, DbError};
-use crate::home;
 use crate::queue::RowsCounted;
 use crate::queue::arrange_all;
 use crate::reader::Decoder;
 use crate::recovery::give_back;
+use crate::{home, migrate};
 
 /// An instance whose lock cannot be seen lives for operators as long as its last beat is not older.
 const UNSEEN_ALIVE_FOR: Duration = Duration::from_secs(30);
@@ -73,6 +73,8 @@ impl Writer {
     /// same transaction, since only its owner can know for sure that nothing is done in its name any more.
     pub(crate) fn join(&self, hello: &Hello) -> Db<Joined> {
         hello.subscriptions.iter().try_for_each(Subscription::validate)?;
+        // Somebody may have changed the schema since this store was opened.
+        migrate::require(&self.durable)?;
         home::check(&self.durable, &self.path)?;
         let instance = InstanceId(write(&self.durable, |tx| {
             let sql = "update pillarbox_meta set value = value + 1 where name = 'instance_last' returning value";
