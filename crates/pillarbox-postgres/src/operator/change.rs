@@ -20,6 +20,21 @@ use crate::types::{Text, Time, multirange};
 /// How often a command is tried when a relay was in its way.
 const TRIES_MAX: usize = 3;
 
+/// What a command about many rows looks up is read here and sent back, and until all of that has arrived the server says that the
+/// transaction stands still. Such a command is ended only when that lasts for as long as a settlement's; if it is cut off, whoever takes
+/// its lanes over waits for it until then. All others are ended after the second that `SETTINGS` gives.
+const LARGE: &str = "set local idle_in_transaction_session_timeout = '10s'";
+
+/// Whether a command may be about any number of rows that are sent back and forth.
+fn is_large(change: &Change) -> bool {
+    match change {
+        Change::Requeue { which, .. } => matches!(which, Selection::Key(_) | Selection::All),
+        Change::Rewind { key, .. } => key.is_some(),
+        Change::Relane { .. } => true,
+        _ => false,
+    }
+}
+
 /// Carries out a command in one transaction; a dry run does the same and takes it back.
 pub(super) async fn change(session: &mut Session, change: &Change, dry_run: bool) -> Db<Changed> {
     let mut tries = 0;
@@ -39,6 +54,9 @@ async fn try_change(session: &mut Session, change: &Change, dry_run: bool) -> Db
     let tx = session.begin().await?;
     tx.batch_execute(BY_INDEX).await?;
     lock(&tx, change.subject()).await?;
+    if is_large(change) {
+        tx.batch_execute(LARGE).await?;
+    }
     let snapshot = load_snapshot(&tx).await?;
     let subject = change.subject().map(|name| snapshot.subscription(name)).transpose()?;
     let facts = look_up(&tx, &snapshot, subject, &change.lookup()).await?;
