@@ -30,6 +30,9 @@ const UNSEEN_ALIVE_FOR: Duration = Duration::from_secs(30);
 /// An instance whose lock cannot be seen, which owns nothing and has not beaten for so long, is forgotten.
 const SILENT_BURIED_AFTER: Duration = Duration::from_secs(600);
 
+/// How far the clock may have been set back for a time to be found in the log. The events of so long are read through for it.
+const CLOCK_SET_BACK_MAX: Duration = Duration::from_secs(60);
+
 /// Writes on its own thread; its two connections differ in what a power cut may take back.
 pub(crate) struct Writer {
     pub(crate) path: PathBuf,
@@ -384,12 +387,55 @@ pub(crate) fn start_floor(tx: &Transaction<'_>, start: Start) -> Db<Position> {
         Start::Beginning => lowest,
         Start::Now => horizon,
         Start::Position(position) => position.min(horizon).max(lowest),
-        Start::Time(time) => {
-            let sql = "select position from pillarbox_event where created_at >= ?1 order by position limit 1";
-            let first: Option<Position> = tx.query_row(sql, [time.0], |row| row.get(0)).optional()?;
-            first.map_or(horizon, |first| first - 1).max(lowest)
-        }
+        Start::Time(time) => first_since(tx, Events::Log, time, lowest, horizon)?.map_or(horizon, |first| first - 1),
     })
+}
+
+/// Which events are looked through for a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Events {
+    /// Those of the log.
+    Log,
+    /// Those that are kept aside.
+    Kept,
+}
+
+impl Events {
+    fn table(self) -> &'static str {
+        match self {
+            Events::Log => "pillarbox_event",
+            Events::Kept => "pillarbox_event_kept",
+        }
+    }
+}
+
+/// The lowest position above `lowest` and up to `highest` whose event was published at `time` or later. Positions and times rise together
+/// but for [`CLOCK_SET_BACK_MAX`]: so the events are not read from the first one on, only from so much before that time.
+pub(crate) fn first_since(
+    tx: &Transaction<'_>,
+    events: Events,
+    time: Timestamp,
+    lowest: Position,
+    highest: Position,
+) -> Db<Option<Position>> {
+    let table = events.table();
+    let before = time.0.saturating_sub(CLOCK_SET_BACK_MAX.as_millis() as i64);
+    let next = format!("select position, created_at < ?2 from {table} where position > ?1 order by position limit 1");
+    let mut next = tx.prepare_cached(&next)?;
+    // An event at `low` is older, or there is none below; the first one above `high` is not older, or there is none.
+    let (mut low, mut high) = (lowest, highest);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let found = next.query_row(params![middle, before], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+        match found {
+            Some((position, true)) => low = position,
+            _ => high = middle,
+        }
+    }
+    let first = format!(
+        "select position from {table} where position > ?1 and position <= ?2 and created_at >= ?3 order by position limit 1"
+    );
+    Ok(tx.prepare_cached(&first)?.query_row(params![low, highest, time.0], |row| row.get(0)).optional()?)
 }
 
 /// A subscription by its name.

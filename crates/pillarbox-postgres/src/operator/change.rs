@@ -13,9 +13,9 @@ use uuid::Uuid;
 use super::{BY_INDEX, books, load_snapshot, positions_of, ring};
 use crate::connection::Session;
 use crate::error::{Db, DbError};
-use crate::ownership::{put_former_filters, record_progress, start_floor};
+use crate::ownership::{Events, first_since, put_former_filters, record_progress, start_floor};
 use crate::queue::{self, Keys};
-use crate::types::{Text, Time, multirange};
+use crate::types::{Text, multirange};
 
 /// How often a command is tried when a relay was in its way.
 const TRIES_MAX: usize = 3;
@@ -171,8 +171,9 @@ async fn place(tx: &Transaction<'_>, snapshot: &Snapshot, to: Start) -> Db<Place
     let (floor, settled) = start_floor(tx, to).await?;
     let oldest_kept = match to {
         Start::Time(time) => {
-            let sql = "select min(position) from event_kept where created_at >= $1";
-            tx.query_one(sql, &[&Time(time)]).await?.try_get(0)?
+            let sql = "select coalesce(max(position), 0) from event_kept";
+            let last = tx.query_one(sql, &[]).await?.try_get(0)?;
+            first_since(tx, Events::Kept, time, 0, last).await?
         }
         Start::Beginning | Start::Position(_) | Start::Now => None,
     };

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::{books, positions_of};
 use crate::connection::{begin, raise_queue_revision, raise_revision};
 use crate::error::{Db, DbError};
-use crate::ownership::{former_filters, put_former_filters, record_progress, start_floor};
+use crate::ownership::{Events, first_since, former_filters, put_former_filters, record_progress, start_floor};
 use crate::queue::{arrange, arrange_all};
 use crate::reader::{id_at, text};
 use crate::recovery::recover;
@@ -131,8 +131,9 @@ fn version_id(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<Option<Uui
 fn place(tx: &Transaction<'_>, snapshot: &Snapshot, to: Start) -> Db<Place> {
     let oldest_kept = match to {
         Start::Time(time) => {
-            let sql = "select min(position) from pillarbox_event_kept where created_at >= ?1";
-            tx.query_row(sql, [time.0], |row| row.get::<_, Option<Position>>(0))?
+            let sql = "select coalesce(max(position), 0) from pillarbox_event_kept";
+            let last = tx.query_row(sql, [], |row| row.get(0))?;
+            first_since(tx, Events::Kept, time, 0, last)?
         }
         Start::Beginning | Start::Position(_) | Start::Now => None,
     };

@@ -11,7 +11,7 @@ use super::risen::deliver_risen;
 use super::status::backlog_row;
 use crate::connection::{meta_number, raise_queue_revision, raise_revision, set_meta};
 use crate::error::Db;
-use crate::ownership::{former_filters, record_progress};
+use crate::ownership::{Events, first_since, former_filters, record_progress};
 use crate::publish::FOREVER_MS;
 use crate::queue::arrange;
 use crate::store::Desk;
@@ -100,12 +100,9 @@ fn would_prune(tx: &Transaction<'_>, snapshot: &Snapshot, policy: &PrunePolicy) 
 
 /// The last position above `after` before the first event that is not older than `oldest`.
 fn old_to(tx: &Transaction<'_>, after: Position, oldest: i64) -> Db<Position> {
-    let sql = "select coalesce(
-            (select position - 1 from pillarbox_event where position > ?1 and created_at >= ?2 order by position limit 1),
-            (select max(position) from pillarbox_event),
-            0
-        )";
-    Ok(tx.query_row(sql, params![after, oldest], |row| row.get(0))?)
+    let last = tx.query_row("select coalesce(max(position), 0) from pillarbox_event", [], |row| row.get(0))?;
+    let first = first_since(tx, Events::Log, Timestamp(oldest), after, last)?;
+    Ok(first.map_or(last, |first| first - 1))
 }
 
 /// What was asked for, but not less than the log's own policy; None: for ever.
