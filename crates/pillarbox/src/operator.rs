@@ -563,6 +563,13 @@ pub struct Pruned {
     pub inbox: u64,
     /// There is more to do.
     pub more: bool,
+    /// Copies of events are left that were not looked at; the next slice goes on there. A relay does so at its next turn, since most of them
+    /// are needed. Call it until this is false too to remove all that nobody needs.
+    #[serde(skip)]
+    pub unlooked: bool,
+    /// Events that are old enough and that every subscription has passed, but lie in the table in use: on PostgreSQL events go table by
+    /// table. Only a dry run counts them.
+    pub in_use: u64,
     /// The subscription that stops pruning from going further, if one does.
     pub held_by: Option<String>,
 }

@@ -65,6 +65,7 @@ fn prune_kept(tx: &Transaction<'_>, pruned: &mut Pruned) -> Db<()> {
     if next.unwrap_or(0) != after {
         set_meta(tx, "kept_looked_at", next.unwrap_or(0))?;
     }
+    pruned.unlooked = next.is_some();
     pruned.more |= next.is_some() && gone > 0;
     Ok(())
 }
