@@ -30,7 +30,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// What every session is pinned to, whatever the database, the role or the environment say. No statement of ours waits for long on a
 /// lock unless it says so itself. What the owner of a lane has locked when it freezes is freed by whoever takes the lane over. Others lock
 /// lanes too: relays that join, retention, commands. Nobody takes those over, so the server ends a transaction of theirs that stands
-/// still for a second; what is between two statements of ours is never more than a look at what the first one said. Compiling a
+/// still for a second, of a command about many rows for ten; what is between two statements of ours is never more than a look at what the first one said. Compiling a
 /// statement of ours takes longer than it takes.
 const SETTINGS: &str = "-c synchronous_commit=on -c statement_timeout=0 -c lock_timeout=10s \
     -c idle_in_transaction_session_timeout=1s -c idle_session_timeout=0 -c default_transaction_isolation=read\\ committed \

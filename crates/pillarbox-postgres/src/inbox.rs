@@ -46,18 +46,18 @@ impl Schema {
 }
 
 pub(crate) async fn insert<C: GenericClient>(transaction: &C, schema: &Schema, consumer: &str, id: Uuid) -> Db<bool> {
-    let sql = schema.fill_in(include_str!("sql/accept.sql"));
+    let sql = schema.fill_in(sql!(inbox, "accept"));
     let rows = transaction.query_typed(&sql, &[(&consumer, Type::TEXT), (&id, Type::UUID)]).await?;
     Ok(rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default())
 }
 
 /// Removes a slice of what was accepted long ago.
 pub(crate) async fn prune(session: &Session, policy: &PrunePolicy, pruned: &mut Pruned) -> Db<()> {
-    let limit = session.query_one("select retention_inbox_ms from meta", &[]).await?;
+    let limit = session.query_one(sql!(inbox, "keep"), &[]).await?;
     let Some(age) = at_least(policy.inbox, limit.try_get(0)?) else { return Ok(()) };
     let age_ms = age.min(AGE_MAX).as_millis() as f64;
     let slice = i64::try_from(policy.slice.max(1)).unwrap_or(i64::MAX);
-    let sql = session.statement(include_str!("sql/prune_inbox.sql")).await?;
+    let sql = session.statement(sql!(inbox, "prune")).await?;
     pruned.inbox = session.execute(&sql, &[&age_ms, &slice]).await?;
     pruned.more |= pruned.inbox as i64 == slice;
     Ok(())

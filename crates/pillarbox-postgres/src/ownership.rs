@@ -17,8 +17,10 @@ use self::fleet::{Look, holders, look};
 pub(crate) use self::lanes::load;
 use self::lanes::{check_anchors, take};
 use self::locks::LockBook;
+pub(crate) use self::subscriptions::{
+    Events, first_since, former_filters, parse_filter, put_former_filters, record_progress, start_floor,
+};
 use self::subscriptions::{define, fence};
-pub(crate) use self::subscriptions::{former_filters, parse_filter, put_former_filters, record_progress, start_floor};
 use crate::connection::{DIRECTLY, PgConfig, SCHEMA, Session, lock_class};
 use crate::doorbell::{Doorbell, announce, neighbour_of};
 use crate::error::{Db, DbError};

@@ -220,6 +220,8 @@ impl PostgresStore {
         {
             // Not the desk, which may be busy with something long.
             let mut session = Session::connect(&self.config, "pillarbox joining", None).await?;
+            // Somebody may have changed the schema since this store was opened.
+            migrate::require(&session).await?;
             home::check(&mut session).await?;
             // A log that was declared a copy has another one.
             self.id_salt.look(&*session).await?;

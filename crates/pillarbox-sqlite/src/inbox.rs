@@ -41,7 +41,7 @@ pub fn accept(transaction: &Transaction<'_>, consumer: &str, id: Uuid) -> Result
 }
 
 fn insert(transaction: &Transaction<'_>, consumer: &str, id: Uuid) -> Db<bool> {
-    let mut statement = transaction.prepare_cached(include_str!("sql/accept.sql"))?;
+    let mut statement = transaction.prepare_cached(sql!(inbox, "accept"))?;
     Ok(statement.execute(params![consumer, id.to_string()])? == 1)
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn prune(tx: &Transaction<'_>, now: Timestamp, policy: &PrunePolicy, 
     let Some(age) = policy.inbox else { return Ok(()) };
     let oldest = now.0.saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
     let slice = i64::try_from(policy.slice.max(1)).unwrap_or(i64::MAX);
-    pruned.inbox = tx.execute(include_str!("sql/prune_inbox.sql"), params![oldest, slice])? as u64;
+    pruned.inbox = tx.execute(sql!(inbox, "prune"), params![oldest, slice])? as u64;
     pruned.more |= pruned.inbox as i64 == slice;
     Ok(())
 }

@@ -18,17 +18,20 @@ use uuid::Uuid;
 use crate::connection::{Purpose, horizon, meta_number, open, raise_queue_revision, raise_revision, read, write};
 use crate::doorbell::{Bell, neighbour_of};
 use crate::error::{Db, DbError};
-use crate::home;
 use crate::queue::RowsCounted;
 use crate::queue::arrange_all;
 use crate::reader::Decoder;
 use crate::recovery::give_back;
+use crate::{home, migrate};
 
 /// An instance whose lock cannot be seen lives for operators as long as its last beat is not older.
 const UNSEEN_ALIVE_FOR: Duration = Duration::from_secs(30);
 
 /// An instance whose lock cannot be seen, which owns nothing and has not beaten for so long, is forgotten.
 const SILENT_BURIED_AFTER: Duration = Duration::from_secs(600);
+
+/// How far the clock may have been set back for a time to be found in the log. The events of so long are read through for it.
+const CLOCK_SET_BACK_MAX: Duration = Duration::from_secs(60);
 
 /// Writes on its own thread; its two connections differ in what a power cut may take back.
 pub(crate) struct Writer {
@@ -73,6 +76,8 @@ impl Writer {
     /// same transaction, since only its owner can know for sure that nothing is done in its name any more.
     pub(crate) fn join(&self, hello: &Hello) -> Db<Joined> {
         hello.subscriptions.iter().try_for_each(Subscription::validate)?;
+        // Somebody may have changed the schema since this store was opened.
+        migrate::require(&self.durable)?;
         home::check(&self.durable, &self.path)?;
         let instance =
             InstanceId(write(&self.durable, |tx| Ok(tx.query_row(sql!(instance, "next"), [], |row| row.get(0))?))?);
@@ -375,12 +380,54 @@ pub(crate) fn start_floor(tx: &Transaction<'_>, start: Start) -> Db<Position> {
         Start::Beginning => lowest,
         Start::Now => horizon,
         Start::Position(position) => position.min(horizon).max(lowest),
-        Start::Time(time) => {
-            let first: Option<Position> =
-                tx.query_row(sql!(event, "first_since"), [time.0], |row| row.get(0)).optional()?;
-            first.map_or(horizon, |first| first - 1).max(lowest)
-        }
+        Start::Time(time) => first_since(tx, Events::Log, time, lowest, horizon)?.map_or(horizon, |first| first - 1),
     })
+}
+
+/// Which events are looked through for a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Events {
+    /// Those of the log.
+    Log,
+    /// Those that are kept aside.
+    Kept,
+}
+
+impl Events {
+    fn table(self) -> &'static str {
+        match self {
+            Events::Log => "pillarbox_event",
+            Events::Kept => "pillarbox_event_kept",
+        }
+    }
+}
+
+/// The lowest position above `lowest` and up to `highest` whose event was published at `time` or later. Positions and times rise together
+/// but for [`CLOCK_SET_BACK_MAX`]: so the events are not read from the first one on, only from so much before that time.
+pub(crate) fn first_since(
+    tx: &Transaction<'_>,
+    events: Events,
+    time: Timestamp,
+    lowest: Position,
+    highest: Position,
+) -> Db<Option<Position>> {
+    let table = events.table();
+    let before = time.0.saturating_sub(CLOCK_SET_BACK_MAX.as_millis() as i64);
+    let mut next = tx.prepare_cached(&sql!(event, "next_of").replace("@table@", table))?;
+    // An event at `low` is older, or there is none below; the first one above `high` is not older, or there is none.
+    let (mut low, mut high) = (lowest, highest);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let found = next
+            .query_row(params![middle, before], |row| Ok((row.get("position")?, row.get("is_older")?)))
+            .optional()?;
+        match found {
+            Some((position, true)) => low = position,
+            _ => high = middle,
+        }
+    }
+    let first = sql!(event, "first_since_of").replace("@table@", table);
+    Ok(tx.prepare_cached(&first)?.query_row(params![low, highest, time.0], |row| row.get(0)).optional()?)
 }
 
 /// A subscription by its name.

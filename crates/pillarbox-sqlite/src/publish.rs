@@ -67,7 +67,7 @@ fn insert(connection: &Connection, event: &NewEvent) -> Db<Published> {
     let text = &*id.hyphenated().encode_lower(&mut text);
     let headers = Headers::from_map(&event.headers);
     // The table's own checks look at the payload's size and form, so that it is parsed once and alike for all publishers.
-    connection.prepare_cached(include_str!("sql/publish.sql"))?.execute(params![
+    connection.prepare_cached(sql!(publish, "event"))?.execute(params![
         text,
         event.topic,
         event.key,
@@ -80,7 +80,7 @@ fn insert(connection: &Connection, event: &NewEvent) -> Db<Published> {
     ])?;
     let made = event.id.is_none().then(|| (connection.last_insert_rowid(), id));
     if let Some(dedup_key) = &event.dedup_key {
-        let mut statement = connection.prepare_cached(include_str!("sql/dedup_put.sql"))?;
+        let mut statement = connection.prepare_cached(sql!(publish, "dedup_put"))?;
         statement.execute(params![event.topic, event.key.as_deref().unwrap_or(""), dedup_key, text, now.0])?;
     }
     Ok(Published { id, made })
@@ -118,7 +118,7 @@ fn find_duplicate(connection: &Connection, event: &NewEvent, now: Timestamp) -> 
         ));
     }
     let oldest = now.0.saturating_sub(meta_number(connection, "dedup_window_ms")?);
-    let mut statement = connection.prepare_cached(include_str!("sql/dedup_find.sql"))?;
+    let mut statement = connection.prepare_cached(sql!(publish, "dedup_find"))?;
     let key = event.key.as_deref().unwrap_or("");
     let first = statement.query_row(params![event.topic, key, dedup_key, oldest], |row| row.get::<_, String>(0));
     Ok(first.optional()?.map(|id| id_of(id.as_bytes())))

@@ -5,6 +5,8 @@
 
 mod walk;
 
+use std::time::Duration;
+
 use pillarbox::admin::Operator;
 use pillarbox::store::{Hello, Store, Transact, WAITING_COUNTED};
 use pillarbox::{Mode, OnDead, RetryPolicy, Subscription};
@@ -18,9 +20,22 @@ pub const FACTOR: usize = 8;
 /// How much there is at the smaller ground.
 pub const SMALL: usize = 1_000;
 
-/// Events of every ground that all subscriptions have passed. The rows that a ground has of everything are at the last [`SEEDED`] of them,
-/// what it has more of is at the others.
-pub const EVENTS: usize = SMALL * FACTOR + SEEDED;
+/// Events of every ground that all subscriptions have passed. The first [`OLD`] of them can be removed. The rows that a ground has of
+/// everything are at the last [`SEEDED`] of them, what it has more of is at the others.
+pub const EVENTS: usize = OLD + SMALL * FACTOR + SEEDED;
+
+/// Events at the beginning of the log that are [`OLD_AGE`] old; the others that all have passed are [`PASSED_AGE`] old. A store that removes
+/// its log table by table has [`PRUNED_AT_ONCE`] of them in each.
+pub const OLD: usize = 4 * PRUNED_AT_ONCE;
+
+/// Old events that one run of retention removes.
+pub const PRUNED_AT_ONCE: usize = 100;
+
+/// See [`OLD`]. The default policy of retention keeps them.
+pub const OLD_AGE: Duration = Duration::from_secs(3 * 86_400);
+
+/// See [`OLD`]. Far longer than clocks may be set back.
+pub const PASSED_AGE: Duration = Duration::from_secs(3_600);
 
 /// See [`EVENTS`].
 pub const SEEDED: usize = 400;
@@ -44,18 +59,26 @@ pub const QUEUE: &str = "queue";
 pub const STREAM: &str = "stream";
 /// See [`QUEUE`]. Nobody runs it, and it is paused.
 pub const IDLE: &str = "idle";
+/// See [`QUEUE`]. Nobody runs it, and it holds events for [`HOLD`] only.
+pub const HELD: &str = "held";
+
+/// How long [`HELD`] holds events that it has not received: less than [`PASSED_AGE`].
+pub const HOLD: Duration = Duration::from_secs(60);
 
 /// What a ground has more of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dimension {
     /// Events that everybody has passed.
     Log,
-    /// Records of what was settled and of what was given up, of each subscription; of what an inbox has accepted, and of what was published
+    /// Records of what was settled and of what was given up, of each subscription but [`HELD`]; of what an inbox has accepted, and of what was published
     /// once.
     Records,
-    /// Dead deliveries, one a key, of each subscription, with their events kept aside.
+    /// Dead deliveries, one a key, of each subscription but [`HELD`], with their events kept aside.
     Dead,
-    /// Deliveries that are not due, one a key, of each subscription.
+    /// Dead deliveries, one per key, of the stream and the queue, where a dead one holds its key back; in the queue another one waits behind
+    /// each.
+    DeadHeads,
+    /// Deliveries that are not due, one a key, of each subscription but [`HELD`].
     Delayed,
     /// Deliveries of one key of the queue that were delayed and are due.
     Due,
@@ -81,10 +104,11 @@ pub enum Dimension {
 
 impl Dimension {
     /// All of them.
-    pub const ALL: [Dimension; 14] = [
+    pub const ALL: [Dimension; 15] = [
         Dimension::Log,
         Dimension::Records,
         Dimension::Dead,
+        Dimension::DeadHeads,
         Dimension::Delayed,
         Dimension::Due,
         Dimension::Waiting,
@@ -97,6 +121,11 @@ impl Dimension {
         Dimension::AboveHole,
         Dimension::Subscriptions,
     ];
+
+    /// What a dead delivery does at its grounds.
+    fn on_dead(self) -> OnDead {
+        if self == Dimension::DeadHeads { OnDead::Block } else { OnDead::Skip }
+    }
 
     /// How many there are at a ground of this size.
     pub fn count(self, size: usize) -> usize {
@@ -135,6 +164,7 @@ pub enum Operation {
     Start,
     PruneDry,
     Prune,
+    PruneDead,
     Status,
     ListEvents,
     ListCorrelated,
@@ -156,6 +186,7 @@ pub enum Operation {
     Pause,
     Resume,
     Rewind,
+    RewindTime,
     RewindKey,
     Delete,
     Rename,
@@ -163,12 +194,15 @@ pub enum Operation {
     RecoverAll,
     Doctor,
     Publish,
+    PruneEvents,
+    PruneHeld,
+    StartAtTime,
     Reset,
 }
 
 impl Operation {
     /// All of them, in the order in which they are carried out.
-    pub const ALL: [Operation; 49] = [
+    pub const ALL: [Operation; 54] = [
         Operation::Observe,
         Operation::Poll,
         Operation::Fetch,
@@ -189,6 +223,8 @@ impl Operation {
         Operation::Start,
         Operation::PruneDry,
         Operation::Prune,
+        // Before all that is taken back, which leaves rows behind until the server has cleaned up.
+        Operation::PruneDead,
         Operation::Status,
         Operation::ListEvents,
         Operation::ListCorrelated,
@@ -210,6 +246,7 @@ impl Operation {
         Operation::Pause,
         Operation::Resume,
         Operation::Rewind,
+        Operation::RewindTime,
         Operation::RewindKey,
         Operation::Delete,
         Operation::Rename,
@@ -217,6 +254,9 @@ impl Operation {
         Operation::RecoverAll,
         Operation::Doctor,
         Operation::Publish,
+        Operation::PruneEvents,
+        Operation::PruneHeld,
+        Operation::StartAtTime,
         Operation::Reset,
     ];
 
@@ -263,14 +303,14 @@ impl Growth {
 /// The promise. Whatever is not named here is [`Growth::Constant`].
 pub fn allowed(operation: Operation, dimension: Dimension) -> Growth {
     use Dimension::{
-        AboveHole, Backlog, Claims, Dead, DeadRanges, Delayed, Due, Holes, Log, Pairs, Records, Subscriptions, Waiting,
-        Working,
+        AboveHole, Backlog, Claims, Dead, DeadHeads, DeadRanges, Delayed, Due, Holes, Log, Pairs, Records,
+        Subscriptions, Waiting, Working,
     };
     use Operation::{
         Books, Claim, ClaimFirst, Delete, Doctor, Fetch, FinishDone, FinishFailed, ListBlocked, ListCorrelated,
-        ListDelayed, ListPending, ListProcessing, ListRetrying, Load, LoadStream, Poll, Prune, Publish, RecoverAll,
-        RecoverNothing, Relane, RequeueAll, Reset, Rewind, RewindKey, Settle, SettleQueued, SettleRows, Show, Start,
-        Status, Sweep, TakeBack, Tell,
+        ListDelayed, ListPending, ListProcessing, ListRetrying, Load, LoadStream, Poll, Prune, PruneDead, PruneEvents,
+        PruneHeld, Publish, RecoverAll, RecoverNothing, Relane, RequeueAll, Reset, Rewind, RewindKey, RewindTime,
+        Settle, SettleQueued, SettleRows, Show, Start, StartAtTime, Status, Sweep, TakeBack, Tell,
     };
     match (operation, dimension) {
         // It empties everything. For tests.
@@ -286,48 +326,55 @@ pub fn allowed(operation: Operation, dimension: Dimension) -> Growth {
         // The fleet is looked at as a whole; so is the world of every command, and what it says is said for each subscription.
         (_, Subscriptions) => Growth::Read,
         // What it returns: of a stream its rows that are not dead, of a queue the keys that have rows, at most QUEUED_KEYS_MAX.
-        (Load | Start, Delayed | Dead | Pairs | Claims) => Growth::Read,
-        // Not its dead rows: they are kept for ever, and nobody sends them.
-        (LoadStream, Delayed) => Growth::Read,
+        (Load | Start, Delayed | Dead | DeadHeads | Pairs | Claims) => Growth::Read,
+        // Not its dead rows: they are kept for ever, and nobody sends them. But those that hold a key back, at most DEAD_HEADS_MAX.
+        (LoadStream, Delayed | DeadHeads) => Growth::Read,
         // Each hole is looked through for what is dead in it.
         (Load | LoadStream | Start, Holes) => Growth::Counted,
         // The cursor is written whole.
         (Settle | SettleRows | SettleQueued, Holes) => Growth::Counted,
         // What waits is counted, at most WAITING_COUNTED rows each time.
-        (ClaimFirst | Claim, Due | Pairs) => Growth::CountedToLimit,
+        (ClaimFirst | Claim, Due | Pairs | DeadHeads) => Growth::CountedToLimit,
         // Rows are read for KEYS_TOLD_MAX keys or a few more, and what is in line is counted: at most 10,000 a second.
-        (Tell, Dead | Delayed | Due | Waiting | Pairs | Claims | Working) => Growth::Counted,
+        (Tell, Dead | DeadHeads | Delayed | Due | Waiting | Pairs | Claims | Working) => Growth::Counted,
         // All claims are looked through; a relay has at most as many as it can work on.
         (RecoverNothing | Sweep | Relane, Claims | Working) | (TakeBack, Claims) => Growth::Read,
         // What it takes back, and what an instance gives back when it ends.
-        (TakeBack | Start, Working) => Growth::Written,
+        (TakeBack | Start | StartAtTime, Working) => Growth::Written,
         // What it takes from the dead.
         (RecoverAll, Claims) => Growth::Written,
         // Rows in line are counted one by one, each with its state, and the oldest is looked for.
-        (Status, Waiting | Pairs | Claims | Working) => Growth::Read,
+        (Status, Waiting | Pairs | DeadHeads | Claims | Working) => Growth::Read,
         // Events that were not read are counted, at most PENDING_COUNT_MAX of them; so are delayed rows that are due, copies of events, and the
         // newest of what was given up.
         (Status, Backlog | Holes | Due | Dead | Records) => Growth::Counted,
         // The log has no index for it.
         (ListCorrelated, Log) => Growth::Counted,
         // What is in line is put into log order; the state of each is derived.
-        (ListPending | ListRetrying | ListBlocked | ListProcessing, Waiting | Due | Pairs | Claims | Working) => {
-            Growth::Read
-        }
+        (
+            ListPending | ListRetrying | ListBlocked | ListProcessing,
+            Waiting | Due | Pairs | DeadHeads | Claims | Working,
+        ) => Growth::Read,
         // Events that were not read, and rows that are due, are looked through for what is delayed.
         (ListDelayed, Backlog | Holes | Due) => Growth::Counted,
         // Records are looked through for what they say about an event.
         (Show | Books, Records) => Growth::Read,
-        (Rewind | RewindKey, Records) => Growth::Counted,
+        (Rewind | RewindTime | RewindKey, Records) => Growth::Counted,
         // Every row and every range is compared.
-        (Books, Dead | AboveHole | Delayed | Due | Waiting | Pairs | Claims | Working | DeadRanges) => Growth::Counted,
+        (Books, Dead | DeadHeads | AboveHole | Delayed | Due | Waiting | Pairs | Claims | Working | DeadRanges) => {
+            Growth::Counted
+        }
         // What they change.
-        (RequeueAll, Dead) => Growth::Written,
+        (RequeueAll, Dead | DeadHeads) => Growth::Written,
         (Delete | Relane, Dead | Delayed | Records) => Growth::Written,
         // It checks that every delivery has its event, and every closed gap.
-        (Doctor, Dead | AboveHole | Delayed | Due | Waiting | Pairs | Claims | Working | DeadRanges) => Growth::Read,
+        (Doctor, Dead | DeadHeads | AboveHole | Delayed | Due | Waiting | Pairs | Claims | Working | DeadRanges) => {
+            Growth::Read
+        }
         // Retention looks for events in closed gaps, at most 10,000 of these, and for records of events that are gone: both go with the log.
-        (Prune, DeadRanges | Records) => Growth::Counted,
+        (Prune | PruneDead | PruneEvents | PruneHeld, DeadRanges | Records) => Growth::Counted,
+        // It looks whether the next copies of events are still needed, at most 500.
+        (Prune | PruneDead | PruneEvents | PruneHeld, Dead) => Growth::CountedToLimit,
         _ => Growth::Constant,
     }
 }
@@ -376,35 +423,39 @@ pub trait Ground {
 }
 
 /// Makes the subscriptions of a ground. Nobody runs them afterwards.
-pub async fn create(store: &impl Store) {
-    store.join(hello(&[QUEUE, STREAM, IDLE])).await.expect("the log is empty");
+pub async fn create(store: &impl Store, dimension: Dimension) {
+    store.join(hello(&[QUEUE, STREAM, IDLE, HELD], dimension)).await.expect("the log is empty");
     store.leave().await.expect("it has joined");
 }
 
-fn hello(names: &[&str]) -> Hello {
+fn hello(names: &[&str], dimension: Dimension) -> Hello {
     let subscription = |name: &&str| {
         let mode = if *name == QUEUE { Mode::Queue } else { Mode::Stream };
-        let retry = RetryPolicy::handler();
-        Subscription { mode, lanes: 1, on_dead: OnDead::Skip, retry, ..Subscription::new(*name) }
+        let hold = (*name == HELD).then_some(HOLD);
+        let (on_dead, retry) = (dimension.on_dead(), RetryPolicy::handler());
+        Subscription { mode, lanes: 1, on_dead, retry, hold, ..Subscription::new(*name) }
     };
     Hello { subscriptions: names.iter().map(subscription).collect(), ..Hello::default() }
 }
 
 /// Carries everything out, one operation after the other, and says what each did.
 pub async fn measure<G: Ground>(ground: &G, dimension: Dimension, size: usize) -> Vec<(Operation, Work)> {
-    let mut walk = Walk::new(ground).await;
+    let mut walk = Walk::new(ground, dimension).await;
     if dimension == Dimension::Working {
         walk.begin_work(dimension.count(size)).await;
     }
     let mut all = Vec::new();
     for operation in Operation::ALL {
         if !operation.is_once() {
-            walk.carry_out(operation).await;
+            walk.prepare(operation).await;
+            // All operations together do not fit on the stack of a test.
+            Box::pin(walk.carry_out(operation)).await;
         }
         let mut least = Work { statements: u64::MAX, steps: u64::MAX };
         for _ in 0..operation.tries() {
+            walk.prepare(operation).await;
             ground.begin().await;
-            walk.carry_out(operation).await;
+            Box::pin(walk.carry_out(operation)).await;
             let work = ground.work().await;
             least = if work.steps < least.steps { work } else { least };
         }

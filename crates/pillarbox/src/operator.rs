@@ -567,6 +567,13 @@ pub struct Pruned {
     pub inbox: u64,
     /// Whether there is more to remove.
     pub more: bool,
+    /// Whether copies of events are left that were not looked at; the next slice continues there. A relay does so at its
+    /// next turn, since most copies are needed. Call prune until this is false too to remove all unneeded copies.
+    #[serde(skip)]
+    pub unlooked: bool,
+    /// Number of events that are old enough and that every subscription has passed, but that lie in the table in use:
+    /// on PostgreSQL events are removed table by table. Only a dry run counts them.
+    pub in_use: u64,
     /// The subscription that prevents retention from going further, if any.
     pub held_by: Option<String>,
 }

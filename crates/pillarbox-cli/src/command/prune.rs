@@ -32,7 +32,8 @@ pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
     // Without the word, nothing of it goes: not what has become old since it was counted either.
     (policy.unreceived, policy.held) = (unreceived && args.yes, args.yes);
     let mut pruned = all_slices(&store, &policy, &scope.output).await?;
-    if lay_leaves(&store, &policy, &scope.output).await? {
+    let laid = lay_leaves(&store, &policy, &scope.output).await?;
+    if laid {
         let more = all_slices(&store, &policy, &scope.output).await?;
         pruned.events += more.events;
         pruned.kept += more.kept;
@@ -42,7 +43,19 @@ pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
         pruned.inbox += more.inbox;
         pruned.held_by = more.held_by;
     }
+    let left = store.prune(&PrunePolicy { dry_run: true, ..policy }).await?;
+    // A table that should have ended, and could not, would have gone.
+    pruned.in_use = left.in_use + if laid { 0 } else { left.events };
     print(scope, &pruned)
+}
+
+/// Why old events stay that everybody has passed.
+fn stay(in_use: u64) -> String {
+    let (events, verb) = (counted(in_use, "old event"), if in_use == 1 { "stays" } else { "stay" });
+    format!(
+        "{events} {verb} in the table in use, since events go table by table: it ends when it is full, or has been in use for an eighth \
+         of retention.keep and at least 10 minutes"
+    )
 }
 
 /// Refuses what nobody, or a subscription, has not received.
@@ -95,7 +108,7 @@ async fn all_slices(store: &Log, policy: &PrunePolicy, output: &Output) -> Resul
         total.inbox += slice.inbox;
         total.held_by = slice.held_by;
         bar.set_position(total.events);
-        if !slice.more {
+        if !slice.more && !slice.unlooked {
             bar.finish_and_clear();
             return Ok(total);
         }
@@ -119,6 +132,9 @@ fn print(scope: &Scope, pruned: &Pruned) -> Result<Exit> {
     if let Some(name) = &pruned.held_by {
         scope.output.say(format!("subscription '{name}' holds the rest back; see `pillarbox status`"));
     }
+    if pruned.in_use > 0 {
+        scope.output.say(stay(pruned.in_use));
+    }
     Ok(Exit::Done)
 }
 
@@ -137,6 +153,7 @@ fn say_would(scope: &Scope, status: &Status, would: &Pruned, policy: &PrunePolic
         "events": would.events,
         "dead": would.dead,
         "undelivered": would.undelivered,
+        "in_use": would.in_use,
         "unreceived": status.subscriptions.is_empty(),
         "held_by": would.held_by,
         "floor": lowest_floor(status),
@@ -166,6 +183,9 @@ fn describe(status: &Status, would: &Pruned, policy: &PrunePolicy) -> String {
     }
     if let Some(name) = &would.held_by {
         message += &format!("; subscription '{name}' holds the rest back");
+    }
+    if would.in_use > 0 {
+        message += &format!("; {}", stay(would.in_use));
     }
     message
 }

@@ -106,6 +106,18 @@ fn a_rewind_says_where_the_log_ends(on: On) {
     assert_eq!(place.lines("out.ndjson").len(), 5, "nothing was replayed");
 }
 
+fn a_key_with_exactly_one_dead_event_is_requeued_without_a_question(on: On) {
+    let place = Place::with_file_sink(on);
+    let id = place.publish(&["--key", "k", "--delay", "1h"]);
+    (0..2).for_each(|_| drop(place.publish(&["--key", "other", "--delay", "1h"])));
+    place.ok(&["run", "--until-idle"]);
+    kill_deliveries(&place);
+    place.fails(2, &["requeue", "--subscription", "out", "--key", "other"]);
+    let changed = place.json(&["requeue", "--subscription", "out", "--key", "k"]);
+    assert_eq!((&changed["count"], &changed["events"]), (&json!(1), &json!([id])), "{changed}");
+    assert_eq!(place.json(&["status"])["subscriptions"][0]["dead"], 2, "the others stay");
+}
+
 fn one_is_told_in_the_singular(on: On) {
     let place = Place::with_file_sink(on);
     let id = place.publish(&["--key", "k", "--delay", "1h"]);
@@ -243,6 +255,25 @@ fn make_old(place: &Place, on: On) {
     });
 }
 
+fn one_run_of_prune_looks_at_all_copies_of_events(on: On) {
+    let place = Place::with_file_sink(on);
+    place.ok(&["run", "--until-idle"]);
+    let sql = place.sql();
+    let (now, id) = match on {
+        On::Sqlite => (sql.time(0), "printf('%036d', g)"),
+        On::Postgres => (sql.time(0), "gen_random_uuid()"),
+    };
+    let numbers = "with recursive number (g) as (select 1 union all select g + 1 from number where g < 600)";
+    sql.execute(&format!(
+        "insert into pillarbox_event_kept (position, id, topic, type, headers, created_at)
+         {numbers} select g, {id}, 't', 'y', '{{}}', {now} from number;
+         insert into pillarbox_delivery (subscription, position, lane, arrival, state, attempts, due_at, since, died_at)
+         {numbers} select s.id, g, 0, g, 'dead', 1, {now}, {now}, {now} from pillarbox_subscription as s, number where g < 600"
+    ));
+    place.ok(&["prune"]);
+    assert_eq!(sql.number("select count(*) from pillarbox_event_kept"), 599, "the 600th is of no delivery");
+}
+
 fn prune_needs_to_be_told_to_drop_what_a_hold_keeps_no_longer(on: On) {
     let place = Place::new(on);
     let sink = "sink = { kind = \"file\", path = \"out.ndjson\" }";
@@ -344,7 +375,9 @@ on_each!(
     a_pause_says_who_and_why,
     a_dry_run_of_prune_counts_what_prune_removes,
     prune_wants_to_be_told_to_remove_what_nobody_has_received,
+    one_run_of_prune_looks_at_all_copies_of_events,
     prune_needs_to_be_told_to_drop_what_a_hold_keeps_no_longer,
+    a_key_with_exactly_one_dead_event_is_requeued_without_a_question,
     paused_by_the_receiver_is_an_alarm_until_an_operator_knows,
     rewind_asks_shows_and_replays,
     one_is_told_in_the_singular,

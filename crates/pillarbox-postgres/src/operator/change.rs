@@ -13,12 +13,27 @@ use uuid::Uuid;
 use super::{BY_INDEX, books, load_snapshot, positions_of, ring};
 use crate::connection::Session;
 use crate::error::{Db, DbError};
-use crate::ownership::{put_former_filters, record_progress, start_floor};
+use crate::ownership::{Events, first_since, put_former_filters, record_progress, start_floor};
 use crate::queue::{self, Keys};
-use crate::types::{Text, Time, multirange};
+use crate::types::{Text, multirange};
 
 /// How often a command is tried when a relay was in its way.
 const TRIES_MAX: usize = 3;
+
+/// What a command about many rows looks up is read here and sent back, and until all of that has arrived the server says that the
+/// transaction stands still. Such a command is ended only when that lasts for as long as a settlement's; if it is cut off, whoever takes
+/// its lanes over waits for it until then. All others are ended after the second that `SETTINGS` gives.
+const LARGE: &str = "set local idle_in_transaction_session_timeout = '10s'";
+
+/// Whether a command may be about any number of rows that are sent back and forth.
+fn is_large(change: &Change) -> bool {
+    match change {
+        Change::Requeue { which, .. } => matches!(which, Selection::Key(_) | Selection::All),
+        Change::Rewind { key, .. } => key.is_some(),
+        Change::Relane { .. } => true,
+        _ => false,
+    }
+}
 
 /// Carries out a command in one transaction; a dry run does the same and takes it back.
 pub(super) async fn change(session: &mut Session, change: &Change, dry_run: bool) -> Db<Changed> {
@@ -39,6 +54,9 @@ async fn try_change(session: &mut Session, change: &Change, dry_run: bool) -> Db
     let tx = session.begin().await?;
     tx.batch_execute(BY_INDEX).await?;
     lock(&tx, change.subject()).await?;
+    if is_large(change) {
+        tx.batch_execute(LARGE).await?;
+    }
     let snapshot = load_snapshot(&tx).await?;
     let subject = change.subject().map(|name| snapshot.subscription(name)).transpose()?;
     let facts = look_up(&tx, &snapshot, subject, &change.lookup()).await?;
@@ -79,14 +97,22 @@ async fn look_up(
     Ok(match lookup {
         Lookup::Nothing => Facts::Nothing,
         Lookup::Deliveries { which, limit } => {
-            let (positions, key) = match which {
-                Selection::Event(id) => (Some((*id, positions_of(tx, *id).await?)), None),
-                Selection::Version(stream, version) => (Some(version_at(tx, stream, *version).await?), None),
-                Selection::Key(key) => (None, Some(key.as_str())),
-                Selection::All => (None, None),
+            let (event, positions, key) = match which {
+                Selection::Event(id) => {
+                    let positions = positions_of(tx, *id).await?;
+                    (Some(*id).filter(|_| !positions.is_empty()), Some(positions), None)
+                }
+                Selection::Version(stream, version) => {
+                    let event = version_id(tx, stream, *version).await?;
+                    let positions = match event {
+                        Some(id) => positions_of(tx, id).await?,
+                        None => Vec::new(),
+                    };
+                    (event, Some(positions), None)
+                }
+                Selection::Key(key) => (None, None, Some(key.as_str())),
+                Selection::All => (None, None, None),
             };
-            let event = positions.as_ref().filter(|(_, positions)| !positions.is_empty()).map(|(id, _)| *id);
-            let positions = positions.map(|(_, positions)| positions);
             Facts::Deliveries { event, targets: targets(tx, row.id, positions, key, *limit).await? }
         }
         Lookup::Rewind { to, key } => {
@@ -135,18 +161,19 @@ fn target(row: &Row) -> Db<Target> {
     })
 }
 
-/// The id and the positions of an event by its version; no positions where the stream does not have it.
-async fn version_at(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<(Uuid, Vec<Position>)> {
+/// The id of an event by its version, if the stream has it.
+async fn version_id(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<Option<Uuid>> {
     let row = tx.query_opt(sql!(event, "version_id"), &[&stream, &version]).await?;
-    let Some(row) = row else { return Ok((Uuid::nil(), Vec::new())) };
-    let id = row.try_get(0)?;
-    Ok((id, positions_of(tx, id).await?))
+    Ok(row.map(|row| row.try_get(0)).transpose()?)
 }
 
 async fn place(tx: &Transaction<'_>, snapshot: &Snapshot, to: Start) -> Db<Place> {
     let (floor, settled) = start_floor(tx, to).await?;
     let oldest_kept = match to {
-        Start::Time(time) => tx.query_one(sql!(event, "kept_first_since"), &[&Time(time)]).await?.try_get(0)?,
+        Start::Time(time) => {
+            let last = tx.query_one(sql!(event, "kept_last"), &[]).await?.try_get(0)?;
+            first_since(tx, Events::Kept, time, 0, last).await?
+        }
         Start::Beginning | Start::Position(_) | Start::Now => None,
     };
     Ok(Place::new(to, floor, settled, oldest_kept, snapshot))

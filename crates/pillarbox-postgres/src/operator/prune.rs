@@ -17,7 +17,7 @@ use super::{load_snapshot, ring};
 use crate::connection::Session;
 use crate::error::Db;
 use crate::leaves::{self, Leaf, Removes, Upkeep};
-use crate::ownership::{former_filters, put_former_filters, record_progress};
+use crate::ownership::{Events, first_since, former_filters, put_former_filters, record_progress};
 use crate::publish::FOREVER_MS;
 use crate::queue::Keys;
 use crate::types::{Time, multirange};
@@ -121,6 +121,7 @@ async fn prune_kept(tx: &Transaction<'_>, upkeep: &Upkeep, pruned: &mut Pruned) 
     let row = tx.query_one(sql!(retention, "prune_kept"), &place).await?;
     let (looked_at, last): (i64, Option<Position>) = (row.try_get("looked_at")?, row.try_get("last")?);
     let next = last.filter(|_| looked_at == KEPT_LOOKED_AT_MAX);
+    pruned.unlooked = next.is_some();
     pruned.more |= next.is_some() && row.try_get::<_, i64>("removed")? > 0;
     Ok(next.unwrap_or(0))
 }
@@ -241,8 +242,12 @@ async fn count_leaves(session: &Session, oldest: Timestamp, keep: Duration, prun
         if row.try_get::<_, bool>("is_journal")? {
             continue;
         }
-        let in_use = high > horizon + 1 && cut != Some(low);
-        if in_use || row.try_get::<_, Time>("created_at")?.0 >= oldest {
+        if high > horizon + 1 && cut != Some(low) {
+            let passed = slowest.as_ref().map_or(last, |(_, floor)| last.min(*floor));
+            pruned.in_use = count_old(session, (low, passed), oldest).await?;
+            return Ok(());
+        }
+        if row.try_get::<_, Time>("created_at")?.0 >= oldest {
             return Ok(());
         }
         if let Some((name, _)) = slowest.as_ref().filter(|(_, floor)| *floor < last) {
@@ -253,6 +258,13 @@ async fn count_leaves(session: &Session, oldest: Timestamp, keep: Duration, prun
         pruned.events += count(session, &leaf).await?;
     }
     Ok(())
+}
+
+/// How many events in `low..=passed` are older than `oldest`.
+async fn count_old(session: &Session, (low, passed): (Position, Position), oldest: Timestamp) -> Db<u64> {
+    let young = first_since(&**session, Events::Log, oldest, low - 1, passed).await?;
+    let high = Some(young.unwrap_or(passed + 1));
+    count(session, &Leaf { name: String::new(), low, high, emptied: false, oldest: None }).await
 }
 
 /// Who is furthest behind once the holds that are over are applied.

@@ -270,7 +270,9 @@ pub(crate) async fn start_floor(tx: &impl GenericClient, start: Start) -> Db<(Po
     };
     // After what is known: an event that is committed in between is not among it, and stays open.
     let to = match start {
-        Start::Time(time) => first_since(tx, time, lowest, horizon).await?.map_or(horizon, |first| first - 1),
+        Start::Time(time) => {
+            first_since(tx, Events::Log, time, lowest, horizon).await?.map_or(horizon, |first| first - 1)
+        }
         _ => highest,
     };
     let Some((base, known)) = known.filter(|(base, _)| *base < to) else { return Ok((to, RangeSet::new())) };
@@ -299,19 +301,38 @@ async fn known_above(tx: &impl GenericClient, lowest: Position, to: Position) ->
     Ok((base, known))
 }
 
-/// The lowest position up to the horizon whose event was published at `time` or later. Positions and times rise together but
-/// for [`CLOCK_SET_BACK_MAX`]: so the log is not read from its beginning, only from so much before that time.
-async fn first_since(
+/// Which events are looked through for a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Events {
+    /// Those of the log.
+    Log,
+    /// Those that are kept aside.
+    Kept,
+}
+
+impl Events {
+    fn table(self) -> &'static str {
+        match self {
+            Events::Log => "event",
+            Events::Kept => "event_kept",
+        }
+    }
+}
+
+/// The lowest position above `lowest` and up to `highest` whose event was published at `time` or later. Positions and times rise together
+/// but for [`CLOCK_SET_BACK_MAX`]: so the events are not read from the first one on, only from so much before that time.
+pub(crate) async fn first_since(
     tx: &impl GenericClient,
+    events: Events,
     time: Timestamp,
     lowest: Position,
-    horizon: Position,
+    highest: Position,
 ) -> Db<Option<Position>> {
+    let table = events.table();
     let before = Timestamp(time.0.saturating_sub(CLOCK_SET_BACK_MAX.as_millis() as i64));
-    let next = sql!(event, "next");
-    let next = tx.prepare(next).await?;
+    let next = tx.prepare(&sql!(event, "next_of").replace("@table@", table)).await?;
     // An event at `low` is older, or there is none below; the first one above `high` is not older, or there is none.
-    let (mut low, mut high) = (lowest, horizon);
+    let (mut low, mut high) = (lowest, highest);
     while low < high {
         let middle = low + (high - low) / 2;
         match tx.query_opt(&next, &[&middle, &Time(before)]).await? {
@@ -319,7 +340,8 @@ async fn first_since(
             _ => high = middle,
         }
     }
-    let first = tx.query_opt(sql!(event, "first_since"), &[&low, &horizon, &Time(time)]).await?;
+    let sql = sql!(event, "first_since_of").replace("@table@", table);
+    let first = tx.query_opt(&sql, &[&low, &highest, &Time(time)]).await?;
     Ok(first.map(|row| row.try_get(0)).transpose()?)
 }
 

@@ -32,11 +32,9 @@ impl Limits {
     pub(crate) async fn store(&self, tx: &impl GenericClient) -> Db<()> {
         let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(FOREVER_MS);
         let forever = |time: Option<Duration>| time.map_or(FOREVER_MS, milliseconds);
-        let sql = "update meta set retention_keep_ms = coalesce($1, retention_keep_ms),
-            retention_dead_ms = coalesce($2, retention_dead_ms), retention_inbox_ms = coalesce($3, retention_inbox_ms)";
         let [keep, dead, inbox] =
             [self.retention_keep, self.retention_dead, self.retention_inbox].map(|limit| limit.map(forever));
-        tx.execute(sql, &[&keep, &dead, &inbox]).await?;
+        tx.execute(sql!(meta, "set_retention"), &[&keep, &dead, &inbox]).await?;
         if let Some(bytes) = self.payload_bytes_max {
             set_payload_bytes_max(tx, bytes).await?;
         }
@@ -56,14 +54,13 @@ async fn set_payload_bytes_max(tx: &impl GenericClient, bytes: usize) -> Db<()> 
         ));
     }
     let bytes = i32::try_from(bytes).expect("checked above");
-    tx.execute("select set_payload_bytes_max($1)", &[&bytes]).await?;
+    tx.execute(sql!(meta, "set_payload_bytes_max"), &[&bytes]).await?;
     Ok(())
 }
 
 /// The window decides which table is the current one. Keys stay where they are, and for a while are looked for everywhere: no
 /// publisher waits for the change.
 async fn set_dedup_window(tx: &impl GenericClient, window_ms: i64) -> Db<()> {
-    let sql = "update meta set dedup_window_ms = $1, dedup_changed_at = clock_timestamp() where dedup_window_ms <> $1";
-    tx.execute(sql, &[&window_ms]).await?;
+    tx.execute(sql!(meta, "set_dedup_window"), &[&window_ms]).await?;
     Ok(())
 }

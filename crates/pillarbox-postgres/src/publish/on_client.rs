@@ -30,7 +30,7 @@ async fn insert<C: GenericClient>(transaction: &C, schema: &Schema, event: &NewE
         (&headers.as_ref().map(|headers| Json(headers.as_json())), Type::JSONB),
         (&event.deliver_at.map(Time), Type::TIMESTAMPTZ),
     ];
-    let sql = schema.fill_in(include_str!("../sql/publish.sql"));
+    let sql = schema.fill_in(sql!(publish, "typed"));
     Ok(transaction.query_typed_one(&sql, &parameters).await?.try_get(0)?)
 }
 
@@ -74,7 +74,7 @@ async fn insert_all<C: GenericClient>(transaction: &C, schema: &Schema, events: 
     }
     let parameters: Vec<(&(dyn ToSql + Sync), Type)> =
         parameters.iter().map(|(value, kind)| (&**value as &(dyn ToSql + Sync), kind.clone())).collect();
-    let sql = if once { include_str!("../sql/publish_once.sql") } else { include_str!("../sql/publish_all.sql") };
+    let sql = if once { sql!(publish, "typed_once") } else { sql!(publish, "typed_all") };
     let rows = transaction.query_typed(&schema.fill_in(sql), &parameters).await?;
     rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }

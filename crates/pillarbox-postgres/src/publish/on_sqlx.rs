@@ -31,8 +31,8 @@ pub(crate) async fn publish_all(
     let dedup_keys = column(events, |event| event.dedup_key.clone());
     let once = dedup_keys.iter().any(Option::is_some);
     let sql = match once {
-        true => include_str!("../sql/publish_text_all_once.sql"),
-        false => include_str!("../sql/publish_text_all.sql"),
+        true => sql!(publish, "text_all_once"),
+        false => sql!(publish, "text_all"),
     };
     let mut query = unnamed::<String>(schema.fill_in(sql))
         .bind(column(events, |event| id_of(event, once).map(|id| id.to_string())))
@@ -52,7 +52,7 @@ pub(crate) async fn publish_all(
 }
 
 pub(crate) async fn accept(connection: &mut PgConnection, schema: &Schema, consumer: &str, id: Uuid) -> Result<bool> {
-    let sql = schema.fill_in(include_str!("../sql/accept_text.sql"));
+    let sql = schema.fill_in(sql!(inbox, "accept_text"));
     let query = unnamed::<bool>(sql).bind(consumer.to_owned()).bind(id.to_string());
     query.fetch_one(connection).await.map_err(failed)
 }

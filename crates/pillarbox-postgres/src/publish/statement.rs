@@ -51,10 +51,10 @@ impl Schema {
             Parameter::Text(event.deliver_at.map(|at| at.to_string())),
         ];
         let sql = match &event.dedup_key {
-            None => include_str!("../sql/publish_text.sql"),
+            None => sql!(publish, "text"),
             Some(dedup_key) => {
                 parameters.push(text(Some(dedup_key)));
-                include_str!("../sql/publish_text_once.sql")
+                sql!(publish, "text_once")
             }
         };
         Ok(PublishStatement { sql: self.fill_in(sql), parameters })

@@ -340,7 +340,8 @@ returning case when d.queued then d.key end
 -- name: rewind
 delete from delivery as d
 where d.subscription = $1::bigint and d.position > $2::bigint and not d.position <@ $3::text::int8multirange
-    and exists (select from event as e where e.position = d.position)
+    -- Not as a semi join, which might read all of the log.
+    and (select e.position from event as e where e.position = d.position limit 1) is not null
 returning case when d.queued then d.key end
 
 -- name: rewind_kept
@@ -349,7 +350,8 @@ select d.position, d.lane, k.id, d.key
 from delivery as d
 join event_kept as k on k.position = d.position
 where d.subscription = $1::bigint and d.position > $2::bigint and ($3::text is null or d.key = $3) and d.state <> 'delayed'
-    and not exists (select from event as e where e.position = d.position)
+    -- Not as an anti join, which might read all of the log.
+    and (select e.position from event as e where e.position = d.position limit 1) is null
 order by d.position
 
 -- name: rewind_key

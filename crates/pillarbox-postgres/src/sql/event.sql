@@ -130,15 +130,15 @@ from (
 where pg_xact_status(writer::text::xid8) = 'in progress'
 order by position
 
--- name: next
--- Whether the next event above $1 is older than $2.
-select position, created_at < $2 as is_older from event where position > $1 order by position limit 1
+-- name: next_of
+-- Whether the next event above $1 is older than $2; of the log or of what is kept aside.
+select position, created_at < $2 as is_older from @table@ where position > $1 order by position limit 1
 
--- name: first_since
-select position from event where position > $1 and position <= $2 and created_at >= $3 order by position limit 1
+-- name: first_since_of
+select position from @table@ where position > $1 and position <= $2 and created_at >= $3 order by position limit 1
 
--- name: kept_first_since
-select min(position) from event_kept where created_at >= $1
+-- name: kept_last
+select coalesce(max(position), 0) from event_kept
 
 -- name: holes
 -- Stretches between visible events above $1, at most $2 events on, and what lies above the last of them.

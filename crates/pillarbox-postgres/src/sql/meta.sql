@@ -59,3 +59,15 @@ select
     -- Whether there are enough changes to be added up.
     (select count(*) from (select from aside_count limit 1000) as changes) = 1000 as uncounted
 from meta
+
+-- name: set_retention
+update meta
+set retention_keep_ms = coalesce($1, retention_keep_ms),
+    retention_dead_ms = coalesce($2, retention_dead_ms),
+    retention_inbox_ms = coalesce($3, retention_inbox_ms)
+
+-- name: set_payload_bytes_max
+select set_payload_bytes_max($1)
+
+-- name: set_dedup_window
+update meta set dedup_window_ms = $1, dedup_changed_at = clock_timestamp() where dedup_window_ms <> $1

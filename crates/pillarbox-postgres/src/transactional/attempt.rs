@@ -19,8 +19,7 @@ const SERVER_GRACE: Duration = Duration::from_secs(1);
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Ends the statement of a session, unless that has gone on to something else.
-pub(super) const CANCEL: &str =
-    "select pg_cancel_backend(pid) from pg_stat_activity where pid = $1 and application_name = $2";
+pub(super) const CANCEL: &str = sql!(transaction, "cancel");
 
 /// One transaction that is to be made.
 #[derive(Clone, Copy)]

@@ -61,10 +61,10 @@ impl Statements {
         let sql = |text, types| Sql { text: schema.fill_in(text), types, prepared: None };
         const CLAIMS: &[Type] = &[Type::INT8, Type::INT8, Type::INT8_ARRAY, Type::INT8_ARRAY];
         Statements {
-            begin: sql(include_str!("../sql/transaction_begin.sql"), &[Type::TEXT, Type::TEXT]),
-            claims: sql(include_str!("../sql/transaction_claims.sql"), CLAIMS),
-            end: sql(include_str!("../sql/transaction_end.sql"), CLAIMS),
-            promote: sql(include_str!("../sql/transaction_promote.sql"), &[Type::INT8, Type::TEXT_ARRAY]),
+            begin: sql(sql!(transaction, "begin"), &[Type::TEXT, Type::TEXT]),
+            claims: sql(sql!(transaction, "claims"), CLAIMS),
+            end: sql(sql!(transaction, "end"), CLAIMS),
+            promote: sql(sql!(transaction, "promote"), &[Type::INT8, Type::TEXT_ARRAY]),
         }
     }
 

@@ -49,10 +49,10 @@ pub(super) struct SqlxSession<'a> {
 
 impl SqlxSession<'_> {
     async fn held(&mut self, job: &Job<'_>) -> Result<(i32, HashSet<Position>), ::sqlx::Error> {
-        let set = ::sqlx::query_scalar(include_str!("../sql/transaction_begin.sql"));
+        let set = ::sqlx::query_scalar(sql!(transaction, "begin"));
         let process = set.bind(job.server_limit()).bind(job.name()).fetch_one(&mut *self.transaction).await?;
         let (positions, claims) = claims_of(job.events.iter());
-        let sql = job.schema.fill_in(include_str!("../sql/transaction_claims.sql"));
+        let sql = job.schema.fill_in(sql!(transaction, "claims"));
         let held = ::sqlx::query_scalar(AssertSqlSafe(sql)).bind(job.place.subscription.0).bind(job.place.instance.0);
         let held: Vec<Position> = held.bind(positions).bind(claims).fetch_all(&mut *self.transaction).await?;
         Ok((process, held.into_iter().collect()))
@@ -70,7 +70,7 @@ impl Session for SqlxSession<'_> {
 
     async fn end(&mut self, job: &Job<'_>, ours: &[&ClaimedDelivery]) -> Result<Vec<Option<String>>, Failure> {
         let (positions, claims) = claims_of(ours.iter().copied());
-        let sql = job.schema.fill_in(include_str!("../sql/transaction_end.sql"));
+        let sql = job.schema.fill_in(sql!(transaction, "end"));
         let end = ::sqlx::query(AssertSqlSafe(sql)).bind(job.place.subscription.0).bind(job.place.instance.0);
         let rows = end.bind(positions).bind(claims).fetch_all(&mut *self.transaction).await?;
         Ok(rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?)
@@ -106,7 +106,7 @@ impl Source for SqlxPool {
     }
 
     async fn promote(&self, lent: &mut PoolConnection<Postgres>, job: &Job<'_>, keys: &[String]) -> bool {
-        let sql = job.schema.fill_in(include_str!("../sql/transaction_promote.sql"));
+        let sql = job.schema.fill_in(sql!(transaction, "promote"));
         let promote = ::sqlx::query(AssertSqlSafe(sql)).bind(job.place.subscription.0).bind(keys.to_vec());
         promote.execute(&mut **lent).await.is_ok()
     }

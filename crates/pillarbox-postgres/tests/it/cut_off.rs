@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use pillarbox::admin::{Change, Level, Operator, PrunePolicy, State};
+use pillarbox::admin::{Change, Level, Operator, PrunePolicy, Selection, State};
 use pillarbox::store::{
     AttemptError, InstanceId, LaneRef, LaneWrite, RecoverRequest, RecoveryCause, Report, Store, Take, TakeCause,
 };
@@ -18,6 +18,10 @@ use crate::ownership::{sessions_of, until};
 
 /// Far longer than the second after which the server ends a transaction of ours that stands still.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How many wait for a lock on a table.
+const AT_GATE: &str = "select count(*) from pg_locks where not granted and locktype = 'relation' and database = \
+                       (select oid from pg_database where datname = current_database())";
 
 /// An owner of a lane that will not be heard of again, and somebody who takes it over.
 struct Frozen {
@@ -119,9 +123,7 @@ where
     let (gate, client) = (frozen.database.client().await, frozen.database.client().await);
     gate.batch_execute(&format!("begin; lock table pillarbox.{table} in share mode")).await.unwrap();
     let working = tokio::spawn(work(other));
-    let at_gate = "select count(*) from pg_locks where not granted and locktype = 'relation' and database = \
-                   (select oid from pg_database where datname = current_database())";
-    until(&client, at_gate, 1).await;
+    until(&client, AT_GATE, 1).await;
     proxy.stall().unwrap();
     gate.batch_execute("commit").await.unwrap();
     let taken = tokio::time::timeout(PATIENCE, async { frozen.heir.take(&[frozen.seize().await]).await });
@@ -231,4 +233,30 @@ async fn who_may_not_end_the_sessions_of_others_is_told_so() {
     for role in &roles {
         frozen.database.execute(&format!("drop role {role}")).await;
     }
+}
+
+/// As over a slow line: what the command has looked up is still on its way when the server has said it all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_about_many_rows_may_stand_still_for_more_than_a_second() {
+    let database = Database::new().await;
+    database.publish_keys(&["a", "b"]).await;
+    let owner = database.store().await;
+    let (lane, epoch) = own(&owner, "s").await;
+    let dead = vec![delivery(1, "a", State::Dead), delivery(2, "b", State::Dead)];
+    assert!(settle(&owner, LaneWrite { put: dead, ..write(lane, epoch, 2) }).await);
+    let proxy = Proxy::start(Server::shared().port()).unwrap();
+    let operator = PostgresStore::open(&proxy.url(database.url())).await.unwrap();
+    // It has locked the lanes, and is held up at the next table.
+    let (gate, client) = (database.client().await, database.client().await);
+    gate.batch_execute("begin; lock table pillarbox.delivery in access exclusive mode").await.unwrap();
+    let requeue = Change::Requeue { subscription: "s".into(), which: Selection::All, limit: usize::MAX };
+    let working = tokio::spawn(async move { operator.change(&requeue, false).await });
+    until(&client, AT_GATE, 1).await;
+    proxy.stall().unwrap();
+    gate.batch_execute("commit").await.unwrap();
+    let stands_still = "select count(*) from pg_stat_activity where datname = current_database() \
+                        and state = 'idle in transaction' and clock_timestamp() - state_change > interval '1.5 seconds'";
+    until(&client, stands_still, 1).await;
+    proxy.resume().unwrap();
+    assert_eq!(working.await.unwrap().unwrap().count, 2);
 }

@@ -1,6 +1,7 @@
 //! What operations cost as a log grows, in pages that PostgreSQL looks at.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use pillarbox::admin::{Operator, State};
 use pillarbox::store::{
@@ -11,7 +12,8 @@ use pillarbox::{Delivery, Failure, Mode, NewEvent, Subscription, Timestamp};
 use pillarbox_postgres::{PostgresStore, Transactional, accept, publish};
 use pillarbox_testkit::eventually;
 use pillarbox_testkit::growth::{
-    Dimension, EVENTS, FACTOR, Ground, OTHER_INSTANCE, SEEDED, SMALL, TAIL, Work, create, judge, measure,
+    Dimension, EVENTS, FACTOR, Ground, OLD, OLD_AGE, OTHER_INSTANCE, PASSED_AGE, PRUNED_AT_ONCE, SEEDED, SMALL, TAIL,
+    Work, create, judge, measure,
 };
 use pillarbox_testkit::postgres::Server;
 use tokio_postgres::{Client, Transaction};
@@ -110,13 +112,21 @@ impl Log {
     async fn new(dimension: Dimension, size: usize) -> Log {
         let database = quiet_database().await;
         let store = database.store().await;
-        create(&store).await;
-        let fill_in = |sql: &str| {
-            let sql = sql.replace("$events", &EVENTS.to_string()).replace("$first", &(EVENTS - SEEDED).to_string());
-            let sql = sql.replace("$tail", &TAIL.to_string()).replace("$other", &OTHER_INSTANCE.0.to_string());
-            sql.replace("$n", &dimension.count(size).to_string())
-        };
-        for sql in [SEED, grow(dimension), END].into_iter().chain(TIDY) {
+        create(&store, dimension).await;
+        let age = |age: Duration| format!("(now() - interval '{} seconds')", age.as_secs());
+        let values = [
+            ("$events", EVENTS.to_string()),
+            ("$first", (EVENTS - SEEDED).to_string()),
+            ("$tail", TAIL.to_string()),
+            ("$leaf", PRUNED_AT_ONCE.to_string()),
+            ("$other", OTHER_INSTANCE.0.to_string()),
+            ("$old_at", age(OLD_AGE)),
+            ("$passed_at", age(PASSED_AGE)),
+            ("$old", OLD.to_string()),
+            ("$n", dimension.count(size).to_string()),
+        ];
+        let fill_in = |sql: &str| values.iter().fold(sql.to_owned(), |sql, (name, value)| sql.replace(name, value));
+        for sql in [LEAVES, SEED, grow(dimension), END].into_iter().chain(TIDY) {
             database.execute(&fill_in(sql)).await;
         }
         let counter = Counter::of(&database).await;
@@ -131,11 +141,19 @@ async fn handle(transaction: &Transaction<'_>, event: Delivery) -> Result<(), Fa
     Ok(())
 }
 
+/// The old events are in leaves of their own.
+const LEAVES: &str = "
+    select pillarbox.arrange_leaves(array(
+        select low from generate_series(1, $old, $leaf) as low
+        union all
+        select $old + 1 + 10000 * n from generate_series(0, 10) as n
+    ))";
+
 /// A little of everything: events that all have passed, and rows of the queue at the last of them. Half of what can be claimed has a key,
-/// and another row of that key behind it.
+/// and another row of that key behind it. A few deliveries have been dead for long.
 const SEED: &str = "
-    insert into pillarbox.event (topic, key, type, payload)
-    select 't', 'k' || g, 'y', '{}' from generate_series(1, $events) as g;
+    insert into pillarbox.event (topic, key, type, payload, created_at)
+    select 't', 'k' || g, 'y', '{}', case when g <= $old then $old_at else $passed_at end from generate_series(1, $events) as g;
     update pillarbox.cursor set floor = $events;
     update pillarbox.subscription set paused = true, paused_by = 'operator' where name = 'idle';
     insert into pillarbox.delivery
@@ -152,7 +170,11 @@ const SEED: &str = "
     union all
     select s.id, $first + 302, 0, nextval('pillarbox.delivery_arrival_seq'), 'seed', 'delayed', 0, now() + interval '1 day', now(),
         null, true
-    from pillarbox.subscription as s where s.name = 'queue';";
+    from pillarbox.subscription as s where s.name = 'queue';
+    insert into pillarbox.delivery
+        (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
+    select s.id, $first + 302 + g, 0, $first + 302 + g, 'long ' || g, 'dead', 3, $passed_at, $passed_at, $passed_at, s.mode = 'queue'
+    from pillarbox.subscription as s, generate_series(1, 10) as g where s.name in ('queue', 'stream')";
 
 /// The end of the log: an event that all have settled, and some that nobody has read.
 const END: &str = "
@@ -177,6 +199,7 @@ fn grow(dimension: Dimension) -> &'static str {
         Dimension::Log => LOG,
         Dimension::Records => RECORDS,
         Dimension::Dead => DEAD,
+        Dimension::DeadHeads => DEAD_HEADS,
         Dimension::Delayed => DELAYED,
         Dimension::Due => DUE,
         Dimension::Waiting => WAITING,
@@ -192,16 +215,16 @@ fn grow(dimension: Dimension) -> &'static str {
 }
 
 const LOG: &str = "
-    insert into pillarbox.event (topic, key, type, payload)
-    select 't', 'k' || g, 'y', '{}' from generate_series(1, $n) as g;
+    insert into pillarbox.event (topic, key, type, payload, created_at)
+    select 't', 'k' || g, 'y', '{}', $passed_at from generate_series(1, $n) as g;
     update pillarbox.cursor set floor = $events + $n";
 
 const RECORDS: &str = "
     insert into pillarbox.progress (subscription, lane, epoch, floor_from, floor_to, started_at, ended_at)
     select s.id, 0, 1, g - 1, g, now() - interval '1 minute', now() - interval '1 minute'
-    from pillarbox.subscription as s, generate_series(1, $n) as g;
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name <> 'held';
     insert into pillarbox.skip (subscription, position, position_to, reason)
-    select s.id, g, g, 'r' from pillarbox.subscription as s, generate_series(1, $n) as g;
+    select s.id, g, g, 'r' from pillarbox.subscription as s, generate_series(1, $n) as g where s.name <> 'held';
     insert into pillarbox.inbox (consumer, id) select 'consumer', gen_random_uuid() from generate_series(1, $n);
     insert into pillarbox.dedup_0 (digest, id, created_at)
     select sha256(g::text::bytea), gen_random_uuid(), now() from generate_series(1, $n) as g";
@@ -210,14 +233,23 @@ const DEAD: &str = "
     insert into pillarbox.delivery
         (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
     select s.id, g, 0, g, 'd' || g, 'dead', 3, now(), now(), now(), s.mode = 'queue'
-    from pillarbox.subscription as s, generate_series(1, $n) as g;
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name <> 'held';
     insert into pillarbox.event_kept (position, id, topic, key, type, payload, headers, created_at)
     select position, id, topic, key, type, payload::json, headers, created_at from pillarbox.event_view where position <= $n";
+
+const DEAD_HEADS: &str = "
+    insert into pillarbox.delivery
+        (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
+    select s.id, g, 0, g, 'd' || g, 'dead', 3, now(), now(), now(), s.mode = 'queue'
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name in ('queue', 'stream');
+    insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
+    select s.id, 1000000 + g, 0, 1000000 + g, 'd' || g, 'pending', 0, now(), now(), true
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'";
 
 const DELAYED: &str = "
     insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
     select s.id, g, 0, g, 'd' || g, 'delayed', 0, now() + interval '1 day', now(), s.mode = 'queue'
-    from pillarbox.subscription as s, generate_series(1, $n) as g";
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name <> 'held'";
 
 const DUE: &str = "
     insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
@@ -269,11 +301,11 @@ const HOLES: &str = "
     where subscription = (select id from pillarbox.subscription where name = 'stream')";
 
 const ABOVE_HOLE: &str = "
-    update pillarbox.cursor set floor = 8, settled = int8multirange(int8range(10, $events + 1))
+    update pillarbox.cursor set floor = $old + 8, settled = int8multirange(int8range($old + 10, $events + 1))
     where subscription = (select id from pillarbox.subscription where name = 'stream');
     insert into pillarbox.delivery
         (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
-    select s.id, g + 10, 0, g, 'd' || g, 'dead', 3, now(), now(), now(), false
+    select s.id, $old + 10 + g, 0, g, 'd' || g, 'dead', 3, now(), now(), now(), false
     from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'stream'";
 
 const SUBSCRIPTIONS: &str = "

@@ -2,13 +2,14 @@ use std::path::Path;
 
 use pillarbox::ErrorKind;
 use pillarbox::admin::Operator;
+use pillarbox::store::Store;
 use pillarbox_postgres::{
     PgConfig, PostgresStore, SCHEMA_VERSION, SchemaState, check, dump_schema, migrate, print_sql, set_doorbell,
 };
 use pillarbox_testkit::postgres::Server;
 use uuid::Uuid;
 
-use crate::fixture::{Database, connect, join, one_lane};
+use crate::fixture::{Database, connect, hello, join, one_lane};
 use crate::ownership::until;
 use crate::waking::ASLEEP;
 
@@ -136,6 +137,20 @@ async fn a_newer_breaking_schema_is_refused_and_a_compatible_one_is_not() {
         assert_eq!(error.kind(), ErrorKind::Schema);
         assert!(error.to_string().contains("upgrade pillarbox"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_relay_that_joins_again_looks_at_the_schema() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    join(&store, [one_lane("s")]).await;
+    let newer = SCHEMA_VERSION + 1;
+    database.execute(&format!("update pillarbox.meta set schema_version = {newer}")).await;
+    join(&store, [one_lane("s")]).await;
+    database.execute(&format!("update pillarbox.meta set breaking_version = {newer}")).await;
+    let error = store.join(hello([one_lane("s")])).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema);
+    assert!(error.to_string().contains("upgrade pillarbox"), "{error}");
 }
 
 #[tokio::test]

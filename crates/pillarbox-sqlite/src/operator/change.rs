@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::{books, positions_of};
 use crate::connection::{begin, raise_queue_revision, raise_revision};
 use crate::error::{Db, DbError};
-use crate::ownership::{former_filters, put_former_filters, record_progress, start_floor};
+use crate::ownership::{Events, first_since, former_filters, put_former_filters, record_progress, start_floor};
 use crate::queue::{arrange, arrange_all};
 use crate::reader::{id_at, text};
 use crate::recovery::recover;
@@ -58,14 +58,19 @@ fn look_up(
     Ok(match lookup {
         Lookup::Nothing => Facts::Nothing,
         Lookup::Deliveries { which, limit } => {
-            let (positions, key) = match which {
-                Selection::Event(id) => (Some((*id, positions_of(tx, *id)?)), None),
-                Selection::Version(stream, version) => (Some(version_at(tx, stream, *version)?), None),
-                Selection::Key(key) => (None, Some(key.as_str())),
-                Selection::All => (None, None),
+            let (event, positions, key) = match which {
+                Selection::Event(id) => {
+                    let positions = positions_of(tx, *id)?;
+                    (Some(*id).filter(|_| !positions.is_empty()), Some(positions), None)
+                }
+                Selection::Version(stream, version) => {
+                    let event = version_id(tx, stream, *version)?;
+                    let positions = event.map(|id| positions_of(tx, id)).transpose()?;
+                    (event, Some(positions.unwrap_or_default()), None)
+                }
+                Selection::Key(key) => (None, None, Some(key.as_str())),
+                Selection::All => (None, None, None),
             };
-            let event = positions.as_ref().filter(|(_, positions)| !positions.is_empty()).map(|(id, _)| *id);
-            let positions = positions.map(|(_, positions)| positions);
             Facts::Deliveries { event, targets: targets(tx, row.id, positions.as_deref(), key, *limit)? }
         }
         Lookup::Rewind { to, key } => {
@@ -115,19 +120,17 @@ fn target(row: &rusqlite::Row<'_>) -> rusqlite::Result<Target> {
     Ok(Target { position: row.get("position")?, lane: row.get("lane")?, id: id_at(row, "id")?, key: row.get("key")? })
 }
 
-/// The id and the positions of an event by its version; no positions where the stream does not have it.
-fn version_at(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<(Uuid, Vec<Position>)> {
+/// The id of an event by its version, if the stream has it.
+fn version_id(tx: &Transaction<'_>, stream: &str, version: i64) -> Db<Option<Uuid>> {
     let found = tx.query_row(sql!(event, "version_id"), params![stream, version], |row| id_at(row, 0));
-    match found.optional()? {
-        Some(id) => Ok((id, positions_of(tx, id)?)),
-        None => Ok((Uuid::nil(), Vec::new())),
-    }
+    Ok(found.optional()?)
 }
 
 fn place(tx: &Transaction<'_>, snapshot: &Snapshot, to: Start) -> Db<Place> {
     let oldest_kept = match to {
         Start::Time(time) => {
-            tx.query_row(sql!(event, "kept_first_since"), [time.0], |row| row.get::<_, Option<Position>>(0))?
+            let last = tx.query_row(sql!(event, "kept_last"), [], |row| row.get(0))?;
+            first_since(tx, Events::Kept, time, 0, last)?
         }
         Start::Beginning | Start::Position(_) | Start::Now => None,
     };

@@ -11,7 +11,7 @@ use super::risen::deliver_risen;
 use super::status::backlog_row;
 use crate::connection::{meta_number, raise_queue_revision, raise_revision, set_meta};
 use crate::error::Db;
-use crate::ownership::{former_filters, record_progress};
+use crate::ownership::{Events, first_since, former_filters, record_progress};
 use crate::publish::FOREVER_MS;
 use crate::queue::arrange;
 use crate::store::Desk;
@@ -65,6 +65,7 @@ fn prune_kept(tx: &Transaction<'_>, pruned: &mut Pruned) -> Db<()> {
     if next.unwrap_or(0) != after {
         set_meta(tx, "kept_looked_at", next.unwrap_or(0))?;
     }
+    pruned.unlooked = next.is_some();
     pruned.more |= next.is_some() && gone > 0;
     Ok(())
 }
@@ -102,7 +103,9 @@ fn would_prune(tx: &Transaction<'_>, snapshot: &Snapshot, policy: &PrunePolicy) 
 
 /// The last position above `after` before the first event that is not older than `oldest`.
 fn old_to(tx: &Transaction<'_>, after: Position, oldest: i64) -> Db<Position> {
-    Ok(tx.query_row(sql!(retention, "old_to"), params![after, oldest], |row| row.get(0))?)
+    let last = tx.query_row(sql!(event, "last"), [], |row| row.get(0))?;
+    let first = first_since(tx, Events::Log, Timestamp(oldest), after, last)?;
+    Ok(first.map_or(last, |first| first - 1))
 }
 
 /// What was asked for, but not less than the log's own policy; None: for ever.

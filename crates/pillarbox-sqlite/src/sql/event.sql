@@ -68,8 +68,15 @@ from pillarbox_event as e
 where e.position > ?1 and e.key = ?2
 order by e.position
 
--- name: first_since
-select position from pillarbox_event where created_at >= ?1 order by position limit 1
+-- name: next_of
+-- Whether the next event above ?1 is older than ?2; of the log or of what is kept aside.
+select position, created_at < ?2 as is_older from @table@ where position > ?1 order by position limit 1
+
+-- name: first_since_of
+select position from @table@ where position > ?1 and position <= ?2 and created_at >= ?3 order by position limit 1
+
+-- name: last
+select coalesce(max(position), 0) from pillarbox_event
 
 -- name: count
 select count(*) from pillarbox_event
@@ -77,5 +84,5 @@ select count(*) from pillarbox_event
 -- name: kept_count
 select count(*) from (select 1 from pillarbox_event_kept limit ?1)
 
--- name: kept_first_since
-select min(position) from pillarbox_event_kept where created_at >= ?1
+-- name: kept_last
+select coalesce(max(position), 0) from pillarbox_event_kept

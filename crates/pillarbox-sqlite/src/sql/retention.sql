@@ -3,14 +3,6 @@
 -- name: candidates
 select position, created_at from pillarbox_event where position > ?1 order by position limit ?2
 
--- name: old_to
--- The last position above ?1 before the first event that is not older than ?2.
-select coalesce(
-    (select position - 1 from pillarbox_event where position > ?1 and created_at >= ?2 order by position limit 1),
-    (select max(position) from pillarbox_event),
-    0
-)
-
 -- name: furthest_behind
 select s.name, min(c.floor) as floor
 from pillarbox_cursor as c

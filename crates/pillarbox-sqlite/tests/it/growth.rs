@@ -4,7 +4,8 @@ use pillarbox::store::RangeSet;
 use pillarbox::{Delivery, Failure, NewEvent, Position, Timestamp};
 use pillarbox_sqlite::{SqliteStore, Transactional, accept, counted, publish};
 use pillarbox_testkit::growth::{
-    Dimension, EVENTS, FACTOR, Ground, OTHER_INSTANCE, SEEDED, SMALL, TAIL, Work, create, judge, measure,
+    Dimension, EVENTS, FACTOR, Ground, OLD, OLD_AGE, OTHER_INSTANCE, PASSED_AGE, SEEDED, SMALL, TAIL, Work, create,
+    judge, measure,
 };
 use rusqlite::Transaction;
 
@@ -53,13 +54,17 @@ impl Log {
     async fn new(dimension: Dimension, size: usize) -> Log {
         let database = Database::new();
         let count = dimension.count(size);
-        create(&database.store()).await;
+        create(&database.store(), dimension).await;
+        let now = Timestamp::now().0;
         let values = [
             ("$events", EVENTS.to_string()),
             ("$first", (EVENTS - SEEDED).to_string()),
             ("$tail", TAIL.to_string()),
             ("$other", OTHER_INSTANCE.0.to_string()),
-            ("$now", Timestamp::now().0.to_string()),
+            ("$old_at", (now - OLD_AGE.as_millis() as i64).to_string()),
+            ("$passed_at", (now - PASSED_AGE.as_millis() as i64).to_string()),
+            ("$old", OLD.to_string()),
+            ("$now", now.to_string()),
             ("$settled", settled(dimension, count).to_string()),
             ("$n", count.to_string()),
         ];
@@ -84,7 +89,7 @@ fn settled(dimension: Dimension, count: usize) -> RangeSet {
         Dimension::Holes => {
             (1..=count as Position).map(|number| first - 2 * number + 1..=first - 2 * number + 1).collect()
         }
-        _ => RangeSet::from_iter([10..=EVENTS as Position]),
+        _ => RangeSet::from_iter([(OLD + 10) as Position..=EVENTS as Position]),
     }
 }
 
@@ -95,9 +100,10 @@ const NUMBERS: &str = "
     insert into number select g from more";
 
 /// A little of everything: events that all have passed, and rows of the queue at the last of them. Half of what can be claimed has a key,
-/// and another row of that key behind it.
+/// and another row of that key behind it. A few deliveries have been dead for long.
 const SEED: &str = "
-    insert into pillarbox_event (topic, key, type, payload) select 't', 'k' || g, 'y', '{}' from number where g <= $events;
+    insert into pillarbox_event (topic, key, type, payload, created_at)
+    select 't', 'k' || g, 'y', '{}', case when g <= $old then $old_at else $passed_at end from number where g <= $events;
     update pillarbox_cursor set floor = $events;
     update pillarbox_subscription set paused = 1, paused_by = 'operator' where name = 'idle';
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, ready_at)
@@ -110,7 +116,10 @@ const SEED: &str = "
     from pillarbox_subscription as s where s.name = 'queue'
     union all
     select s.id, $first + 302, 0, $first + 302, 'seed', 'delayed', 0, $now + 86400000, $now, null
-    from pillarbox_subscription as s where s.name = 'queue'";
+    from pillarbox_subscription as s where s.name = 'queue';
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
+    select s.id, $first + 302 + g, 0, $first + 302 + g, 'long ' || g, 'dead', 3, $passed_at, $passed_at, $passed_at
+    from pillarbox_subscription as s, number where s.name in ('queue', 'stream') and g <= 10";
 
 /// The end of the log: an event that all have settled, and some that nobody has read.
 const END: &str = "
@@ -131,6 +140,7 @@ fn grow(dimension: Dimension) -> &'static str {
         Dimension::Log => LOG,
         Dimension::Records => RECORDS,
         Dimension::Dead => DEAD,
+        Dimension::DeadHeads => DEAD_HEADS,
         Dimension::Delayed => DELAYED,
         Dimension::Due => DUE,
         Dimension::Waiting => WAITING,
@@ -146,28 +156,35 @@ fn grow(dimension: Dimension) -> &'static str {
 }
 
 const LOG: &str = "
-    insert into pillarbox_event (topic, key, type, payload)
-    select 't', 'k' || g, 'y', '{}' from number where g <= $n;
+    insert into pillarbox_event (topic, key, type, payload, created_at)
+    select 't', 'k' || g, 'y', '{}', $passed_at from number where g <= $n;
     update pillarbox_cursor set floor = $events + $n";
 
 const RECORDS: &str = "
     insert into pillarbox_progress (subscription, lane, epoch, floor_from, floor_to, started_at, ended_at)
-    select s.id, 0, 1, g - 1, g, $now - 60000, $now - 60000 from pillarbox_subscription as s, number where g <= $n;
+    select s.id, 0, 1, g - 1, g, $now - 60000, $now - 60000 from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n;
     insert into pillarbox_skip (subscription, position, position_to, reason, at)
-    select s.id, g, g, 'r', $now from pillarbox_subscription as s, number where g <= $n;
+    select s.id, g, g, 'r', $now from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n;
     insert into pillarbox_inbox (consumer, id) select 'consumer', printf('%036d', g) from number where g <= $n;
     insert into pillarbox_dedup (topic, key, dedup_key, id, created_at)
     select 't', 'once', g, printf('%036d', g), $now from number where g <= $n";
 
 const DEAD: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
-    select s.id, g, 0, g, 'd' || g, 'dead', 3, $now, $now, $now from pillarbox_subscription as s, number where g <= $n;
+    select s.id, g, 0, g, 'd' || g, 'dead', 3, $now, $now, $now from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n;
     insert into pillarbox_event_kept select * from pillarbox_event where position <= $n";
+
+const DEAD_HEADS: &str = "
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
+    select s.id, g, 0, g, 'd' || g, 'dead', 3, $now, $now, $now from pillarbox_subscription as s, number where s.name in ('queue', 'stream') and g <= $n;
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
+    select s.id, 1000000 + g, 0, 1000000 + g, 'd' || g, 'pending', 0, $now, $now
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
 
 const DELAYED: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
     select s.id, g, 0, g, 'd' || g, 'delayed', 0, $now + 86400000, $now
-    from pillarbox_subscription as s, number where g <= $n";
+    from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n";
 
 const DUE: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
@@ -214,10 +231,10 @@ const HOLES: &str = "
     where subscription = (select id from pillarbox_subscription where name = 'stream')";
 
 const ABOVE_HOLE: &str = "
-    update pillarbox_cursor set floor = 8, settled = '$settled'
+    update pillarbox_cursor set floor = $old + 8, settled = '$settled'
     where subscription = (select id from pillarbox_subscription where name = 'stream');
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
-    select s.id, g + 10, 0, g, 'd' || g, 'dead', 3, $now, $now, $now
+    select s.id, $old + 10 + g, 0, g, 'd' || g, 'dead', 3, $now, $now, $now
     from pillarbox_subscription as s, number where s.name = 'stream' and g <= $n";
 
 const SUBSCRIPTIONS: &str = "

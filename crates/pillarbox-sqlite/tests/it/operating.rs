@@ -392,3 +392,21 @@ async fn an_event_can_be_worked_with_whatever_its_id_looks_like() {
     }
     assert!(store.show(Uuid::now_v7()).await.unwrap().is_none());
 }
+
+/// Ids are found as they are written in lower or in upper case; this one only by its version.
+#[tokio::test]
+async fn a_version_that_the_log_has_is_not_said_to_be_missing() {
+    let database = Database::new();
+    database.execute(
+        "insert into pillarbox_event (id, topic, key, type, stream_version)
+         values ('01890a5d-AC96-774b-bcce-b302099a8057', 'journal', 'stream', 'y', 1)",
+    );
+    let store = database.store();
+    own(&store, "s").await;
+    let of_version = |version| requeue(Selection::Version("stream".into(), version), usize::MAX);
+    let error = change(&store, of_version(1)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("01890a5d-ac96-774b-bcce-b302099a8057 has no delivery of 's'"), "{error}");
+    let error = change(&store, of_version(2)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+}

@@ -46,6 +46,30 @@ async fn joining_creates_subscriptions_where_they_start() {
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
+/// A time is looked for by halves: where clocks were set back, and where retention or a rollback left gaps, too.
+#[tokio::test]
+async fn a_time_is_found_where_reading_the_log_from_its_beginning_finds_it() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 300]);
+    database.execute(
+        "drop trigger pillarbox_event_is_never_changed;
+         update pillarbox_event set created_at = position * 20000 - case when position % 7 = 0 then 59000 else 0 end",
+    );
+    database.delete_event("position between 100 and 180 or position % 5 = 0");
+    let store = database.store();
+    let times: Vec<i64> = (0..=6_020_000).step_by(70_001).collect();
+    let named = |(index, time): (usize, &i64)| Subscription {
+        start: Start::Time(Timestamp(*time)),
+        ..one_lane(&format!("s{index}"))
+    };
+    let joined = join(&store, times.iter().enumerate().map(named)).await;
+    for (view, time) in joined.subscriptions.iter().zip(times) {
+        let first = format!("select coalesce(min(position) - 1, 300) from pillarbox_event where created_at >= {time}");
+        let state = store.load(&[(lane(view.id), 0)]).await.unwrap().remove(0).unwrap();
+        assert_eq!(state.cursor.floor, database.number(&first), "{time}");
+    }
+}
+
 #[tokio::test]
 async fn only_one_of_two_takes_a_lane_and_the_other_is_fenced() {
     let database = Database::new();

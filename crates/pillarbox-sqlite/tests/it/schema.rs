@@ -1,10 +1,11 @@
 use std::path::Path;
 
 use pillarbox::ErrorKind;
+use pillarbox::store::Store;
 use pillarbox_sqlite::{SCHEMA_VERSION, SchemaState, SqliteStore, check, dump_schema, migrate, print_sql};
 use rusqlite::Connection;
 
-use crate::fixture::Database;
+use crate::fixture::{Database, hello, join, one_lane};
 
 /// Set PILLARBOX_BLESS=1 to write the file anew.
 #[test]
@@ -66,6 +67,20 @@ fn a_newer_breaking_schema_is_refused_and_a_compatible_one_is_not() {
         assert_eq!(error.kind(), ErrorKind::Schema);
         assert!(error.to_string().contains("upgrade pillarbox"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_relay_that_joins_again_looks_at_the_schema() {
+    let database = Database::new();
+    let store = database.store();
+    join(&store, [one_lane("s")]).await;
+    let newer = SCHEMA_VERSION + 1;
+    database.execute(&format!("update pillarbox_meta set value = {newer} where name = 'schema_version'"));
+    join(&store, [one_lane("s")]).await;
+    database.execute(&format!("update pillarbox_meta set value = {newer} where name = 'breaking_version'"));
+    let error = store.join(hello([one_lane("s")])).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema);
+    assert!(error.to_string().contains("upgrade pillarbox"), "{error}");
 }
 
 #[test]

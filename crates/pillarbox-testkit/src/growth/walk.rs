@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pillarbox::admin::{Change, ListQuery, Operator, PausedBy, PrunePolicy, Selection, State};
 use pillarbox::sink::Outcome;
@@ -7,10 +7,12 @@ use pillarbox::store::{
     Failed, InstanceId, LaneRef, LaneState, LaneWrite, PollRequest, Queued, RecoverRequest, RecoveryCause, Report,
     ScanRequest, Settlement, Store, Take, TakeCause, Transact,
 };
-use pillarbox::{Delivery, NewEvent, Position, Result, Start, Timestamp};
+use pillarbox::{Delivery, NewEvent, Position, Result, Start, Subscription, Timestamp};
 use uuid::Uuid;
 
-use super::{Ground, IDLE, Operation, QUEUE, STREAM, TAIL, hello};
+use super::{
+    Dimension, Ground, HELD, IDLE, OLD_AGE, Operation, PASSED_AGE, PRUNED_AT_ONCE, QUEUE, STREAM, TAIL, hello,
+};
 
 /// Rows that are finished or settled at once.
 const AT_ONCE: usize = 10;
@@ -21,6 +23,9 @@ const CLAIMED_AT_ONCE: usize = 20;
 /// The same before anything is measured.
 const WORK_CLAIMED_AT_ONCE: usize = 500;
 
+/// After so long without a claim, the next one does all that the first one does.
+const CLAIM_REST: Duration = Duration::from_millis(1_100);
+
 /// The instance that the claims of a ground belong to, if it has some; it has a row and beats in the future.
 pub const OTHER_INSTANCE: InstanceId = InstanceId(1_000);
 
@@ -28,6 +33,7 @@ pub const OTHER_INSTANCE: InstanceId = InstanceId(1_000);
 pub(super) struct Walk<'a, G: Ground> {
     store: &'a G::Store,
     transact: &'a G::Transact,
+    dimension: Dimension,
     instance: InstanceId,
     /// Of [`QUEUE`] and [`STREAM`], with what was loaded of them.
     lanes: Vec<(LaneRef, Epoch, LaneState)>,
@@ -37,14 +43,19 @@ pub(super) struct Walk<'a, G: Ground> {
     queued: Position,
     horizon: Position,
     dead: Uuid,
+    /// Subscriptions that were made.
+    made: usize,
+    /// When the work had begun that is there before anything is measured.
+    begun_at: Option<Instant>,
 }
 
 impl<'a, G: Ground> Walk<'a, G> {
-    pub(super) async fn new(ground: &'a G) -> Self {
+    pub(super) async fn new(ground: &'a G, dimension: Dimension) -> Self {
         let store = ground.store();
         let mut walk = Walk {
             store,
             transact: ground.transact(),
+            dimension,
             instance: InstanceId(0),
             lanes: Vec::new(),
             claimed: Vec::new(),
@@ -52,13 +63,31 @@ impl<'a, G: Ground> Walk<'a, G> {
             queued: 0,
             horizon: 0,
             dead: Uuid::default(),
+            made: 0,
+            begun_at: None,
         };
         walk.join().await.expect("nobody owns the lanes");
         let subscription = Some(QUEUE.into());
-        let query = ListQuery { subscription, state: Some(State::Dead), limit: 1, ..ListQuery::default() };
+        let key = Some("seed".into());
+        let query = ListQuery { subscription, key, state: Some(State::Dead), limit: 1, ..ListQuery::default() };
         walk.dead = store.list(&query).await.expect("it lists")[0].id;
         walk.horizon = store.status().await.expect("it tells").log.horizon;
         walk
+    }
+
+    /// What has to be there for an operation, and is not counted.
+    pub(super) async fn prepare(&self, operation: Operation) {
+        match (operation, self.begun_at) {
+            // On a fast machine it would do less than on a slow one.
+            (Operation::ClaimFirst, Some(begun_at)) => {
+                tokio::time::sleep(CLAIM_REST.saturating_sub(begun_at.elapsed())).await;
+            }
+            (Operation::PruneHeld, _) => {
+                let change = Change::Rewind { subscription: HELD.into(), to: Start::Beginning, key: None };
+                self.store.change(&change, false).await.expect("it goes back");
+            }
+            _ => {}
+        }
     }
 
     pub(super) async fn carry_out(&mut self, operation: Operation) {
@@ -80,6 +109,7 @@ impl<'a, G: Ground> Walk<'a, G> {
             | Operation::RecoverNothing
             | Operation::Sweep
             | Operation::Start
+            | Operation::StartAtTime
             | Operation::RecoverAll => self.relay(operation).await,
             Operation::TakeBack
             | Operation::RequeueOne
@@ -89,6 +119,7 @@ impl<'a, G: Ground> Walk<'a, G> {
             | Operation::Pause
             | Operation::Resume
             | Operation::Rewind
+            | Operation::RewindTime
             | Operation::RewindKey
             | Operation::Delete
             | Operation::Rename
@@ -99,7 +130,9 @@ impl<'a, G: Ground> Walk<'a, G> {
             Operation::PruneDry => {
                 self.store.prune(&PrunePolicy { dry_run: true, ..PrunePolicy::default() }).await.map(drop)
             }
-            Operation::Prune => self.prune().await,
+            Operation::Prune | Operation::PruneDead | Operation::PruneEvents | Operation::PruneHeld => {
+                self.prune(operation).await
+            }
             Operation::Doctor => self.store.doctor().await.map(drop),
             Operation::Publish => self.publish().await,
             Operation::Reset => self.store.reset().await,
@@ -130,6 +163,7 @@ impl<'a, G: Ground> Walk<'a, G> {
             Operation::RecoverNothing => self.recover(Some(InstanceId(i64::from(i32::MAX))), false).await,
             Operation::Sweep => self.recover(None, true).await,
             Operation::RecoverAll => self.recover(Some(OTHER_INSTANCE), false).await,
+            Operation::StartAtTime => self.start_at_time().await,
             _ => self.start().await,
         }
     }
@@ -231,6 +265,7 @@ impl<'a, G: Ground> Walk<'a, G> {
             self.claim(WORK_CLAIMED_AT_ONCE, None).await.expect("the ground has enough to be claimed");
         }
         self.claimed.clear();
+        self.begun_at = Some(Instant::now());
     }
 
     async fn finish(&mut self, fate: impl Fn(&Claimed) -> ClaimFate) -> Result<()> {
@@ -269,7 +304,7 @@ impl<'a, G: Ground> Walk<'a, G> {
     }
 
     async fn join(&mut self) -> Result<()> {
-        let joined = self.store.join(hello(&[QUEUE, STREAM])).await?;
+        let joined = self.store.join(hello(&[QUEUE, STREAM], self.dimension)).await?;
         self.instance = joined.instance;
         let fleet = self.store.observe(&Report::default()).await?;
         let mut takes = Vec::new();
@@ -284,6 +319,15 @@ impl<'a, G: Ground> Walk<'a, G> {
         };
         self.lanes = taken.map(own).collect();
         self.load(0).await
+    }
+
+    /// A subscription is made that begins near the end of the log. Nobody runs it.
+    async fn start_at_time(&mut self) -> Result<()> {
+        self.made += 1;
+        let name = format!("made-{}", self.made);
+        let mut hello = hello(&[], self.dimension);
+        hello.subscriptions = vec![Subscription { lanes: 1, start: near_the_end(), ..Subscription::new(name) }];
+        self.store.join(hello).await.map(drop)
     }
 
     async fn list(&self, operation: Operation) -> Result<()> {
@@ -324,6 +368,7 @@ impl<'a, G: Ground> Walk<'a, G> {
             Operation::Pause => Change::Pause { subscription: queue(), by: PausedBy::Operator, reason: None },
             Operation::Resume => Change::Resume(IDLE.into()),
             Operation::Rewind => Change::Rewind { subscription: STREAM.into(), to, key: None },
+            Operation::RewindTime => Change::Rewind { subscription: STREAM.into(), to: near_the_end(), key: None },
             Operation::RewindKey => Change::Rewind { subscription: queue(), to, key: Some("last".into()) },
             Operation::Delete => Change::Delete(IDLE.into()),
             Operation::Rename => Change::Rename { from: IDLE.into(), to: "renamed".into() },
@@ -334,10 +379,23 @@ impl<'a, G: Ground> Walk<'a, G> {
         Ok(())
     }
 
-    /// Nothing is old enough to be removed.
-    async fn prune(&self) -> Result<()> {
-        let pruned = self.store.prune(&PrunePolicy::default()).await?;
-        assert_eq!((pruned.events, pruned.dead), (0, 0));
+    /// Nothing is old enough to be removed, or a few dead deliveries or events are.
+    async fn prune(&self, operation: Operation) -> Result<()> {
+        let (none, slice) = (PrunePolicy::default(), PRUNED_AT_ONCE);
+        let policy = match operation {
+            Operation::Prune => none,
+            Operation::PruneDead => PrunePolicy { dead: Some(Duration::ZERO), slice: AT_ONCE, ..none },
+            _ => PrunePolicy { keep: Some((OLD_AGE + PASSED_AGE) / 2), slice, ..none },
+        };
+        let pruned = self.store.prune(&policy).await?;
+        let events = slice as u64;
+        let expected = match operation {
+            Operation::Prune => (0, 0, 0),
+            Operation::PruneDead => (AT_ONCE as u64, 0, 0),
+            Operation::PruneHeld => (0, events, events),
+            _ => (0, events, 0),
+        };
+        assert_eq!((pruned.dead, pruned.events, pruned.undelivered), expected, "{operation:?}");
         Ok(())
     }
 
@@ -347,6 +405,12 @@ impl<'a, G: Ground> Walk<'a, G> {
         once.dedup_key = Some(Uuid::now_v7().to_string());
         self.store.publish(&[event("a"), event("b"), once]).await.map(drop)
     }
+}
+
+/// The first events that are young are the last of the log.
+fn near_the_end() -> Start {
+    let age = PASSED_AGE / 2;
+    Start::Time(Timestamp(Timestamp::now().0 - age.as_millis() as i64))
 }
 
 fn error() -> AttemptError {

@@ -599,3 +599,6 @@ fn in_all(ledgers: &[LaneLedger], floor: Position, set: impl Fn(&LaneLedger) -> 
     ledgers.iter().for_each(|ledger| all.subtract(&set(ledger).missing(1, floor)));
     all
 }
+
+#[cfg(test)]
+mod tests;

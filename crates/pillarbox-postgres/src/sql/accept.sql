@@ -1,1 +1,0 @@
-select @schema@.accept($1, $2)

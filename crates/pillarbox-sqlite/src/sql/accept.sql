@@ -1,1 +1,0 @@
-insert into pillarbox_inbox (consumer, id) values (?1, ?2) on conflict do nothing
