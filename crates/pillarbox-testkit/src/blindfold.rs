@@ -157,13 +157,12 @@ impl<S: Store + Operator> Operator for Blindfold<S> {
 }
 
 /// A relay that owns its lane reads with the filter it was started with, while another is started with a wider one and the first has not
-/// heard of it: nothing is passed over that the wider one wants, and everybody says so. For every store; `stores` are on one log, the
-/// third is the operator's.
+/// heard of it: nothing is passed over that the wider one wants, and everybody says so. For every store; the two
+/// and the operator's are on one log.
 ///
 /// # Panics
 /// If a promise is broken.
-pub async fn check_widened_filter<S: Store + Operator>(stores: [S; 3]) {
-    let [first, second, operator] = stores;
+pub(crate) async fn check_widened_filter<S: Store + Operator>(first: S, second: S, operator: impl Operator) {
     let capture = Capture::new();
     let wanting = |topics: &[&str]| Subscription { lanes: 1, ..Subscription::new("s").topics(topics.iter().copied()) };
     let (first, mut knot) = Blindfold::new(first);

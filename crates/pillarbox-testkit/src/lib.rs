@@ -35,7 +35,7 @@ mod statements;
 pub mod store_suite;
 
 pub use auditor::{Committed, UnreadableLine, Verdict};
-pub use blindfold::{Blindfold, BlindfoldKnot, check_widened_filter};
+pub use blindfold::{Blindfold, BlindfoldKnot};
 pub use broken::Broken;
 pub use drive::{Driver, Sent};
 pub use http_receiver::{HttpAnswer, HttpReceiver, HttpRequest};

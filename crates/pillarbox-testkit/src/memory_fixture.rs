@@ -1,8 +1,11 @@
+use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::store::InstanceId;
-use pillarbox::{NewEvent, Position, Result};
+use pillarbox::{Event, NewEvent, Position, Relay, Result, Timestamp};
 
+use crate::memory_lane::Lane;
+use crate::memory_log::SubscriptionRow;
 use crate::store_suite::{DuringPoll, Fixture, FixtureFeatures};
 use crate::{Broken, MemoryLog, MemoryOptions, MemoryStore, Tx};
 
@@ -23,6 +26,8 @@ impl Fixture for MemoryFixture {
     type Store = MemoryStore;
     type Operator = MemoryStore;
 
+    /// What a log in memory has no part for: positions that a publisher chooses (`fill`), a policy in the database (`stored_policy`),
+    /// deduplication (`dedup`), transactions that applications write in (`transact`), and an inbox (`inbox`).
     fn features(&self) -> FixtureFeatures {
         FixtureFeatures {
             concurrent_writers: true,
@@ -31,7 +36,8 @@ impl Fixture for MemoryFixture {
             fail_settle: true,
             bury: true,
             hold: true,
-            whole_tables: false,
+            transactions: true,
+            ..FixtureFeatures::default()
         }
     }
 
@@ -53,6 +59,42 @@ impl Fixture for MemoryFixture {
         }
     }
 
+    async fn end(&self, relay: Relay) {
+        let instance = relay.instance();
+        drop(relay);
+        self.log.kill(instance);
+    }
+
+    fn run_clock(&self) {
+        self.log.inner().options.real_time = true;
+    }
+
+    async fn age(&self, through: Position, by: Duration) {
+        for event in self.log.inner().rows.range_mut(..=through).map(|(_, event)| event) {
+            let created_at = earlier(event.created_at, by);
+            *event = Arc::new(Event { created_at, ..(**event).clone() });
+        }
+    }
+
+    async fn age_deaths(&self, by: Duration) {
+        let mut inner = self.log.inner();
+        let lanes = inner.subscriptions.iter_mut().flat_map(|row| &mut row.lanes);
+        for died_at in lanes.flat_map(|lane| lane.deliveries.values_mut()).filter_map(|row| row.died_at.as_mut()) {
+            *died_at = earlier(*died_at, by);
+        }
+    }
+
+    async fn move_floor(&self, subscription: &str, lane: u32, floor: Position) {
+        self.log.tamper_cursor(subscription, lane, floor);
+    }
+
+    async fn rows(&self) -> u64 {
+        let inner = self.log.inner();
+        let of_lane = |lane: &Lane| 1 + lane.deliveries.len() + lane.entries.len();
+        let of = |row: &SubscriptionRow| 1 + row.lanes.iter().map(of_lane).sum::<usize>();
+        inner.subscriptions.iter().map(of).sum::<usize>() as u64
+    }
+
     async fn bury(&self, instance: InstanceId) {
         self.log.bury(instance);
     }
@@ -62,6 +104,9 @@ impl Fixture for MemoryFixture {
     }
 
     async fn pass(&self, time: Duration) {
+        if self.log.options().real_time {
+            tokio::time::sleep(time).await;
+        }
         self.log.set_time(self.log.time().plus(time));
     }
 
@@ -103,4 +148,8 @@ impl Fixture for MemoryFixture {
     fn fail_next_settle(&self) {
         self.log.fail_next_settle();
     }
+}
+
+fn earlier(at: Timestamp, by: Duration) -> Timestamp {
+    Timestamp(at.0 - by.as_millis() as i64)
 }

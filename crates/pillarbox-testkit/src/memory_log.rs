@@ -543,16 +543,28 @@ impl Inner {
     }
 
     /// Empties everything but the count of incarnations and the numbers that are never used twice.
+    /// What living instances run stays, and so do positions: none is drawn again.
     pub(crate) fn reset(&mut self) {
         self.rows.clear();
+        self.positions.clear();
         self.unflushed.clear();
         self.kept.clear();
         self.transactions.clear();
         self.dead = RangeSet::new();
         self.recovery_at = None;
-        self.subscriptions.clear();
-        self.instances.clear();
-        (self.next, self.log_start, self.flushed_to) = (1, 1, 0);
+        let floor = self.next - 1;
+        (self.log_start, self.flushed_to) = (self.next, floor);
+        self.instances.retain(|_, instance| !instance.killed);
+        let run: BTreeSet<_> = self.instances.values().flat_map(|instance| &instance.subscriptions).collect();
+        self.subscriptions.retain(|row| run.contains(&row.id));
+        for row in &mut self.subscriptions {
+            (row.formers, row.recovered) = (FormerFilters::default(), BTreeMap::new());
+            for lane in &mut row.lanes {
+                let (epoch, revision) = (lane.epoch + 1, lane.revision + 1);
+                let empty = Lane::starting_at(Cursor { floor, ..Cursor::default() }, self.now);
+                *lane = Lane { epoch, revision, ..empty };
+            }
+        }
         self.generation += 1;
         self.incarnation += 1;
     }
@@ -655,7 +667,7 @@ impl Inner {
         };
         match start {
             Start::Beginning => Cursor { floor: pruned, ..Cursor::default() },
-            Start::Position(position) => Cursor { floor: position.max(pruned), ..Cursor::default() },
+            Start::Position(position) => Cursor { floor: position.min(horizon).max(pruned), ..Cursor::default() },
             Start::Now if self.writers().is_empty() || self.options.broken == Some(Broken::StartNowSkipsHoles) => {
                 Cursor { floor: horizon, ..before(&|_| true) }.above_floor()
             }

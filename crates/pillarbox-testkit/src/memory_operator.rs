@@ -249,11 +249,15 @@ impl Inner {
         let unreceived = self.options.broken == Some(Broken::RetentionTakesUnreceived);
         let takes_events = unreceived || policy.takes_events(!self.subscriptions.is_empty());
         if let Some(keep) = policy.keep.filter(|_| takes_events) {
-            if !policy.dry_run && policy.held {
+            if policy.held {
                 let skipped = |log: &Self| log.lanes().map(|(_, lane)| lane.skipped.len() as u64).sum::<u64>();
                 let before = skipped(self);
+                let lanes: Vec<_> = self.subscriptions.iter().map(|row| row.lanes.clone()).collect();
                 self.expire_holds(keep, policy.slice);
                 pruned.undelivered = skipped(self) - before;
+                if policy.dry_run {
+                    self.subscriptions.iter_mut().zip(lanes).for_each(|(row, before)| row.lanes = before);
+                }
             }
             self.prune_events(keep, policy, &mut pruned);
         }

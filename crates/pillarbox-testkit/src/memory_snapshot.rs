@@ -2,6 +2,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pillarbox::admin::snapshot::{
     Figures, InstanceRow, LOST_SPOKEN_OF, LaneLedger, LaneRow, Lost, Recorded, Snapshot, SubscriptionRow,
@@ -33,7 +34,7 @@ impl Inner {
             log_start: self.log_start,
             pruned_to: self.log_start - 1,
             fresh_floor: 0,
-            retention_keep: None,
+            retention_keep: Some(Duration::ZERO),
             recovery_at: self.recovery_at,
             subscriptions,
             instances: self.instances.iter().map(|(id, instance)| instance.row(*id)).collect(),
@@ -105,6 +106,12 @@ impl Inner {
 
     fn figures_of(&self, snapshot: &Snapshot, row: &SubscriptionRow) -> Figures {
         let mut figures = Figures::default();
+        let was_delayed = |position| {
+            let stored = self.subscriptions.iter().find(|stored| stored.id == row.id);
+            let mut lanes = stored.into_iter().flat_map(|stored| &stored.lanes);
+            let found = lanes.find_map(|lane| lane.deliveries.get(&position));
+            found.is_some_and(|found| found.delivery.state == State::Delayed)
+        };
         for (event, record) in self.unfinished(row) {
             let Some(record) = record else {
                 figures.take(event.created_at, event.deliver_at, snapshot.now);
@@ -112,10 +119,12 @@ impl Inner {
             };
             let is_forgotten = record.state == State::Dead && self.options.broken == Some(Broken::StatusForgetsDead);
             *figures.by_state.entry(record.state).or_default() += u64::from(!is_forgotten);
-            let since = event.deliver_at.map_or(event.created_at, |at| at.max(event.created_at));
+            let has_come_due = record.state == State::Pending && was_delayed(event.position);
+            let since = if has_come_due { record.due_at } else { event.created_at };
+            let since = event.deliver_at.map_or(since, |at| at.max(since));
             let moves = !matches!(record.state, State::Delayed | State::Dead);
             figures.oldest = figures.oldest.into_iter().chain(moves.then_some(since)).min();
-            let due = (record.state == State::Retrying).then_some(record.due_at);
+            let due = (record.state == State::Retrying || has_come_due).then_some(record.due_at);
             figures.oldest_due = figures.oldest_due.into_iter().chain(due).min();
             figures.processing_since =
                 figures.processing_since.into_iter().chain(record.claim.map(|claim| claim.since)).min();

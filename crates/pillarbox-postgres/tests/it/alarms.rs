@@ -1,10 +1,10 @@
 //! What `status` says beyond the figures.
 
-use pillarbox::admin::{Operator, PrunePolicy, State};
+use pillarbox::admin::{Operator, PrunePolicy};
 use pillarbox::{NewEvent, Subscription};
-use pillarbox_postgres::{Limits, PostgresStore};
+use pillarbox_postgres::PostgresStore;
 
-use crate::fixture::{Database, delivery, join, one_lane, own, settle, write};
+use crate::fixture::{Database, join, one_lane, own};
 use crate::operating::HOUR;
 
 #[tokio::test]
@@ -67,52 +67,6 @@ async fn what_is_hidden_from_a_role_is_said() {
     assert_eq!(log.held_seconds, None, "an age that nobody can see is not 0");
     drop(store);
     database.execute(&format!("drop owned by {role}; drop role {role}")).await;
-}
-
-#[tokio::test]
-async fn a_hold_that_is_nearly_over_is_an_alarm() {
-    let database = Database::new().await;
-    database.publish_keys(&["a"]).await;
-    let store = database.store().await;
-    join(&store, [Subscription { hold: Some(HOUR), ..one_lane("s") }]).await;
-    assert!(store.status().await.unwrap().log.alarms.is_empty());
-    database
-        .execute(
-            "alter table pillarbox.event disable trigger is_never_changed;
-             update pillarbox.event set created_at = clock_timestamp() - interval '50 minutes'",
-        )
-        .await;
-    let alarms = store.status().await.unwrap().log.alarms;
-    assert!(alarms[0].contains("'s' is about to lose events: its oldest one is 50 min old"), "{alarms:?}");
-}
-
-#[tokio::test]
-async fn what_no_hold_drops_is_no_reason_for_its_alarm() {
-    let database = Database::new().await;
-    database.publish_keys(&["a", "b"]).await;
-    database
-        .execute(
-            "alter table pillarbox.event disable trigger is_never_changed;
-             update pillarbox.event set created_at = clock_timestamp() - interval '50 minutes'",
-        )
-        .await;
-    let store = database.store().await;
-    let joined = join(&store, [Subscription { hold: Some(HOUR), ..one_lane("s") }]).await;
-    let alarms = async || store.status().await.unwrap().log.alarms;
-    assert_eq!(alarms().await.len(), 1);
-    // Nothing is dropped that is younger than what everybody keeps.
-    let keep = |keep| Limits { retention_keep: Some(keep), ..Limits::default() };
-    for (limits, count) in [(keep(Some(2 * HOUR)), 0), (keep(None), 0), (keep(Some(HOUR)), 1)] {
-        store.set_limits(limits).await.unwrap();
-        assert_eq!(alarms().await.len(), count, "{limits:?}");
-    }
-    let lane = crate::fixture::lane(joined.subscriptions[0].id);
-    let epoch = crate::fixture::take(&store, lane, pillarbox::store::TakeCause::Free).await.unwrap();
-    let mut parked = write(lane, epoch, 2);
-    parked.put.push(delivery(1, "a", State::Retrying));
-    assert!(settle(&store, parked).await);
-    assert!(store.status().await.unwrap().subscriptions[0].oldest_age_seconds.unwrap() > 2_900.0);
-    assert_eq!(alarms().await, Vec::<String>::new(), "a delivery stays, however old it is");
 }
 
 #[tokio::test]

@@ -1,13 +1,17 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use pillarbox::store::{InstanceId, PollRequest, Store};
-use pillarbox::{NewEvent, Position, Result};
-use pillarbox_postgres::{Hook, Mutant, PostgresStore};
+use pillarbox::store::{InstanceId, PollRequest, Store, Transact};
+use pillarbox::{Delivery, Failure, NewEvent, Position, Result, with_state};
+use pillarbox_postgres::{Hook, Limits, Mutant, PostgresStore, Transactional, accept, publish};
 use pillarbox_testkit::postgres::{Mode, Server};
-use pillarbox_testkit::store_suite::{DuringPoll, Fixture, FixtureFeatures, SuiteReport, check_all, check_named};
-use tokio_postgres::Client;
+use pillarbox_testkit::store_suite::{
+    DuringPoll, Fixture, FixtureFeatures, SuiteReport, Verdict, check_all, check_named,
+};
+use tokio_postgres::{Client, Transaction};
+use uuid::Uuid;
 
 use crate::fixture::{Database, poll_tail, tail};
 
@@ -55,7 +59,7 @@ impl PostgresFixture {
         self.open.lock().unwrap()[&number].clone()
     }
 
-    async fn end(&self, number: u64, how: &str) {
+    async fn close(&self, number: u64, how: &str) {
         let client = self.open.lock().unwrap().remove(&number).unwrap();
         client.batch_execute(how).await.unwrap();
     }
@@ -93,13 +97,30 @@ async fn insert(client: &Client, event: &NewEvent) -> Position {
     client.query_one("select position from pillarbox.event_view where id = $1", &[&id]).await.unwrap().get(0)
 }
 
+/// An effect and an event that says so, and what the test decides.
+async fn judged_effect(
+    verdict: Verdict,
+    transaction: &Transaction<'_>,
+    delivery: Delivery,
+) -> std::result::Result<(), Failure> {
+    transaction.execute("insert into effect (position) values ($1)", &[&delivery.position]).await?;
+    publish(transaction, &NewEvent::new("effects", "effect.happened")).await?;
+    verdict(&delivery)
+}
+
 impl Fixture for PostgresFixture {
     type Store = PostgresStore;
     type Operator = PostgresStore;
 
     fn features(&self) -> FixtureFeatures {
         FixtureFeatures {
+            transactions: true,
             concurrent_writers: true,
+            fill: true,
+            stored_policy: true,
+            dedup: true,
+            transact: true,
+            inbox: true,
             during_poll: self.stepwise,
             power_loss: self.server.is_some(),
             fail_settle: true,
@@ -144,6 +165,91 @@ impl Fixture for PostgresFixture {
         }
     }
 
+    async fn age(&self, through: Position, by: Duration) {
+        let sql = format!(
+            "do $$
+            declare leaf text;
+            begin
+                for leaf in select name from pillarbox.leaf loop
+                    execute format('update pillarbox.%I set id = coalesce(id, pillarbox.event_id(position, created_at)), '
+                        'created_at = created_at - interval ''{} milliseconds'' where position <= {through}', leaf);
+                end loop;
+            end $$",
+            by.as_millis()
+        );
+        self.database.execute(&sql).await;
+    }
+
+    async fn age_deaths(&self, by: Duration) {
+        let by = by.as_millis();
+        let sql = format!("update pillarbox.delivery set died_at = died_at - interval '{by} milliseconds'");
+        self.database.execute(&sql).await;
+    }
+
+    async fn divide(&self, positions: u32) {
+        self.database.execute(&format!("update pillarbox.meta set leaf_size = {positions}")).await;
+        self.database.store().await.lay_leaves(None).await.unwrap();
+    }
+
+    async fn move_floor(&self, subscription: &str, lane: u32, floor: Position) {
+        let sql = format!(
+            "update pillarbox.cursor set floor = {floor} where lane = {lane}
+             and subscription = (select id from pillarbox.subscription where name = '{subscription}')"
+        );
+        self.database.execute(&sql).await;
+    }
+
+    async fn rows(&self) -> u64 {
+        let mut rows = 0;
+        for table in ["cursor", "delivery", "progress", "subscription"] {
+            rows += self.database.number(&format!("select count(*) from pillarbox.{table}")).await;
+        }
+        rows as u64
+    }
+
+    async fn leave_gap(&self) -> Position {
+        self.database.number("select nextval('pillarbox.event_position_seq')").await
+    }
+
+    async fn fill(&self, position: Position) -> Uuid {
+        let sql = "insert into pillarbox.event (position, topic, key, type) overriding system value \
+             values ($1, 't', 'a', 'y') returning pillarbox.event_id(position, created_at)";
+        self.database.client().await.query_one(sql, &[&position]).await.unwrap().get(0)
+    }
+
+    async fn allow_retention(&self, limit: Option<Duration>) {
+        let limits = Limits { retention_keep: Some(limit), retention_dead: Some(limit), ..Limits::default() };
+        let store = self.database.store().await;
+        store.set_limits(limits).await.unwrap();
+        // What is not named stays as it is.
+        store.set_limits(Limits::default()).await.unwrap();
+    }
+
+    async fn transactional(&self, batch_size: usize, verdict: Verdict) -> Arc<dyn Transact> {
+        let table = "create table effect (number bigint generated always as identity, position bigint not null)";
+        self.database.execute(table).await;
+        let handler = Transactional::new(self.database.url(), with_state(verdict, judged_effect));
+        Arc::new(handler.unwrap().batch_size(batch_size))
+    }
+
+    async fn effects(&self) -> Vec<Position> {
+        let sql = "select position from effect order by number";
+        let rows = self.database.client().await.query(sql, &[]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    async fn accept(&self, consumer: &str, id: Uuid) -> Result<bool> {
+        accept(&self.database.client().await, consumer, id).await
+    }
+
+    async fn age_inbox(&self, but: Uuid, by: Duration) {
+        let by = by.as_millis();
+        let sql = format!(
+            "update pillarbox.inbox set accepted_at = accepted_at - interval '{by} milliseconds' where id <> $1"
+        );
+        self.database.client().await.execute(&sql, &[&but]).await.unwrap();
+    }
+
     async fn bury(&self, instance: InstanceId) {
         self.database.execute(&format!("delete from pillarbox.instance where id = {}", instance.0)).await;
     }
@@ -170,11 +276,11 @@ impl Fixture for PostgresFixture {
     }
 
     async fn commit(&self, transaction: u64) {
-        self.end(transaction, "commit").await;
+        self.close(transaction, "commit").await;
     }
 
     async fn abort(&self, transaction: u64) {
-        self.end(transaction, "rollback").await;
+        self.close(transaction, "rollback").await;
     }
 
     fn during_poll(&self, steps: usize, action: DuringPoll) {

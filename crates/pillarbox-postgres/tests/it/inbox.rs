@@ -79,27 +79,6 @@ async fn under_repeatable_read_a_late_acceptor_fails_and_may_try_again() {
 }
 
 #[tokio::test]
-async fn retention_forgets_what_was_accepted_long_ago_in_slices() {
-    let database = Database::new().await;
-    let (client, store) = (database.client().await, database.store().await);
-    let young = Uuid::now_v7();
-    for id in (0..5).map(|_| Uuid::now_v7()).chain([young]) {
-        accept(&client, "billing", id).await.unwrap();
-    }
-    let age = "update pillarbox.inbox set accepted_at = accepted_at - interval '31 days' where id <> $1";
-    client.execute(age, &[&young]).await.unwrap();
-    let never = PrunePolicy { inbox: None, ..PrunePolicy::default() };
-    assert_eq!(store.prune(&never).await.unwrap().inbox, 0);
-    let policy = PrunePolicy { slice: 3, ..PrunePolicy::default() };
-    let (first, second) = (store.prune(&policy).await.unwrap(), store.prune(&policy).await.unwrap());
-    assert_eq!((first.inbox, first.more, second.inbox), (3, true, 2));
-    assert!(!accept(&client, "billing", young).await.unwrap());
-    let all = PrunePolicy { inbox: Some(Duration::ZERO), ..PrunePolicy::default() };
-    assert_eq!(store.prune(&all).await.unwrap().inbox, 1);
-    assert!(accept(&client, "billing", young).await.unwrap());
-}
-
-#[tokio::test]
 async fn a_log_in_another_schema_has_its_own_inbox() {
     let database = Database::new().await;
     migrate(&format!("{}?schema=other_log", database.url()).parse::<PgConfig>().unwrap()).await.unwrap();

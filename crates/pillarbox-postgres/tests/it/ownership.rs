@@ -1,8 +1,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillarbox::admin::{Operator, State};
-use pillarbox::store::{Cursor, Hello, InstanceId, Lock, Report, Store, Take, TakeCause, Wake};
+use pillarbox::admin::Operator;
+use pillarbox::store::{Hello, InstanceId, Lock, Report, Store, Take, TakeCause, Wake};
 use pillarbox::testing::Capture;
 use pillarbox::{ErrorKind, NewEvent, Relay, Start, Subscription, Timestamp};
 use pillarbox_postgres::PostgresStore;
@@ -11,7 +11,7 @@ use pillarbox_testkit::postgres::{Mode, Server};
 use pillarbox_testkit::proxy::Proxy;
 use tokio_postgres::Client;
 
-use crate::fixture::{Database, delivery, hello, join, lane, one_lane, own, pages, settle, take, write};
+use crate::fixture::{Database, hello, join, lane, one_lane, own, pages, settle, take, write};
 
 /// Far longer than any of these tests; reached only if something is lost.
 const LONG: Duration = Duration::from_secs(20);
@@ -39,44 +39,6 @@ pub(crate) async fn kill(database: &Database, store: PostgresStore, id: Instance
 async fn locks(store: &PostgresStore) -> Vec<Lock> {
     let fleet = store.observe(&Report::default()).await.unwrap();
     fleet.instances.iter().map(|instance| instance.lock).collect()
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn joining_creates_subscriptions_where_they_start() {
-    let database = Database::new().await;
-    database.publish_keys(&["a"; 5]).await;
-    database
-        .execute(
-            "alter table pillarbox.event disable trigger is_never_changed;
-             update pillarbox.event set created_at = to_timestamp(position)",
-        )
-        .await;
-    let store = database.store().await;
-    let starts = [
-        (Start::Beginning, 0),
-        (Start::Now, 5),
-        (Start::Position(3), 3),
-        (Start::Position(99), 5),
-        (Start::Time(Timestamp(2500)), 2),
-        (Start::Time(Timestamp(9000)), 5),
-    ];
-    let named = |(index, (start, _)): (usize, &(Start, i64))| Subscription {
-        start: *start,
-        lanes: 2,
-        ..Subscription::new(format!("s{index}"))
-    };
-    let joined = join(&store, starts.iter().enumerate().map(named)).await;
-    for (view, (start, floor)) in joined.subscriptions.iter().zip(starts) {
-        assert!(view.created && view.lanes == 2);
-        let state = store.load(&[(lane(view.id), 0)]).await.unwrap().remove(0).unwrap();
-        assert_eq!(state.cursor, Cursor { floor, ..Cursor::default() }, "{start:?}");
-    }
-    let again = database.store().await;
-    let joined = join(&again, [Subscription { lanes: 7, ..Subscription::new("s1").topics(["x"]) }]).await;
-    assert!(!joined.subscriptions[0].created);
-    assert_eq!((joined.subscriptions[0].lanes, &*joined.subscriptions[0].definition.filter.topics[0]), (2, "x"));
-    let error = again.join(hello([Subscription::new("")])).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,27 +74,6 @@ async fn starting_now_settles_what_is_visible_and_leaves_open_what_is_not() {
     }
     let covered = "select count(*) from pillarbox.progress where floor_from = 4 and floor_to = 8 and epoch = 0";
     assert_eq!(database.number(covered).await, 1, "what was never asked for is in the books");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_one_of_two_takes_a_lane_and_the_other_is_fenced() {
-    let database = Database::new().await;
-    database.publish_keys(&["a"; 4]).await;
-    let (a, b) = (database.store().await, database.store().await);
-    let (lane, epoch) = own(&a, "s").await;
-    join(&b, [one_lane("s")]).await;
-    let stale = Take { lane, expected: epoch - 1, cause: TakeCause::Free, beat: None };
-    assert_eq!(b.take(&[stale]).await.unwrap(), [None]);
-    assert!(settle(&a, write(lane, epoch, 1)).await);
-
-    let seized = take(&b, lane, TakeCause::Lock).await.unwrap();
-    assert_eq!(seized, epoch + 1);
-    let mut late = write(lane, epoch, 4);
-    late.put.push(delivery(2, "a", State::Dead));
-    assert!(!settle(&a, late).await, "the old owner is fenced");
-    assert!(a.load(&[(lane, epoch)]).await.unwrap()[0].is_none());
-    let state = b.load(&[(lane, seized)]).await.unwrap().remove(0).unwrap();
-    assert_eq!((state.cursor.floor, state.deliveries.len(), state.takeovers), (1, 0, 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

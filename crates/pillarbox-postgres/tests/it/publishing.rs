@@ -14,27 +14,6 @@ use uuid::Uuid;
 use crate::fixture::{Database, connect, events};
 
 #[tokio::test]
-async fn an_event_is_there_if_and_only_if_the_transaction_commits() {
-    let database = Database::new().await;
-    let store = database.store().await;
-    let mut client = database.client().await;
-
-    let tx = client.transaction().await.unwrap();
-    publish(&tx, &NewEvent::new("t", "gone")).await.unwrap();
-    drop(tx);
-    let tx = client.transaction().await.unwrap();
-    let id = publish(&tx, &NewEvent::new("t", "stays").key("k").header("a", "b")).await.unwrap();
-    assert!(events(&store).await.is_empty(), "not committed yet");
-    tx.commit().await.unwrap();
-
-    let events = events(&store).await;
-    assert_eq!(events.len(), 1);
-    assert_eq!((events[0].id, &*events[0].r#type), (id, "stays"));
-    assert_eq!(events[0].headers.get("a").as_deref(), Some("b"));
-    assert!(Timestamp::now().since(events[0].created_at) < Duration::from_secs(60));
-}
-
-#[tokio::test]
 async fn a_plain_insert_gets_every_default() {
     let database = Database::new().await;
     let insert = r#"insert into pillarbox.event (topic, key, type, payload) values ('t', 'k', 'y', '{"a":1}')"#;

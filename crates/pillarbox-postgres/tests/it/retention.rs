@@ -2,13 +2,11 @@ use std::time::Duration;
 
 use pillarbox::admin::{Change, Operator, PrunePolicy, Pruned, State};
 use pillarbox::store::{RangeSet, Report, Settlement, Store};
-use pillarbox::{NewEvent, Start, Subscription, Timestamp};
-use pillarbox_postgres::{Limits, PostgresStore};
+use pillarbox::{NewEvent, Start, Subscription};
+use pillarbox_postgres::PostgresStore;
 
-use crate::fixture::{Database, delivery, events, join, lane, one_lane, own, poll_tail, settle, tail, take, write};
+use crate::fixture::{Database, delivery, events, join, lane, one_lane, own, settle, tail, take, write};
 use crate::ownership::until;
-
-const DAY_MS: i64 = 86_400_000;
 
 fn policy() -> PrunePolicy {
     PrunePolicy { keep: Some(Duration::from_secs(7 * 86_400)), unreceived: true, ..PrunePolicy::default() }
@@ -55,30 +53,6 @@ pub(crate) async fn prune_all(store: &PostgresStore, policy: &PrunePolicy) -> Pr
 }
 
 #[tokio::test]
-async fn only_what_is_old_and_passed_by_all_is_removed() {
-    let database = database(4).await;
-    database.publish_keys(&["a"; 20]).await;
-    age(&database, 16).await;
-    let store = database.store().await;
-    let (lane, epoch) = own(&store, "fast").await;
-    assert!(settle(&store, write(lane, epoch, 20)).await);
-    let slow = Subscription { start: Start::Position(9), ..one_lane("slow") };
-    let other = database.store().await;
-    join(&other, [slow]).await;
-    other.leave().await.unwrap();
-
-    let pruned = prune_all(&store, &policy()).await;
-    assert_eq!((pruned.events, pruned.held_by.as_deref()), (8, Some("slow")), "an orphaned subscription holds it");
-    let page = store.poll(&tail(0, 100)).await.unwrap();
-    assert_eq!((page.log_start, page.horizon), (9, 20));
-    store.change(&Change::Delete("slow".into()), false).await.unwrap();
-    let pruned = prune_all(&store, &policy()).await;
-    assert_eq!((pruned.events, pruned.held_by), (8, None), "the rest is too young");
-    assert_eq!(events(&store).await.iter().map(|event| event.position).collect::<Vec<_>>(), [17, 18, 19, 20]);
-    assert_eq!(prune_all(&store, &PrunePolicy { keep: None, ..policy() }).await.events, 0);
-}
-
-#[tokio::test]
 async fn a_copy_that_nobody_needs_is_found_among_many_that_are_needed() {
     let database = Database::new().await;
     database.publish_keys(&["a"; 600]).await;
@@ -104,84 +78,6 @@ async fn a_copy_that_nobody_needs_is_found_among_many_that_are_needed() {
     store.prune(&policy()).await.unwrap();
     prune_all(&store, &policy()).await;
     assert_eq!(kept().await, 49, "it does not stop as long as it finds some");
-}
-
-#[tokio::test]
-async fn what_a_delivery_needs_is_kept_aside_as_long_as_it_needs_it() {
-    let database = database(3).await;
-    let ids = database.publish_keys(&["a", "b", "c"]).await;
-    age(&database, 3).await;
-    let store = database.store().await;
-    let (lane, epoch) = own(&store, "s").await;
-    let mut parked = write(lane, epoch, 3);
-    parked.put.push(delivery(2, "b", State::Dead));
-    assert!(settle(&store, parked).await);
-    let pruned = prune_all(&store, &policy()).await;
-    assert_eq!((pruned.events, pruned.kept), (3, 1));
-    assert!(poll_tail(&store, 0).await.visible.is_empty());
-    assert_eq!(store.fetch(&[1, 2, 3]).await.unwrap()[0].id, ids[1]);
-    assert!(store.show(ids[1]).await.unwrap().unwrap().subscriptions[0].delivery.is_some());
-    assert!(store.show(ids[0]).await.unwrap().is_none());
-    assert_eq!(store.status().await.unwrap().log.kept, 1);
-    assert!(store.load(&[(lane, epoch)]).await.unwrap()[0].is_some());
-
-    let mut done = write(lane, epoch, 3);
-    done.finish.push(2);
-    assert!(settle(&store, done).await);
-    prune_all(&store, &policy()).await;
-    assert_eq!(store.status().await.unwrap().log.kept, 0);
-    let joined = join(&database.store().await, [one_lane("new")]).await;
-    let state = store.load(&[(crate::fixture::lane(joined.subscriptions[0].id), 0)]).await.unwrap().remove(0).unwrap();
-    assert_eq!(state.cursor.floor, 3, "a new subscription begins where the log does");
-}
-
-#[tokio::test]
-async fn a_hold_that_is_over_gives_way_and_is_recorded() {
-    let database = database(3).await;
-    let ids = database.publish_keys(&["a"; 4]).await;
-    age(&database, 3).await;
-    let store = database.store().await;
-    let held = |days: u64| Subscription { hold: Some(Duration::from_secs(days * 86_400)), ..one_lane("s") };
-    let joined = join(&store, [held(11)]).await;
-    assert_eq!(prune_all(&store, &policy()).await.held_by.as_deref(), Some("s"));
-    join(&store, [held(9)]).await;
-    assert_eq!(prune_all(&store, &policy()).await.events, 3);
-    let lane = lane(joined.subscriptions[0].id);
-    assert!(store.load(&[(lane, 0)]).await.unwrap()[0].is_none(), "the owner is made to load again");
-    let book = store.books().await.unwrap().lanes.remove(0);
-    let sets = (book.skipped.to_string(), book.before_start.to_string());
-    assert_eq!((book.floor, sets), (3, ("1-3".to_owned(), "1-3".to_owned())));
-    assert!(store.show(ids[3]).await.unwrap().unwrap().subscriptions[0].skipped.is_none());
-}
-
-#[tokio::test]
-async fn a_hold_that_is_over_drops_only_what_was_awaited() {
-    let database = database(10).await;
-    let topics = ["wanted", "wanted", "other", "wanted", "wanted", "wanted"];
-    let ids = database.publish(&topics.map(|topic| NewEvent::new(topic, "y").key("a"))).await;
-    age(&database, 5).await;
-    let store = database.store().await;
-    let hold = Some(Duration::from_secs(9 * 86_400));
-    let wish = Subscription { hold, ..one_lane("s").topics(["wanted"]) };
-    let lane = lane(join(&store, [wish]).await.subscriptions[0].id);
-    let epoch = take(&store, lane, pillarbox::store::TakeCause::Free).await.unwrap();
-    let mut settlement = write(lane, epoch, 1);
-    settlement.cursor.settled.insert(4);
-    assert!(settle(&store, settlement).await);
-    let would = store.prune(&PrunePolicy { dry_run: true, ..policy() }).await.unwrap();
-    assert_eq!((would.undelivered, would.events), (2, 0), "it would drop 2 and 5");
-    let pruned = prune_all(&store, &policy()).await;
-    assert_eq!((pruned.undelivered, pruned.events), (2, 0), "the leaf has a young one");
-
-    let books = store.books().await.unwrap();
-    let book = books.lanes.iter().find(|book| book.subscription == "s").unwrap();
-    assert_eq!((book.floor, book.skipped.to_string().as_str()), (5, "2,5"));
-    assert_eq!((book.covered.to_string().as_str(), book.before_start.to_string().as_str()), ("1,4", "2-3,5"));
-    let mut auditor = pillarbox::admin::Auditor::new(books).only("s").unwrap().expect_receipts("s").unwrap();
-    events(&store).await.iter().for_each(|event| auditor.event(event));
-    [0, 3].iter().for_each(|index| auditor.line(&ids[*index].to_string()));
-    let audit = auditor.finish().subscriptions.remove(0);
-    assert_eq!((audit.delivered, audit.skipped, audit.waiting, audit.missing), (2, 2, 1, 0), "{audit:?}");
 }
 
 #[tokio::test]
@@ -393,36 +289,11 @@ async fn a_dry_run_says_what_the_next_run_removes() {
 }
 
 #[tokio::test]
-async fn old_dead_deliveries_and_dedup_keys_go() {
+async fn old_dedup_keys_go() {
     let database = database(10).await;
     let event = NewEvent::new("t", "y").key("a").dedup_key("d");
-    let ids = database.publish(&[event.clone(), NewEvent::new("t", "y").key("a")]).await;
+    let ids = database.publish(std::slice::from_ref(&event)).await;
     let store = database.store().await;
-    let (lane, epoch) = own(&store, "s").await;
-    let mut parked = write(lane, epoch, 2);
-    let old = Timestamp(Timestamp::now().0 - 3 * DAY_MS);
-    let failing = |position| pillarbox::store::DeliveryRow { since: old, ..delivery(position, "a", State::Retrying) };
-    parked.put = vec![failing(1), failing(2)];
-    assert!(settle(&store, parked).await);
-    let dead = PrunePolicy { dead: Some(Duration::from_secs(2 * 86_400)), ..policy() };
-    let died_at = "select (extract(epoch from died_at) * 1000)::bigint from pillarbox.delivery where position = 1";
-    let mut first_death = None;
-    // It stays dead: the second settlement does not make it younger.
-    for _ in 0..2 {
-        let mut died = write(lane, epoch, 2);
-        died.change = vec![(pillarbox::store::DeliveryRow { state: State::Dead, ..failing(1) }, None)];
-        assert!(settle(&store, died).await);
-        assert_eq!(prune_all(&store, &dead).await.dead, 0, "it has failed for long, but died just now");
-        let at = database.number(died_at).await;
-        assert_eq!(at, *first_death.get_or_insert(at));
-    }
-    let sql = "update pillarbox.delivery set died_at = died_at - interval '3 days' where position = 1";
-    database.execute(sql).await;
-    assert_eq!(prune_all(&store, &policy()).await.dead, 0, "for ever by default");
-    assert_eq!(prune_all(&store, &dead).await.dead, 1);
-    let shown = store.show(ids[0]).await.unwrap().unwrap();
-    assert!(shown.subscriptions[0].skipped.as_ref().unwrap().0.contains("retention"));
-
     // The keys of the window before last are in the table that comes next.
     let next = "select next_table from pillarbox.dedup_window()";
     let next: String = database.client().await.query_one(next, &[]).await.unwrap().get(0);
@@ -451,25 +322,4 @@ async fn records_of_progress_are_merged_without_a_gap() {
     prune_all(&store, &policy()).await;
     assert_eq!(store.books().await.unwrap().lanes[0].covered, covered);
     assert!(database.number("select count(*) from pillarbox.progress").await < before);
-}
-
-#[tokio::test]
-async fn no_call_prunes_more_than_the_stored_policy_allows() {
-    let database = database(2).await;
-    database.publish_keys(&["a"; 3]).await;
-    age(&database, 2).await;
-    let store = database.store().await;
-    let (lane, epoch) = own(&store, "s").await;
-    let mut parked = write(lane, epoch, 3);
-    parked.put.push(delivery(3, "a", State::Dead));
-    assert!(settle(&store, parked).await);
-    database.execute("update pillarbox.delivery set died_at = now() - interval '10 days'").await;
-    let days = |days: u64| Some(Some(Duration::from_secs(days * 86_400)));
-    let eager = PrunePolicy { dead: Some(Duration::from_secs(1)), ..policy() };
-    for (limit, events, dead) in [(days(11), 0, 0), (Some(None), 0, 0), (None, 0, 0), (days(9), 2, 1)] {
-        let limits = Limits { retention_keep: limit, retention_dead: limit, ..Limits::default() };
-        store.set_limits(limits).await.unwrap();
-        let pruned = prune_all(&store, &eager).await;
-        assert_eq!((pruned.events, pruned.dead), (events, dead), "{limit:?}");
-    }
 }

@@ -1,43 +1,8 @@
-use pillarbox::admin::{Operator, PrunePolicy, State};
-use pillarbox::store::Store;
-use pillarbox::{NewEvent, OnDead, Start, Timestamp};
+use pillarbox::admin::{Operator, State};
+use pillarbox::{NewEvent, Start, Timestamp};
 
-use crate::fixture::{Database, delivery, own, settle, write};
-use crate::operating::{HOUR, change, mixed, rewind, states};
-
-#[tokio::test]
-async fn rewind_fences_the_owner_and_replays() {
-    let database = Database::new().await;
-    let (store, _) = mixed(&database, OnDead::Block).await;
-    let view = store.observe(&Default::default()).await.unwrap().lanes.remove(0);
-    change(&store, rewind(Start::Position(2), None)).await.unwrap();
-    assert!(!settle(&store, write(view.lane, view.epoch, 6)).await, "the owner cannot write over it");
-    let expected =
-        [(1, State::Dead), (3, State::Pending), (4, State::Pending), (5, State::Pending), (6, State::Pending)];
-    let expected = [(2, State::Blocked)].into_iter().chain(expected).collect();
-    assert_eq!(states(&store).await, expected, "what was parked above the target comes from the log");
-    let epoch = crate::fixture::take(&store, view.lane, pillarbox::store::TakeCause::Free).await.unwrap();
-    assert_eq!(store.load(&[(view.lane, epoch)]).await.unwrap().remove(0).unwrap().cursor.floor, 2);
-    change(&store, rewind(Start::Now, None)).await.unwrap();
-    assert_eq!(store.status().await.unwrap().subscriptions[0].floor, 2, "never forwards: nothing is left out silently");
-}
-
-#[tokio::test]
-async fn rewind_of_a_key_replays_its_settled_events_as_a_chain() {
-    let database = Database::new().await;
-    let (store, ids) = mixed(&database, OnDead::Block).await;
-    let done = change(&store, rewind(Start::Position(1), Some("a"))).await.unwrap();
-    assert_eq!(done.events, [ids[1], ids[4]], "the last one of the key was not read yet");
-    let view = store.observe(&Default::default()).await.unwrap().lanes.remove(0);
-    assert!(view.revision > 0);
-    let state = store.load(&[(view.lane, view.epoch)]).await.unwrap().remove(0).unwrap();
-    let order: Vec<_> = state.deliveries.iter().map(|delivery| delivery.position).collect();
-    assert_eq!(order, [1, 3, 4, 2, 5], "fresh arrivals, in log order");
-    assert!(state.cursor.floor == 5);
-
-    database.publish(&[NewEvent::new("unwanted", "y").key("a")]).await;
-    assert_eq!(change(&store, rewind(Start::Beginning, Some("zzz"))).await.unwrap().count, 0);
-}
+use crate::fixture::{Database, own, settle, write};
+use crate::operating::{change, rewind, states};
 
 #[tokio::test]
 async fn a_rewind_leaves_open_what_is_not_committed_yet() {
@@ -79,53 +44,6 @@ async fn a_rewind_to_a_time_goes_by_the_time_of_insert() {
     let january_2nd = Timestamp(1_577_923_200_000);
     change(&store, rewind(Start::Time(january_2nd), None)).await.unwrap();
     assert_eq!(states(&store).await.into_keys().collect::<Vec<_>>(), [2, 3]);
-}
-
-#[tokio::test]
-async fn a_rewind_ends_what_was_given_up_above_its_place() {
-    let database = Database::new().await;
-    database.publish_keys(&["a", "b", "c", "d", "e", "f"]).await;
-    let store = database.store().await;
-    let (lane, epoch) = own(&store, "s").await;
-    assert!(settle(&store, write(lane, epoch, 6)).await);
-    let skip = "insert into pillarbox.skip (subscription, position, position_to, reason) \
-                select id, low, high, 'r' from pillarbox.subscription, (values (2, 5), (4, 4)) as r (low, high)";
-    database.execute(skip).await;
-    let skipped = async || store.books().await.unwrap().lanes[0].skipped.to_string();
-    change(&store, rewind(Start::Beginning, Some("c"))).await.unwrap();
-    assert_eq!(skipped().await, "2,4-5", "of one key its own event alone");
-    change(&store, rewind(Start::Position(4), None)).await.unwrap();
-    assert_eq!(skipped().await, "2,4");
-    change(&store, rewind(Start::Position(1), None)).await.unwrap();
-    assert_eq!(skipped().await, "");
-}
-
-#[tokio::test]
-async fn a_rewind_replays_what_retention_has_only_kept_aside() {
-    for key in [Some("a"), None] {
-        let database = crate::retention::database(3).await;
-        let ids = database.publish_keys(&["a", "b", "b", "a", "b", "c"]).await;
-        crate::retention::age(&database, 3).await;
-        let store = database.store().await;
-        let (lane, epoch) = own(&store, "s").await;
-        let mut parked = write(lane, epoch, 6);
-        parked.put = vec![delivery(1, "a", State::Dead), delivery(2, "b", State::Dead)];
-        assert!(settle(&store, parked).await);
-        let policy = PrunePolicy { keep: Some(HOUR), ..PrunePolicy::default() };
-        assert_eq!(crate::retention::prune_all(&store, &policy).await.kept, 2);
-        // Above it, the dead ones stay.
-        store.change(&rewind(Start::Position(2), key), false).await.unwrap();
-        assert_eq!(states(&store).await[&1], State::Dead);
-        let done = store.change(&rewind(Start::Beginning, key), false).await.unwrap();
-        let states = states(&store).await;
-        match key {
-            Some(_) => {
-                assert_eq!((states[&1], states[&2], states[&4]), (State::Pending, State::Dead, State::Blocked));
-                assert_eq!((done.count, done.events), (2, vec![ids[0], ids[3]]));
-            }
-            None => assert_eq!((states[&1], states[&2]), (State::Pending, State::Pending)),
-        }
-    }
 }
 
 #[tokio::test]

@@ -128,19 +128,6 @@ const CONNECTIONS: &str = "select count(*) from pg_stat_activity where applicati
     and datname = current_database()";
 
 #[tokio::test]
-async fn effect_published_event_and_settlement_are_committed_together() {
-    let ground = Ground::new(&["a"]).await;
-    ground.put(100, "a", "pending").await;
-    ground.put(101, "a", "pending").await;
-    let handler = ground.handler(each_effect);
-    assert_eq!(ground.transact(&handler, LIMIT).await, [Outcome::Delivered]);
-    assert_eq!((ground.effects().await, ground.database.number(PUBLISHED).await), (1, 1));
-    let left = "select position from pillarbox.delivery where ready_at is not null";
-    assert_eq!(ground.database.number(left).await, 100, "it is the turn of the key's next, and of nobody else");
-    assert_eq!(ground.rows().await, 2);
-}
-
-#[tokio::test]
 async fn a_failure_leaves_nothing_and_the_claim_stays() {
     let ground = Ground::new(&["a"]).await;
     let handler = ground.handler(async |transaction: &Transaction<'_>, delivery: Delivery| {
@@ -206,18 +193,6 @@ async fn a_batch_is_one_transaction() {
     assert_eq!(ground.transact(&handler, LIMIT).await, vec![Outcome::Delivered; 3]);
     assert_eq!(ground.database.number("select count(distinct xmin::text) from effect").await, 1);
     assert_eq!((ground.effects().await, ground.rows().await), (3, 0));
-}
-
-#[tokio::test]
-async fn one_that_fails_holds_back_no_other_of_its_batch() {
-    let ground = Ground::new(&["a", "b", "c"]).await;
-    let handler = ground.handler(async |transaction: &Transaction<'_>, delivery: Delivery| {
-        effect(transaction, &delivery).await?;
-        if delivery.position == 2 { Err(Failure::event("two")) } else { Ok(()) }
-    });
-    let outcomes = ground.transact(&handler.batch_size(3), LIMIT).await;
-    assert_eq!(outcomes, [Outcome::Delivered, Outcome::Failed(Failure::event("two")), Outcome::Delivered]);
-    assert_eq!((ground.effects().await, ground.rows().await), (2, 1));
 }
 
 /// Never returns: for a statement, or for nothing.
@@ -372,10 +347,7 @@ async fn now_and_then_by_sqlx(
 }
 
 #[tokio::test]
-async fn a_relay_handles_each_event_once_and_in_order() {
-    let own =
-        |database: &Database| Transactional::new(database.url(), with_state(Arc::default(), now_and_then)).unwrap();
-    check_relay(own).await;
+async fn a_relay_on_a_pool_of_the_applications_handles_each_event_once_and_in_order() {
     let pool = |database: &Database| {
         Transactional::with_clients(
             deadpool(database.url(), 6),

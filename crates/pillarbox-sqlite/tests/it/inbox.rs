@@ -1,9 +1,6 @@
 //! The inbox: an event id is accepted once a consumer, in the receiver's own transaction.
 
-use std::time::Duration;
-
 use pillarbox::ErrorKind;
-use pillarbox::admin::{Operator, PrunePolicy};
 use pillarbox_sqlite::accept;
 use rusqlite::{Connection, TransactionBehavior};
 use uuid::Uuid;
@@ -68,26 +65,4 @@ fn of_many_at_once_one_accepts() {
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     assert_eq!(accepted, ids.len());
-}
-
-#[tokio::test]
-async fn retention_forgets_what_was_accepted_long_ago_in_slices() {
-    let database = Database::new();
-    let (mut connection, store) = (database.connect(), database.store());
-    let young = Uuid::now_v7();
-    for id in (0..5).map(|_| Uuid::now_v7()).chain([young]) {
-        accept_alone(&mut connection, "billing", id);
-    }
-    let age = "update pillarbox_inbox set accepted_at = accepted_at - 31 * 86400000 where id <> ?1";
-    connection.execute(age, [young.to_string()]).unwrap();
-    let never = PrunePolicy { inbox: None, ..PrunePolicy::default() };
-    assert_eq!(store.prune(&never).await.unwrap().inbox, 0);
-    let policy = PrunePolicy { slice: 3, ..PrunePolicy::default() };
-    let (first, second) = (store.prune(&policy).await.unwrap(), store.prune(&policy).await.unwrap());
-    assert_eq!((first.inbox, first.more, second.inbox), (3, true, 2));
-    assert!(!accept_alone(&mut connection, "billing", young));
-    database.execute("update pillarbox_inbox set accepted_at = accepted_at - 1000");
-    let all = PrunePolicy { inbox: Some(Duration::ZERO), ..PrunePolicy::default() };
-    assert_eq!(store.prune(&all).await.unwrap().inbox, 1);
-    assert!(accept_alone(&mut connection, "billing", young));
 }

@@ -19,4 +19,3 @@ mod retention;
 mod schema;
 mod transactional;
 mod waking;
-mod why;

@@ -3,48 +3,11 @@ use std::time::Duration;
 
 use pillarbox::admin::{Operator, State};
 use pillarbox::engine::EngineConfig;
-use pillarbox::store::{
-    AttemptError, Cursor, ERRORS_KEPT_MAX, LaneWrite, Lock, RangeSet, Settlement, Store, Take, TakeCause,
-};
+use pillarbox::store::{AttemptError, ERRORS_KEPT_MAX, Lock, RangeSet, Settlement, Store, Take, TakeCause};
 use pillarbox::testing::Capture;
 use pillarbox::{ErrorKind, Relay, RelayConfig, Start, Subscription, Timestamp};
 
-use crate::fixture::{Database, delivery, hello, join, lane, one_lane, own, settle, tail, take, write};
-
-#[tokio::test]
-async fn joining_creates_subscriptions_where_they_start() {
-    let database = Database::new();
-    database.publish_keys(&["a"; 5]);
-    database.execute(
-        "drop trigger pillarbox_event_is_never_changed; update pillarbox_event set created_at = position * 1000",
-    );
-    let store = database.store();
-    let starts = [
-        (Start::Beginning, 0),
-        (Start::Now, 5),
-        (Start::Position(3), 3),
-        (Start::Position(99), 5),
-        (Start::Time(Timestamp(2500)), 2),
-        (Start::Time(Timestamp(9000)), 5),
-    ];
-    let named = |(index, (start, _)): (usize, &(Start, i64))| Subscription {
-        start: *start,
-        lanes: 2,
-        ..Subscription::new(format!("s{index}"))
-    };
-    let joined = join(&store, starts.iter().enumerate().map(named)).await;
-    for (view, (start, floor)) in joined.subscriptions.iter().zip(starts) {
-        assert!(view.created && view.lanes == 2);
-        let state = store.load(&[(lane(view.id), 0)]).await.unwrap().remove(0).unwrap();
-        assert_eq!(state.cursor, Cursor { floor, ..Cursor::default() }, "{start:?}");
-    }
-    let again = database.store();
-    let joined = join(&again, [Subscription { lanes: 7, ..Subscription::new("s1").topics(["x"]) }]).await;
-    assert!(!joined.subscriptions[0].created);
-    assert_eq!((joined.subscriptions[0].lanes, &*joined.subscriptions[0].definition.filter.topics[0]), (2, "x"));
-    let error = again.join(hello([Subscription::new("")])).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Invalid);
-}
+use crate::fixture::{Database, delivery, join, lane, one_lane, own, settle, tail, take, write};
 
 /// A time is looked for by halves: where clocks were set back, and where retention or a rollback left gaps, too.
 #[tokio::test]
@@ -68,30 +31,6 @@ async fn a_time_is_found_where_reading_the_log_from_its_beginning_finds_it() {
         let state = store.load(&[(lane(view.id), 0)]).await.unwrap().remove(0).unwrap();
         assert_eq!(state.cursor.floor, database.number(&first), "{time}");
     }
-}
-
-#[tokio::test]
-async fn only_one_of_two_takes_a_lane_and_the_other_is_fenced() {
-    let database = Database::new();
-    database.publish_keys(&["a"; 4]);
-    let (a, b) = (database.store(), database.store());
-    let (lane, epoch) = own(&a, "s").await;
-    join(&b, [one_lane("s")]).await;
-    let stale = Take { lane, expected: epoch - 1, cause: TakeCause::Free, beat: None };
-    assert_eq!(b.take(&[stale]).await.unwrap(), [None]);
-    assert!(settle(&a, write(lane, epoch, 1)).await);
-
-    let seized = take(&b, lane, TakeCause::Lease).await.unwrap();
-    assert_eq!(seized, epoch + 1);
-    let mut late = write(lane, epoch, 4);
-    late.put.push(delivery(2, "a", State::Dead));
-    assert!(!settle(&a, late).await, "the old owner is fenced");
-    assert!(a.load(&[(lane, epoch)]).await.unwrap()[0].is_none());
-    let state = b.load(&[(lane, seized)]).await.unwrap().remove(0).unwrap();
-    assert_eq!((state.cursor.floor, state.deliveries.len(), state.takeovers), (1, 0, 1));
-    assert!(settle(&b, LaneWrite { calm: true, ..write(lane, seized, 2) }).await);
-    let state = b.load(&[(lane, seized)]).await.unwrap().remove(0).unwrap();
-    assert_eq!(state.takeovers, 0, "the owner is calm");
 }
 
 #[tokio::test]

@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::time::Duration;
 
 use pillarbox::admin::{Change, ListQuery, Operator, State};
 use pillarbox::limit::{CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, PAYLOAD_BYTES_MAX};
@@ -10,27 +9,6 @@ use rusqlite::Connection;
 use uuid::Uuid;
 
 use crate::fixture::{Database, events};
-
-#[tokio::test]
-async fn an_event_is_there_if_and_only_if_the_transaction_commits() {
-    let database = Database::new();
-    let store = database.store();
-    let mut connection = database.connect();
-
-    let tx = connection.transaction().unwrap();
-    publish(&tx, &NewEvent::new("t", "gone")).unwrap();
-    drop(tx);
-    let tx = connection.transaction().unwrap();
-    let id = publish(&tx, &NewEvent::new("t", "stays").key("k").header("a", "b")).unwrap();
-    assert!(events(&store).await.is_empty(), "not committed yet");
-    tx.commit().unwrap();
-
-    let events = events(&store).await;
-    assert_eq!(events.len(), 1);
-    assert_eq!((events[0].id, &*events[0].r#type), (id, "stays"));
-    assert_eq!(events[0].headers.get("a").as_deref(), Some("b"));
-    assert!(Timestamp::now().since(events[0].created_at) < Duration::from_secs(60));
-}
 
 #[tokio::test]
 async fn a_plain_insert_gets_every_default() {

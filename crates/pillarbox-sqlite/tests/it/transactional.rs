@@ -1,12 +1,11 @@
 //! Transactional handlers: effects, published events and the settlement are committed together, or not at all.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use pillarbox::sink::{Fault, Outcome};
 use pillarbox::store::{ClaimId, ClaimPlace, ClaimedDelivery, Transact};
-use pillarbox::{Delivery, Event, Failure, Mode, NewEvent, Relay, RetryPolicy, Subscription};
+use pillarbox::{Delivery, Event, Failure, Mode, NewEvent, Subscription};
 use pillarbox_sqlite::{SqliteStore, Transactional, publish};
 use rusqlite::{Transaction, TransactionBehavior};
 
@@ -100,18 +99,6 @@ fn failure(outcome: &Outcome) -> &Failure {
 }
 
 #[tokio::test]
-async fn effect_published_event_and_settlement_are_committed_together() {
-    let ground = Ground::new(&["a"]).await;
-    ground.put(100, "a");
-    ground.put(101, "a");
-    let handler = ground.handler(each_effect);
-    assert_eq!(ground.transact(&handler, LIMIT).await, [Outcome::Delivered]);
-    assert_eq!(ground.counts(), (1, 1, 2));
-    let turn = "select sum(position) from pillarbox_delivery where ready_at is not null";
-    assert_eq!(ground.database.number(turn), 100, "it is the turn of the key's next, and of nobody else");
-}
-
-#[tokio::test]
 async fn the_applications_own_connection_keeps_what_it_has_and_commits_durably() {
     let ground = Ground::new(&["a"]).await;
     let connection = ground.database.connect();
@@ -125,19 +112,6 @@ async fn the_applications_own_connection_keeps_what_it_has_and_commits_durably()
     });
     assert_eq!(ground.transact(&handler.unwrap(), LIMIT).await, [Outcome::Delivered]);
     assert_eq!(ground.counts(), (1, 1, 0));
-}
-
-#[tokio::test]
-async fn a_failure_leaves_nothing_and_the_claim_stays() {
-    let ground = Ground::new(&["a"]).await;
-    let handler = ground.handler(|transaction, event| {
-        effect(transaction, &event)?;
-        Err(Failure::permanent("no"))
-    });
-    for _ in 0..3 {
-        assert_eq!(ground.transact(&handler, LIMIT).await, [Outcome::Failed(Failure::permanent("no"))]);
-        assert_eq!(ground.counts(), (0, 0, 1));
-    }
 }
 
 #[tokio::test]
@@ -198,18 +172,6 @@ async fn a_batch_is_one_transaction() {
     });
     assert_eq!(ground.transact(&handler.batch_size(3), LIMIT).await, vec![Outcome::Delivered; 3]);
     assert_eq!(ground.counts(), (3, 3, 0));
-}
-
-#[tokio::test]
-async fn one_that_fails_holds_back_no_other_of_its_batch() {
-    let ground = Ground::new(&["a", "b", "c"]).await;
-    let handler = ground.handler(|transaction, event| {
-        effect(transaction, &event)?;
-        if event.position == 2 { Err(Failure::event("two")) } else { Ok(()) }
-    });
-    let outcomes = ground.transact(&handler.batch_size(3), LIMIT).await;
-    assert_eq!(outcomes, [Outcome::Delivered, Outcome::Failed(Failure::event("two")), Outcome::Delivered]);
-    assert_eq!(ground.counts(), (2, 2, 1));
 }
 
 #[tokio::test]
@@ -294,39 +256,4 @@ async fn what_the_commit_refuses_has_failed() {
 async fn a_database_that_is_not_there_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     assert!(Transactional::new(folder.path().join("none.db"), |_, _| Ok(())).is_err());
-}
-
-#[tokio::test]
-async fn a_relay_handles_each_event_once_and_in_order() {
-    let database = Database::new();
-    database.execute("create table effect (number integer primary key, position integer, key text)");
-    let keys: Vec<String> = (0..60).map(|number| format!("k{}", number % 7)).collect();
-    database.publish_keys(&keys.iter().map(String::as_str).collect::<Vec<_>>());
-    let calls = AtomicUsize::new(0);
-    let handler = Transactional::new(&database.path, move |transaction, event| {
-        let sql = "insert into effect (position, key) values (?1, ?2)";
-        transaction.execute(sql, rusqlite::params![event.position, event.key.as_deref()])?;
-        publish(transaction, &NewEvent::new("effects", "effect.happened"))?;
-        let fails = calls.fetch_add(1, Ordering::Relaxed) % 5 == 3;
-        if fails { Err(Failure::event("now and then")) } else { Ok(()) }
-    });
-    let retry = RetryPolicy { base: Duration::from_millis(1), jitter: false, ..RetryPolicy::handler() };
-    let subscription = Subscription { mode: Mode::Queue, retry, ..Subscription::new("s").topics(["t"]) };
-    let builder = Relay::builder(database.store()).transact(subscription, handler.unwrap().batch_size(4));
-    let relay = builder.start().await.unwrap();
-    let all = async {
-        // A relay is idle while only retries are left.
-        while database.number("select count(*) from effect") < 60 {
-            relay.until_idle().await.unwrap();
-        }
-    };
-    tokio::time::timeout(LIMIT, all).await.unwrap();
-    relay.drain().await.unwrap();
-    assert_eq!(database.number("select count(*) from effect"), 60);
-    assert_eq!(database.number("select count(distinct position) from effect"), 60);
-    assert_eq!(database.number("select count(*) from pillarbox_event where topic = 'effects'"), 60);
-    let disordered = "select count(*) from effect as a join effect as b using (key) where a.number < b.number
-        and a.position > b.position";
-    assert_eq!(database.number(disordered), 0);
-    assert_eq!(database.number("select count(*) from pillarbox_delivery"), 0);
 }

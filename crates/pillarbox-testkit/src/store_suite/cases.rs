@@ -1,7 +1,8 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use pillarbox::admin::{Change, Operator, PausedBy, PrunePolicy, Selection, State};
+use pillarbox::admin::{Change, Changed, ListQuery, Operator, PausedBy, PrunePolicy, Selection, State};
 use pillarbox::engine::{EngineConfig, Input};
 use pillarbox::sink::SinkFeatures;
 use pillarbox::store::{
@@ -9,7 +10,7 @@ use pillarbox::store::{
     InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, Page, PollRequest, RangeSet, Report,
     Scan, ScanRequest, Settlement, Store, Take, TakeCause, Wake, Writer, lane_of,
 };
-use pillarbox::{ErrorKind, Event, Filter, NewEvent, OnDead, Position, Start, Subscription, Timestamp};
+use pillarbox::{Error, ErrorKind, Event, Filter, NewEvent, OnDead, Position, Start, Subscription, Timestamp};
 use uuid::Uuid;
 
 use crate::Driver;
@@ -24,6 +25,18 @@ macro_rules! ensure {
     };
 }
 
+macro_rules! ensure_eq {
+    ($left:expr, $right:expr $(,)?) => {
+        ensure_eq!($left, $right, "{}", stringify!($left))
+    };
+    ($left:expr, $right:expr, $($message:tt)+) => {
+        match (&$left, &$right) {
+            (left, right) if *left == *right => {}
+            (left, right) => return Err(format!("{}: {left:?}, and not {right:?}", format!($($message)+)).into()),
+        }
+    };
+}
+
 macro_rules! cases {
     ($($needs:ident: $($run:ident),+ $(,)?;)+) => {
         pub(in crate::store_suite) fn all<F: Fixture>() -> Vec<Case<F>> {
@@ -34,24 +47,42 @@ macro_rules! cases {
 
 pub(super) mod definition;
 pub(super) mod lanes;
+pub(super) mod operating;
+pub(super) mod ownership;
+pub(super) mod publishing;
 pub(super) mod queue;
 pub(super) mod retention;
+pub(super) mod rewinding;
+pub(super) mod transactional;
+pub(super) mod why;
 
 const NOTHING: FixtureFeatures = FixtureFeatures {
+    transactions: false,
     concurrent_writers: false,
     during_poll: false,
     power_loss: false,
     fail_settle: false,
     bury: false,
     hold: false,
+    fill: false,
+    stored_policy: false,
+    dedup: false,
+    transact: false,
+    inbox: false,
     whole_tables: false,
 };
-const WRITERS: FixtureFeatures = FixtureFeatures { concurrent_writers: true, ..NOTHING };
+const TRANSACTIONS: FixtureFeatures = FixtureFeatures { transactions: true, ..NOTHING };
+const WRITERS: FixtureFeatures = FixtureFeatures { concurrent_writers: true, ..TRANSACTIONS };
 const DURING_POLL: FixtureFeatures = FixtureFeatures { during_poll: true, ..WRITERS };
 const POWER_LOSS: FixtureFeatures = FixtureFeatures { power_loss: true, ..NOTHING };
 const FAIL_SETTLE: FixtureFeatures = FixtureFeatures { fail_settle: true, ..NOTHING };
 const HOLD: FixtureFeatures = FixtureFeatures { hold: true, ..NOTHING };
 const BURY: FixtureFeatures = FixtureFeatures { bury: true, ..NOTHING };
+const FILL: FixtureFeatures = FixtureFeatures { fill: true, ..NOTHING };
+const STORED_POLICY: FixtureFeatures = FixtureFeatures { stored_policy: true, ..NOTHING };
+const DEDUP: FixtureFeatures = FixtureFeatures { dedup: true, ..NOTHING };
+const TRANSACT: FixtureFeatures = FixtureFeatures { transact: true, ..NOTHING };
+const INBOX: FixtureFeatures = FixtureFeatures { inbox: true, ..NOTHING };
 
 cases! {
     NOTHING:
@@ -201,6 +232,86 @@ async fn owner<F: Fixture>(fixture: &F) -> Tried<(Member<F::Store>, LaneRef, Epo
     let epoch = member.take(lane, TakeCause::Free).await?;
     Ok((member, lane, epoch))
 }
+
+/// One lane, so that cases can say which.
+fn one_lane(name: &str) -> Subscription {
+    Subscription { lanes: 1, ..Subscription::new(name) }
+}
+
+/// Joins with a single lane and takes it.
+async fn owner_of_all<F: Fixture>(fixture: &F) -> Tried<(Member<F::Store>, LaneRef, Epoch)> {
+    let member = join_with(fixture, one_lane("s")).await?;
+    let lane = member.first_lane();
+    let epoch = member.take(lane, TakeCause::Free).await?;
+    Ok((member, lane, epoch))
+}
+
+/// Kills a store and waits until that is seen; an operator who has seen it.
+async fn killed<F: Fixture>(fixture: &F, member: Member<F::Store>) -> Tried<F::Operator> {
+    let id = member.joined.instance;
+    fixture.kill(member.store).await;
+    let operator = fixture.operator().await?;
+    let deadline = Instant::now() + PATIENCE;
+    while operator.status().await?.instances.iter().any(|instance| instance.id == id && instance.alive) {
+        ensure!(Instant::now() < deadline, "{id:?} was killed and is called alive");
+        tokio::task::yield_now().await;
+    }
+    Ok(operator)
+}
+
+/// Events of topic `t`, one per key.
+fn of_keys(keys: &[&str]) -> Vec<NewEvent> {
+    keys.iter().map(|key| NewEvent::new("t", "y").key(*key)).collect()
+}
+
+async fn ids_of<F: Fixture>(fixture: &F) -> Tried<Vec<Uuid>> {
+    let all = ListQuery { limit: LIMIT, ..ListQuery::default() };
+    Ok(fixture.operator().await?.list(&all).await?.iter().map(|row| row.id).collect())
+}
+
+/// A delivery that has failed once, or is to be tried now.
+fn parked(position: Position, key: &str, state: State, now: Timestamp) -> DeliveryRow {
+    DeliveryRow { position, key: Some(key.into()), arrival: position, state, attempts: 1, due_at: now, since: now }
+}
+
+/// The database's clock.
+async fn clock<F: Fixture>(fixture: &F) -> Tried<Timestamp> {
+    Ok(fixture.operator().await?.status().await?.at)
+}
+
+/// The states of the unfinished events of a subscription `s`.
+async fn states<O: Operator>(operator: &O) -> Tried<BTreeMap<Position, State>> {
+    let query = ListQuery { subscription: Some("s".into()), limit: LIMIT, ..ListQuery::default() };
+    let rows = operator.list(&query).await?;
+    Ok(rows.into_iter().filter_map(|row| Some((row.position, row.state?))).collect())
+}
+
+/// Carries out a change whose dry run must say the same.
+async fn change<O: Operator>(operator: &O, change: Change) -> Tried<Changed> {
+    let dry = operator.change(&change, true).await?;
+    let done = operator.change(&change, false).await?;
+    ensure_eq!((dry.count, dry.events), (done.count, done.events.clone()), "the dry run of {change:?}");
+    Ok(done)
+}
+
+/// Why a change is refused, and its dry run too.
+async fn refused<O: Operator>(operator: &O, change: Change) -> Tried<Error> {
+    match (operator.change(&change, true).await, operator.change(&change, false).await) {
+        (Err(_), Err(error)) => Ok(error),
+        (dry, done) => Err(format!("{change:?} is not refused, but {done:?}; its dry run: {dry:?}").into()),
+    }
+}
+
+fn rewind(to: Start, key: Option<&str>) -> Change {
+    Change::Rewind { subscription: "s".into(), to, key: key.map(Into::into) }
+}
+
+/// Far longer than anything here takes; only a failing case waits for it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+const DAY: Duration = Duration::from_secs(86_400);
 
 const LIMIT: usize = 1000;
 

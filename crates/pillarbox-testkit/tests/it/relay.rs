@@ -6,7 +6,7 @@ use pillarbox::engine::EngineConfig;
 use pillarbox::sink::{Batch, BoxFuture, Outcome, Sink, SinkFeatures};
 use pillarbox::testing::Capture;
 use pillarbox::{Delivery, ErrorKind, Failure, NewEvent, Relay, RelayConfig, RetryPolicy, Subscription};
-use pillarbox_testkit::{MemoryLog, MemoryOptions, MemoryStore, check_widened_filter};
+use pillarbox_testkit::{MemoryLog, MemoryOptions, MemoryStore};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -253,12 +253,6 @@ impl Sink for Gone {
             batch.events.iter().map(|_| Outcome::Failed(Failure::gone("410 Gone"))).collect()
         })
     }
-}
-
-#[tokio::test]
-async fn a_filter_that_changed_while_a_relay_ran_skips_nothing_and_everybody_says_so() {
-    let log = MemoryLog::with(MemoryOptions { real_time: true, ..MemoryOptions::default() });
-    check_widened_filter([MemoryStore::new(&log), MemoryStore::new(&log), MemoryStore::new(&log)]).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,7 +11,7 @@ use pillarbox::store::{
 };
 use pillarbox::{ErrorKind, Mode, NewEvent, OnDead, Position, RetryPolicy, Start, Subscription, Timestamp};
 
-use super::{BURY, FAIL_SETTLE, LIMIT, Member, NOTHING, hello, join_with, write};
+use super::{BURY, FAIL_SETTLE, LIMIT, Member, NOTHING, clock, hello, join_with, refused, write};
 use crate::store_suite::{Case, Fixture, Outcome, Tried};
 
 cases! {
@@ -47,6 +47,7 @@ cases! {
         a_requeue_and_a_skip_take_the_claim_away,
         a_rewind_takes_claims_away,
         an_operator_recovers,
+        lanes_are_not_changed_while_a_delivery_is_claimed,
         operators_see_who_works_on_what,
         retention_keeps_what_a_queue_needs,
         a_mode_is_fixed;
@@ -194,11 +195,6 @@ fn sorted(claimed: &[Claimed]) -> Vec<Position> {
     let mut positions = positions(claimed);
     positions.sort_unstable();
     positions
-}
-
-/// The database's clock.
-async fn clock<F: Fixture>(fixture: &F) -> Tried<Timestamp> {
-    Ok(fixture.operator().await?.status().await?.at)
 }
 
 async fn shown<F: Fixture>(fixture: &F, member: &Member<F::Store>, position: Position) -> Tried<DeliveryRecord> {
@@ -923,11 +919,14 @@ async fn an_operator_recovers<F: Fixture>(fixture: &F) -> Outcome {
     let hour = Duration::from_secs(3600);
     let changed = operator.change(&recover(hour), false).await?;
     ensure!(changed.count == 0, "nobody was silent for an hour: {changed:?}");
+    ensure_eq!(changed.message, "nothing to recover: no matching deliveries are in progress");
     let changed = operator.change(&recover(Duration::ZERO), true).await?;
     ensure!(changed.count == 2, "a dry run says {changed:?}");
     ensure!(member.claim(LIMIT, 10).await?.is_empty(), "a dry run took claims away");
     let changed = operator.change(&recover(Duration::ZERO), false).await?;
     ensure!(changed.count == 2, "two claims are one's, taken were {changed:?}");
+    let message = "2 deliveries were taken from the instances that worked on them; each counts as an attempt";
+    ensure_eq!(changed.message, message);
     for claimed in &lost {
         ensure!(first.is_refused(claimed, ClaimFate::Done).await?, "a claim that was taken away was ended");
     }
@@ -943,6 +942,23 @@ async fn an_operator_recovers<F: Fixture>(fixture: &F) -> Outcome {
     let unknown = Change::Recover { subscription: Some("unknown".into()), instance: None, silent_for: Duration::ZERO };
     let kind = operator.change(&unknown, false).await.err().map(|error| error.kind());
     ensure!(kind == Some(ErrorKind::NotFound), "recovering what is not there: {kind:?}");
+    Ok(())
+}
+
+async fn lanes_are_not_changed_while_a_delivery_is_claimed<F: Fixture>(fixture: &F) -> Outcome {
+    let feeder = feeder(fixture, queue()).await?;
+    feeder.feed(fixture, &[None]).await?;
+    let operator = fixture.operator().await?;
+    operator.change(&Change::pause("s"), false).await?;
+    let claimed = feeder.member.claim(LIMIT, 1).await?;
+    ensure_eq!(claimed.len(), 1, "claims");
+    let relane = Change::Relane { subscription: "s".into(), lanes: 3 };
+    let error = refused(&operator, relane.clone()).await?;
+    ensure_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    ensure!(error.to_string().contains("deliveries are being worked on; wait until they are done"), "{error}");
+    feeder.member.done(&claimed[0]).await?;
+    operator.change(&relane, false).await?;
+    ensure_eq!(feeder.member.fleet().await?.lanes.len(), 3, "lanes");
     Ok(())
 }
 
