@@ -26,9 +26,9 @@ const GUEST_RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 const PROBE_ALONE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The server ends the session of a keeper that asks nothing for so long: one that stands still awake would silence all others, and one
-/// that stands still asleep would let every commit ring for nobody.
-const AWAKE_IDLE_MAX: &str = "10s";
+/// The server ends the session of a keeper that asks nothing for so long: while it may have something to pass on, since one that stood
+/// still would keep it from all others; and while it sleeps and has nothing, since every commit would ring for no relay.
+const BUSY_IDLE_MAX: &str = "10s";
 const ASLEEP_IDLE_MAX: &str = "10min";
 
 /// A keeper that has been awake for so long and has not polled gives way to others, and does not come back for as long.
@@ -72,6 +72,8 @@ pub(super) struct Keeper {
     awake_since: Instant,
     /// The bell's lock is this session's, or may be.
     has_bell: bool,
+    /// The session may ask nothing for as long as that of a keeper that sleeps.
+    may_idle: bool,
     try_at: Instant,
     retry: Duration,
     leftovers: Option<Leftovers>,
@@ -107,6 +109,7 @@ impl Keeper {
             part: Part::Guest,
             awake_since: now,
             has_bell: false,
+            may_idle: false,
             try_at: now,
             retry: GUEST_RETRY.0,
             leftovers: None,
@@ -192,6 +195,7 @@ impl Keeper {
         self.watch_leftovers().await?;
         self.probe(now).await?;
         self.pass_on().await?;
+        self.allow_idleness().await?;
         self.set_mode();
         Ok(self.deadline(on))
     }
@@ -214,7 +218,6 @@ impl Keeper {
         (self.part, self.awake_since, self.retry) = (Part::Awake, now, GUEST_RETRY.0);
         self.shared.state().pass = true;
         self.shared.ring();
-        self.limit_idleness(AWAKE_IDLE_MAX).await?;
         self.fall_asleep().await
     }
 
@@ -237,7 +240,7 @@ impl Keeper {
     async fn wake(&mut self, now: Instant) -> Db<()> {
         (self.part, self.awake_since) = (Part::Awake, now);
         self.set_mode();
-        self.limit_idleness(AWAKE_IDLE_MAX).await?;
+        self.limit_idleness(BUSY_IDLE_MAX).await?;
         self.let_bell_go().await
     }
 
@@ -254,13 +257,25 @@ impl Keeper {
             // An answer was lost when it gave way.
             return self.give_way(Instant::now()).await;
         }
-        self.has_bell = true;
+        (self.has_bell, self.may_idle) = (true, false);
         if self.lock(BELL).await? {
-            self.limit_idleness(ASLEEP_IDLE_MAX).await?;
             self.part = Part::Asleep;
             let mut state = self.shared.state();
             (state.leftovers, state.pass) = (true, true);
             state.fell_asleep();
+        }
+        Ok(())
+    }
+
+    /// A keeper that sleeps may ask nothing for longer, as soon as it has passed on what it knew and watches no writer.
+    async fn allow_idleness(&mut self) -> Db<()> {
+        let has_nothing = {
+            let state = self.shared.state();
+            self.leftovers.is_none() && !state.leftovers && !(state.others && state.pass)
+        };
+        if self.part == Part::Asleep && has_nothing && !self.may_idle {
+            self.limit_idleness(ASLEEP_IDLE_MAX).await?;
+            self.may_idle = true;
         }
         Ok(())
     }
@@ -272,11 +287,11 @@ impl Keeper {
         Ok(())
     }
 
-    /// Whether this session has the lock now.
+    /// Whether this session has the lock now. If so, it may be idle only as long as a keeper that has something to pass on.
     async fn lock(&self, number: i32) -> Db<bool> {
         let control = self.control.lock().await;
         let statement = control.statement(sql!(doorbell, "try")).await?;
-        Ok(control.query_one(&statement, &[&self.config.lock_class(), &number]).await?.try_get(0)?)
+        Ok(control.query_one(&statement, &[&self.config.lock_class(), &number, &BUSY_IDLE_MAX]).await?.try_get(0)?)
     }
 
     async fn unlock(&self, number: i32) -> Db<()> {

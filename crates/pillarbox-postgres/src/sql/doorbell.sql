@@ -7,7 +7,8 @@ listen @schema@
 select pg_notify(current_schema(), $1)
 
 -- name: try
--- Takes a lock of the doorbell if nobody has it; whether this session has it now. One that it has already is not taken again.
+-- Takes a lock of the doorbell if it is free, and limits how long this session may then ask nothing: in one statement, so that no instance
+-- can stand still with the lock and without the limit. Whether this session has the lock now; one that it has already is not taken again.
 select case
     when exists (
         select from pg_locks
@@ -15,8 +16,8 @@ select case
             and database = (select oid from pg_database where datname = current_database())
             and classid = $1::integer::bigint::oid and objid = $2::integer::bigint::oid and objsubid = 2
             and mode = 'ExclusiveLock' and pid = pg_backend_pid() and granted
-    ) then true
-    else pg_try_advisory_lock($1, $2)
+    ) or pg_try_advisory_lock($1, $2) then set_config('idle_session_timeout', $3, false) is not null
+    else false
 end
 
 -- name: release

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use futures_util::{SinkExt, TryStreamExt};
 use pillarbox::admin::Operator;
 use pillarbox::limit::PAYLOAD_BYTES_MAX;
 use pillarbox::{ErrorKind, NewEvent, Payload, Timestamp};
@@ -264,6 +265,111 @@ async fn what_no_event_may_be_is_refused_with_its_reason() {
     insert("key", "''", "key_has_1_to_1024_bytes").await;
     insert("payload, payload_bytes", "'1', '1'", "payload_or_payload_bytes").await;
     assert_eq!(database.number("select count(*) from pillarbox.event").await, 1);
+}
+
+/// The columns of an event, each as an SQL expression, with one that the log refuses, and the constraint that says so.
+const REFUSED: [(&str, &str, &str); 12] = [
+    ("topic", "''", "topic_has_1_to_1024_bytes"),
+    ("topic", "repeat('é', 513)", "topic_has_1_to_1024_bytes"),
+    ("type", "''", "type_has_1_to_1024_bytes"),
+    ("type", "repeat('y', 1025)", "type_has_1_to_1024_bytes"),
+    ("key", "''", "key_has_1_to_1024_bytes"),
+    ("key", "repeat('k', 1025)", "key_has_1_to_1024_bytes"),
+    ("content_type", "repeat('c', 256)", "content_type_has_at_most_255_bytes"),
+    ("headers", "'[]'", "headers_is_a_json_object"),
+    ("headers", "'null'", "headers_is_a_json_object"),
+    ("headers", "jsonb_build_object('a', repeat('x', 65536))", "headers_has_at_most_65536_bytes"),
+    ("payload", "to_json(repeat('x', 1048575))", "payload_has_at_most_payload_bytes_max_bytes"),
+    ("payload_bytes", "convert_to(repeat('x', 1048577), 'utf8')", "payload_has_at_most_payload_bytes_max_bytes"),
+];
+
+/// An event whose columns are all at their limits, with one replaced.
+fn event_with(column: &str, value: &str) -> impl Fn(&str) -> String {
+    let replaced = (column.to_owned(), value.to_owned());
+    move |asked| {
+        let sound = match asked {
+            "topic" => "repeat('é', 512)",
+            "type" => "repeat('y', 1024)",
+            "key" => "repeat('k', 1024)",
+            "content_type" => "repeat('c', 255)",
+            "headers" => "jsonb_build_object('a', repeat('x', 65000))",
+            "payload" => "to_json(repeat('x', 1048574))",
+            "payload_bytes" => "convert_to(repeat('x', 1048576), 'utf8')",
+            _ => unreachable!("{asked}"),
+        };
+        if replaced.0 == asked { replaced.1.clone() } else { sound.to_owned() }
+    }
+}
+
+/// Every way to publish by SQL that takes the column, each with its statement.
+fn ways(column: &str, value: &str) -> Vec<(&'static str, String)> {
+    let with = event_with(column, value);
+    let payload = if matches!(column, "payload_bytes" | "content_type") { "payload_bytes" } else { "payload" };
+    let columns = if payload == "payload" {
+        vec!["topic", "type", "key", "headers", payload]
+    } else {
+        vec!["topic", "type", "key", "headers", payload, "content_type"]
+    };
+    let values: Vec<String> = columns.iter().map(|column| with(column)).collect();
+    let (columns, values) = (columns.join(", "), values.join(", "));
+    let mut ways = vec![
+        ("insert", format!("insert into pillarbox.event ({columns}) values ({values})")),
+        ("rows", format!("insert into pillarbox.event ({columns}) select {values} from generate_series(1, 2)")),
+        ("copy", format!("copy (select {values}) to stdout;copy pillarbox.event ({columns}) from stdin")),
+    ];
+    let (topic, kind, key, headers) = (with("topic"), with("type"), with("key"), with("headers"));
+    if payload == "payload" {
+        let payload = with("payload");
+        let publish = format!("select pillarbox.publish({topic}, {kind}, {payload}::jsonb, {key}, {headers})");
+        ways.push(("publish", publish));
+        // The stream of a journal is its key.
+        let events = format!(
+            "jsonb_build_array(jsonb_build_object('type', {kind}, 'payload', {payload}, 'headers', {headers}))"
+        );
+        ways.push(("append", format!("select pillarbox.append({key}, 0, {events}, {topic})")));
+    } else {
+        let (bytes, content_type) = (with("payload_bytes"), with("content_type"));
+        let publish =
+            format!("select pillarbox.publish_bytes({topic}, {kind}, {bytes}, {content_type}, {key}, {headers})");
+        ways.push(("publish_bytes", publish));
+    }
+    ways
+}
+
+async fn try_way(client: &tokio_postgres::Client, statement: &str) -> Result<(), tokio_postgres::Error> {
+    let Some((out, into)) = statement.strip_prefix("copy").and_then(|_| statement.split_once(";copy")) else {
+        return client.batch_execute(statement).await;
+    };
+    let rows: Vec<_> = client.copy_out(out).await?.try_collect().await?;
+    let sink = client.copy_in(&format!("copy{into}")).await?;
+    let mut sink = std::pin::pin!(sink);
+    for row in rows {
+        sink.send(row).await?;
+    }
+    sink.finish().await.map(drop)
+}
+
+#[tokio::test]
+async fn every_way_to_publish_refuses_the_same_and_takes_what_is_at_the_limit() {
+    let database = Database::new().await;
+    let client = database.client().await;
+    client.batch_execute("begin").await.unwrap();
+    for (column, value, constraint) in REFUSED {
+        for (way, statement) in ways(column, value) {
+            client.batch_execute("savepoint before").await.unwrap();
+            let refused = try_way(&client, &statement).await.expect_err(&format!("{way} takes {column} = {value}"));
+            let said = refused.as_db_error().unwrap_or_else(|| panic!("{way}, {column}: {refused:?}"));
+            assert_eq!(said.constraint(), Some(constraint), "{way}, {column} = {value}: {said}");
+            client.batch_execute("rollback to before").await.unwrap();
+        }
+    }
+    for column in ["payload", "payload_bytes"] {
+        for (way, statement) in ways(column, &event_with("", "")(column)) {
+            client.batch_execute("savepoint before").await.unwrap();
+            try_way(&client, &statement).await.unwrap_or_else(|error| panic!("{way}, {column}: {error:?}"));
+            client.batch_execute("rollback to before").await.unwrap();
+        }
+    }
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use pillarbox::store::{Report, Store, Wake};
 use pillarbox_postgres::{Mutant, PostgresStore, set_doorbell};
 use pillarbox_testkit::postgres::Server;
+use pillarbox_testkit::proxy::Proxy;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_postgres::{AsyncMessage, Client, NoTls};
@@ -307,6 +308,64 @@ async fn the_end_of_a_keeper_that_stood_still_awake_makes_another_the_keeper() {
     // As whoever takes its lanes would say.
     watcher.batch_execute("notify pillarbox, 'ended 4711'").await.unwrap();
     assert!(guest.sees(1, LATE).await);
+}
+
+/// A keeper that stands still with something to pass on, behind a proxy that forwards nothing any more: the server ends its session, and
+/// another relay becomes the keeper.
+async fn another_becomes_the_keeper(how: impl AsyncFnOnce(&Database, &Client)) {
+    let database = ringing().await;
+    let proxy = Proxy::start(Server::shared().port()).unwrap();
+    let keeper = PostgresStore::open(&proxy.url(database.url())).await.unwrap();
+    join(&keeper, [one_lane("s")]).await;
+    keeper.observe(&Report::default()).await.unwrap();
+    let watcher = database.client().await;
+    until(&watcher, ASLEEP, 1).await;
+    let guest = Follower::start(joined(&database).await);
+    keeper.observe(&Report::default()).await.unwrap();
+    let keeper = Follower::start(keeper);
+    let of_first = format!("select max(pid) from pg_locks where {KEEPERS}");
+    let first: i32 = watcher.query_one(&of_first, &[]).await.unwrap().get(0);
+    how(&database, &watcher).await;
+    proxy.stall().unwrap();
+    let of_another = format!("select count(*) from pg_locks where {KEEPERS} and pid <> {first}");
+    until(&watcher, &of_another, 1).await;
+    watcher.batch_execute(INSERT).await.unwrap();
+    let published = database.number("select count(*) from pillarbox.event").await;
+    assert!(guest.sees(published as usize, LONG).await);
+    drop(keeper);
+}
+
+const KEEPERS: &str = "locktype = 'advisory' and objid = 2147483647 and objsubid = 2 \
+    and database = (select oid from pg_database where datname = current_database())";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keeper_that_stands_still_awake_is_replaced() {
+    let mut open = Vec::new();
+    another_becomes_the_keeper(async |database, watcher| {
+        open.extend(several_writers(database).await);
+        watcher.batch_execute(INSERT).await.unwrap();
+        until(watcher, ASLEEP, 0).await;
+    })
+    .await;
+}
+
+/// The writer was found writing when the keeper fell asleep, and may have looked before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keeper_that_stands_still_while_it_watches_a_writer_is_replaced() {
+    let mut open = Vec::new();
+    another_becomes_the_keeper(async |database, watcher| {
+        let writers = several_writers(database).await;
+        watcher.batch_execute(INSERT).await.unwrap();
+        until(watcher, ASLEEP, 0).await;
+        let late = database.client().await;
+        late.batch_execute(&format!("begin; {INSERT}")).await.unwrap();
+        for writer in &writers {
+            writer.batch_execute("commit").await.unwrap();
+        }
+        until(watcher, ASLEEP, 1).await;
+        open.push(late);
+    })
+    .await;
 }
 
 /// A writer whose snapshot is older than the relay's sleep.
