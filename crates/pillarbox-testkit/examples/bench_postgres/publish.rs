@@ -31,6 +31,13 @@ const WAL_CONNECTIONS: usize = 8;
 /// With fewer events left, a relay may have had nothing to do in some slice.
 const BACKLOG_LEFT_MIN: i64 = 10_000;
 
+/// Whether a relay sleeps: it holds the doorbell's lock, so that writers ring.
+const IS_ASLEEP: &str = "select exists (
+    select from pg_locks
+    where locktype = 'advisory' and objid = 0 and objsubid = 2 and mode = 'ExclusiveLock' and granted
+        and database = (select oid from pg_database where datname = current_database())
+)";
+
 /// The ways to publish beside plain tables, in one situation and from so many connections at once.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Comparison {
@@ -74,16 +81,23 @@ impl Comparison {
         let crew = Crew::assemble(url, self.connections, kinds).await?;
         crew.warm_up(kinds, self.situation.pace()).await?;
         let mut figures = Figures::default();
+        let mut looks = Vec::new();
         for round in 0..rounds {
             for kind in (0..kinds.len()).map(|index| kinds[(index + round) % kinds.len()]) {
                 let slice = crew.slice(kind, self.situation).await?;
+                if kind.is_ours() {
+                    looks.push(client.query_one(IS_ASLEEP, &[]).await?.try_get::<_, bool>(0)?);
+                }
                 for figure in self.figures() {
                     figures = figures.with(&key(kind, *figure, round), figure.of(&slice));
                 }
             }
         }
-        if self.situation == Situation::Backlog {
-            require_backlog(&client).await?;
+        match self.situation {
+            Situation::Asleep => require_most(&looks, true)?,
+            Situation::Awake => require_most(&looks, false)?,
+            Situation::Backlog => require_backlog(&client).await?,
+            Situation::Alone | Situation::Batch => {}
         }
         Ok(figures)
     }
@@ -138,6 +152,16 @@ impl Comparison {
 /// What a figure of a slice is called.
 fn key(kind: Kind, figure: Figure, round: usize) -> String {
     format!("{}_{}_{round}", kind.name(), figure.name())
+}
+
+/// Refuses what was measured beside a relay that did not sleep, or was not awake, after most of the slices.
+fn require_most(looks: &[bool], asleep: bool) -> Result<()> {
+    let as_expected = looks.iter().filter(|look| **look == asleep).count();
+    if as_expected * 2 <= looks.len() {
+        let state = if asleep { "asleep" } else { "awake" };
+        return Err(format!("the relay was {state} after {as_expected} of {} slices only", looks.len()).into());
+    }
+    Ok(())
 }
 
 /// Refuses what was measured beside a relay that had come to the end.
