@@ -48,7 +48,7 @@ impl World {
             beat_interval: Duration::from_millis(100),
             poll_interval: Duration::from_millis(500),
             page_size: self.random.between(1, 12) as usize,
-            in_flight_max: self.random.between(8, 40) as usize,
+            in_flight: self.random.between(8, 40) as usize,
             hole_scans_max: self.random.between(1, 8) as usize,
             ranges_max,
             floor_interval: Duration::from_millis(300),

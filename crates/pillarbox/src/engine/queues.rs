@@ -120,7 +120,7 @@ impl Engine {
         let down = sub.breaker.is_down() && sub.breaker.permit(now) == Permit::Nothing;
         let stopping = self.member.is_stopping() || sub.paused || down;
         let full = !sub.has_room(&self.config);
-        sub.reset_quota(now, self.queues.ids(), behind, full, self.config.in_flight_max);
+        sub.reset_quota(now, self.queues.ids(), behind, full, self.config.in_flight);
         let slow = sub.note_slow(now);
         let Some(queue) = &mut sub.queue else { return };
         // What was read while every worker was at something slow is nobody's turn here.
@@ -208,7 +208,7 @@ impl Engine {
         for (asked, answer) in asked.into_iter().zip(answers) {
             let Asked { sub: index, request } = asked;
             let Some(queue) = &mut self.subscribers[index].queue else { continue };
-            if queue.claimed(now, &request, &answer, self.config.blocked_max as u64) {
+            if queue.claimed(now, &request, &answer, self.config.max_blocked as u64) {
                 self.reader.ring(now);
             }
             answer.keys.iter().for_each(|keys| queue.add_keys(keys, looks));

@@ -150,7 +150,7 @@ impl Engine {
     pub(super) fn settle_is_due(&self, now: Now) -> bool {
         let gathered = self.settler.next_at().is_none_or(|at| now.mono >= at);
         let pressed =
-            |sub: &Subscriber| sub.lanes().map(Lane::done_unwritten).sum::<usize>() * 2 > self.config.in_flight_max;
+            |sub: &Subscriber| sub.lanes().map(Lane::done_unwritten).sum::<usize>() * 2 > self.config.in_flight;
         let awaited = |sub: &Subscriber, lane: &Lane| {
             let waits = lane.phase == Phase::Releasing || (lane.phase == Phase::Reloading && lane.has_writes());
             waits && sub.dispatcher.in_flight_of(lane.reference.lane) == 0
