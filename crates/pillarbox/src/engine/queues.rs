@@ -195,10 +195,11 @@ impl Engine {
 
     /// The rows of these claims were written with a lane's cursor. If the lane was lost they may have been written by a call that was
     /// not answered: ending the claims tells.
-    pub(super) fn rows_settled(&mut self, now: Now, subscription: SubscriptionId, claims: &[ClaimId]) {
+    pub(super) fn rows_settled(&mut self, now: Now, subscription: SubscriptionId, claims: &[ClaimId], added: usize) {
         let sub = self.subscribers.find_mut(subscription);
         let Some(queue) = sub.and_then(|sub| sub.queue.as_mut()) else { return };
         claims.iter().for_each(|claim| queue.written(subscription, *claim));
+        queue.add_rows(added as u64);
         queue.made_ready(now);
     }
 
