@@ -10,7 +10,7 @@ fn main() {
     let (mut committed, mut duplicates, mut faults, mut failed) = (0, 0, 0, 0);
     let mut trace = DefaultHasher::new();
     for seed in from..from + count {
-        let run = simulate(seed, Plan { calm: seed % 10 == 0, print: count == 1, ..Plan::default() });
+        let run = simulate(seed, Plan { calm: seed % 10 == 0, trace: true, print: count == 1, ..Plan::default() });
         run.trace.hash(&mut trace);
         committed += run.committed;
         duplicates += run.duplicates;

@@ -71,6 +71,14 @@ impl MemoryLog {
         inner.fate(&inner.snapshot(), subscription, &event)
     }
 
+    /// The same of many events, for auditors.
+    pub fn fates(&self, ids: &[Uuid], subscription: &str) -> Vec<Option<Fate>> {
+        let inner = self.inner();
+        let snapshot = inner.snapshot();
+        let fate = |id: &Uuid| inner.fate(&snapshot, subscription, &*inner.event_of(*id)?);
+        ids.iter().map(fate).collect()
+    }
+
     /// See [`Operator::status`].
     pub fn status(&self) -> Status {
         let inner = self.inner();

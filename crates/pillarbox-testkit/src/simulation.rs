@@ -6,15 +6,17 @@ mod poison;
 mod pressure;
 mod relane;
 mod retention;
+mod settlement;
 mod sink;
 mod trouble;
 mod words;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::admin::State;
+use pillarbox::admin::{DeliveryRecord, Fate, State};
 use pillarbox::engine::{Engine, Input, Mutant};
 use pillarbox::sink::{Attempt, BatchId, SinkFeatures};
 use pillarbox::store::{BreakerReport, ClaimId, InstanceId, LaneRef, StoreFeatures, SubscriptionId};
@@ -39,7 +41,7 @@ use crate::{Broken, MemoryLog, MemoryOptions, PollSteps, Tx};
 /// with slow handlers; in every other run these settle by themselves, in one transaction with what they do. Every fourth run is under
 /// pressure: hundreds of keys, bursts, slow sinks and limits that are reached.
 ///
-/// One seed is one run, bit for bit: [`Run::trace`] is the hash of all that happened.
+/// One seed is one run, bit for bit: [`Run::trace`] is the hash of all that happened, with [`Plan::trace`].
 pub fn simulate(seed: u64, plan: Plan) -> Run {
     let mut world = World::new(seed, plan);
     world.run();
@@ -59,6 +61,8 @@ pub struct Plan {
     pub words: Option<BrokenWords>,
     /// No faults and no operators: then nothing may arrive twice.
     pub calm: bool,
+    /// Hash everything that happens: [`Run::trace`].
+    pub trace: bool,
     /// Print everything that happens.
     pub print: bool,
 }
@@ -75,7 +79,7 @@ pub enum BrokenShell {
 /// What a simulation found.
 #[derive(Debug, Clone, Default)]
 pub struct Run {
-    /// The hash of everything that happened.
+    /// The hash of everything that happened, with [`Plan::trace`].
     pub trace: u64,
     /// Broken promises; empty is good.
     pub violations: Vec<String>,
@@ -151,6 +155,8 @@ const FAULTS_UNTIL: u64 = 8_000_000;
 const END: u64 = 120_000_000;
 /// A call of a sink that takes longer is slow: a queue gives its event a row.
 const SLOW: u64 = 50_000;
+/// Events of [`World::publish`].
+const PUBLISHED: usize = 6;
 const WALL_START: i64 = 1_700_000_000_000;
 
 /// splitmix64
@@ -344,6 +350,13 @@ struct World {
     breakers: [Option<BreakerReport>; SUBSCRIPTIONS.len()],
 }
 
+/// Dead, skipped, or waiting behind a dead head: listed for an operator, so not lost.
+fn is_blocked(fate: &Fate) -> bool {
+    let dead_head = |row: &DeliveryRecord| row.head.as_ref().is_some_and(|head| head.2 == State::Dead);
+    let is_aside = |row: &DeliveryRecord| row.state == State::Dead || (row.state == State::Blocked && dead_head(row));
+    fate.skipped.is_some() || fate.delivery.as_ref().is_some_and(is_aside)
+}
+
 fn subscriptions(transactional: bool) -> Vec<(Subscription, SinkFeatures)> {
     let retry = RetryPolicy {
         max_attempts: 3,
@@ -445,8 +458,10 @@ impl World {
             done: false,
             breakers: Default::default(),
         };
+        // Now and then the application publishes for a while before the first relay is started.
+        let first = if world.random.chance(6) { 1_500_000 } else { 0 };
         for node in 0..NODES {
-            let at = world.random.below(300_000);
+            let at = first + world.random.below(300_000);
             world.at(at, Step::Restart(node));
         }
         (0..3).for_each(|_| world.after(0, 100_000, Step::Begin));
@@ -469,7 +484,12 @@ impl World {
         self.at(at, step);
     }
 
-    fn note(&mut self, text: &str) {
+    /// Notes what happens. To write it costs a tenth of a run, so it is written only for [`Plan::trace`] and [`Plan::print`].
+    fn note(&mut self, what: fmt::Arguments<'_>) {
+        if !self.plan.trace && !self.plan.print {
+            return;
+        }
+        let text = what.to_string();
         if self.plan.print {
             println!("{:>10} {text}", self.now);
         }
@@ -480,7 +500,7 @@ impl World {
 
     fn violation(&mut self, text: String) {
         let text = format!("at {} us: {text}", self.now);
-        self.note(&text);
+        self.note(format_args!("{text}"));
         self.run.violations.push(text);
     }
 
@@ -545,6 +565,15 @@ impl World {
         if !self.open.contains(&tx) {
             return;
         }
+        self.insert_one(tx);
+        if self.random.chance(self.pressure.burst) {
+            return self.after(0, 20_000, Step::Insert(tx));
+        }
+        let held = if self.random.chance(8) { 2_000_000 } else { 30_000 };
+        self.after(0, held, Step::End(tx));
+    }
+
+    fn insert_one(&mut self, tx: Tx) {
         let topic = ["a", "b", "c.x"][self.random.below(3) as usize];
         let mut event = NewEvent::new(topic, "happened");
         if self.random.chance(90) {
@@ -555,12 +584,15 @@ impl World {
         }
         let position = self.log.insert(tx, event);
         self.inserted.insert(position, self.now);
-        self.note(&format!("insert {position} by {tx:?}"));
-        if self.random.chance(self.pressure.burst) {
-            return self.after(0, 20_000, Step::Insert(tx));
-        }
-        let held = if self.random.chance(8) { 2_000_000 } else { 30_000 };
-        self.after(0, held, Step::End(tx));
+        self.note(format_args!("insert {position} by {tx:?}"));
+    }
+
+    /// Some events that are committed now.
+    fn publish(&mut self) {
+        let tx = self.log.begin();
+        self.open.insert(tx);
+        (0..PUBLISHED).for_each(|_| self.insert_one(tx));
+        self.end(tx);
     }
 
     fn end(&mut self, tx: Tx) {
@@ -569,15 +601,14 @@ impl World {
         }
         if self.random.chance(15) {
             self.log.abort(tx);
-            self.note(&format!("abort {tx:?}"));
+            self.note(format_args!("abort {tx:?}"));
             return;
         }
-        let before: HashSet<Uuid> = self.visible.keys().copied().collect();
         self.log.commit(tx);
-        self.note(&format!("commit {tx:?}"));
+        self.note(format_args!("commit {tx:?}"));
         let order = self.visible.len() as u64 + self.sequence;
         for event in self.log.visible() {
-            if !before.contains(&event.id) {
+            if !self.visible.contains_key(&event.id) {
                 self.note_late(&event);
                 self.by_key.entry(event.key.clone().unwrap_or_default()).or_default().push(event.id);
                 self.visible.insert(event.id, (order, event));
@@ -599,7 +630,7 @@ impl World {
 
     /// No more faults; everything that was committed has to arrive now.
     fn heal(&mut self) {
-        self.note("heal");
+        self.note(format_args!("heal"));
         self.healed = true;
         self.sink_down = [false; SUBSCRIPTIONS.len()];
         self.refuses_until = [0; SUBSCRIPTIONS.len()];
@@ -630,16 +661,19 @@ impl World {
     }
 
     fn is_done(&mut self) -> bool {
+        if !self.open.is_empty() || self.unfinished() != [0; SUBSCRIPTIONS.len()] {
+            return false;
+        }
         (0..SUBSCRIPTIONS.len()).for_each(|sub| self.note_blocked(sub));
-        let settled = |sub: usize| self.missing(sub).next().is_none();
-        self.open.is_empty() && (0..SUBSCRIPTIONS.len()).all(settled) && self.unfinished() == [0; SUBSCRIPTIONS.len()]
+        (0..SUBSCRIPTIONS.len()).all(|sub| self.missing(sub).next().is_none())
     }
 
     /// Nobody acts on what is dead any more, so it stays so.
     fn note_blocked(&mut self, sub: usize) {
-        let blocked = |event: &&Arc<Event>| self.is_blocked(sub, event);
-        let blocked: Vec<Uuid> = self.missing(sub).filter(blocked).map(|event| event.id).collect();
-        self.blocked.extend(blocked.into_iter().map(|id| (sub, id)));
+        let missing: Vec<Uuid> = self.missing(sub).map(|event| event.id).collect();
+        let fates = self.log.fates(&missing, SUBSCRIPTIONS[sub]);
+        let blocked = missing.into_iter().zip(fates).filter(|(_, fate)| fate.as_ref().is_some_and(is_blocked));
+        self.blocked.extend(blocked.map(|(id, _)| (sub, id)));
     }
 
     /// What has neither arrived nor is known to be blocked for good.
@@ -648,17 +682,6 @@ impl World {
             self.wants(sub, event) && !self.arrived[sub].contains(&event.id) && !self.blocked.contains(&(sub, event.id))
         };
         self.visible.values().map(|entry| &entry.1).filter(missing)
-    }
-
-    /// Dead, skipped, or waiting behind a dead head: listed for an operator, so not lost.
-    fn is_blocked(&self, sub: usize, event: &Event) -> bool {
-        let Some(fate) = self.log.fate(event.id, SUBSCRIPTIONS[sub]) else { return false };
-        let dead_head =
-            |row: &pillarbox::admin::DeliveryRecord| row.head.as_ref().is_some_and(|head| head.2 == State::Dead);
-        fate.skipped.is_some()
-            || fate
-                .delivery
-                .is_some_and(|row| row.state == State::Dead || (row.state == State::Blocked && dead_head(&row)))
     }
 
     fn finish(mut self) -> Run {

@@ -18,9 +18,9 @@ impl Config {
             beat_interval: self.beat_interval(default.beat_interval),
             poll_interval: poll_interval.unwrap_or(self.relay.poll_interval),
             debounce: self.relay.debounce,
-            in_flight_max: self.relay.in_flight,
-            parked_max: self.relay.max_parked,
-            blocked_max: self.relay.max_blocked,
+            in_flight: self.relay.in_flight,
+            max_parked: self.relay.max_parked,
+            max_blocked: self.relay.max_blocked,
             recovery: Recovery {
                 enabled: self.recovery.enabled,
                 profile: self.recovery.profile,

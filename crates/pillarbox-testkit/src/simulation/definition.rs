@@ -177,7 +177,7 @@ impl World {
         let to = self.random.below(self.log.horizon().max(1) as u64) as Position;
         let change =
             Change::Rewind { subscription: SUBSCRIPTIONS[sub].into(), to: Start::Position(to), key: Some(key) };
-        self.note(&format!("{change:?}"));
+        self.note(format_args!("{change:?}"));
         // A change may be refused before the first instance has made the subscriptions.
         if let Ok(changed) = self.log.change(&change, false) {
             self.run.keys_rewound += usize::from(changed.count > 0);

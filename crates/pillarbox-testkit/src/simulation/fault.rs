@@ -1,6 +1,6 @@
 use std::collections::HashSet;
 
-use pillarbox::admin::{Change, Changed, Selection, State};
+use pillarbox::admin::{Change, Changed, Fate, Selection, State};
 use pillarbox::engine::Input;
 use pillarbox::{ErrorKind, Position, Start};
 use uuid::Uuid;
@@ -46,7 +46,7 @@ impl World {
     pub(super) fn kill(&mut self, node: usize) {
         let Some(instance) = self.nodes[node].instance.filter(|_| self.nodes[node].engine.is_some()) else { return };
         self.run.faults += 1;
-        self.note(&format!("kill {node}"));
+        self.note(format_args!("kill {node}"));
         self.nodes[node].engine = None;
         self.nodes[node].frozen = false;
         self.nodes[node].at_sink.clear();
@@ -59,7 +59,7 @@ impl World {
     fn lose(&mut self, node: usize) {
         let Some(instance) = self.nodes[node].instance.filter(|_| self.nodes[node].engine.is_some()) else { return };
         self.run.faults += 1;
-        self.note(&format!("lose {node}"));
+        self.note(format_args!("lose {node}"));
         self.nodes[node].ended = true;
         self.log.kill(instance);
         self.ring();
@@ -70,7 +70,7 @@ impl World {
         self.run.faults += 1;
         let until = self.now + self.random.between(10_000, 2_000_000);
         self.nodes[node].cut_until = until;
-        self.note(&format!("cut {node} until {until}"));
+        self.note(format_args!("cut {node} until {until}"));
         if let Some(instance) = self.nodes[node].instance.filter(|_| self.nodes[node].engine.is_some()) {
             self.hold(instance);
             self.at(until, Step::Reconnect(instance));
@@ -79,7 +79,7 @@ impl World {
 
     /// A clean stop: what is at the sink is finished, the lanes are given back.
     fn drain(&mut self, node: usize) {
-        self.note(&format!("drain {node}"));
+        self.note(format_args!("drain {node}"));
         self.nodes[node].draining = true;
         self.input(Ticket { node, life: self.nodes[node].life }, Input::Drain);
         self.after(1_000_000, 3_000_000, Step::Restart(node));
@@ -91,7 +91,7 @@ impl World {
             return;
         }
         self.run.faults += 1;
-        self.note(&format!("freeze {node}"));
+        self.note(format_args!("freeze {node}"));
         self.nodes[node].frozen = true;
         self.log.freeze(instance);
         self.hold(instance);
@@ -103,7 +103,7 @@ impl World {
         if !self.alive(ticket) || !self.nodes[ticket.node].frozen {
             return;
         }
-        self.note(&format!("thaw {}", ticket.node));
+        self.note(format_args!("thaw {}", ticket.node));
         self.nodes[ticket.node].frozen = false;
         let instance = self.nodes[ticket.node].instance.expect("a node that runs has joined");
         self.log.release(instance);
@@ -114,7 +114,7 @@ impl World {
     }
 
     fn power_loss(&mut self) {
-        self.note("power loss");
+        self.note(format_args!("power loss"));
         let database_only = self.random.chance(50);
         for node in 0..NODES {
             if database_only { self.lose(node) } else { self.kill(node) }
@@ -139,16 +139,20 @@ impl World {
             _ => {}
         }
         let Some(change) = self.choose_change(sub) else { return };
-        self.note(&format!("{change:?}"));
-        match self.log.change(&change, false) {
-            Ok(changed) => self.note_changed(sub, &change, &changed),
-            // A change is refused before the first instance has made the subscriptions, and where somebody holds a lock.
-            Err(error) => self.run.locked_out += usize::from(error.kind() == ErrorKind::Busy),
-        }
+        self.change(sub, &change);
         if self.random.chance(10) {
             self.check_words();
         }
         self.ring();
+    }
+
+    pub(super) fn change(&mut self, sub: usize, change: &Change) {
+        self.note(format_args!("{change:?}"));
+        match self.log.change(change, false) {
+            Ok(changed) => self.note_changed(sub, change, &changed),
+            // A change is refused before the first instance has made the subscriptions, and where somebody holds a lock.
+            Err(error) => self.run.locked_out += usize::from(error.kind() == ErrorKind::Busy),
+        }
     }
 
     fn choose_change(&mut self, sub: usize) -> Option<Change> {
@@ -167,11 +171,11 @@ impl World {
                 Change::Requeue { subscription, which: Selection::Event(event), limit: 1 }
             }
             _ => {
-                let dead = self.log.visible().into_iter().find(|event| {
-                    let row = self.log.fate(event.id, &subscription).and_then(|fate| fate.delivery);
-                    row.is_some_and(|row| row.state == State::Dead)
-                });
-                Change::Skip { subscription, event: dead?.id, reason: "simulated".into() }
+                let visible: Vec<Uuid> = self.log.visible().iter().map(|event| event.id).collect();
+                let fates = self.log.fates(&visible, &subscription);
+                let is_dead = |fate: &Fate| fate.delivery.as_ref().is_some_and(|row| row.state == State::Dead);
+                let dead = fates.iter().position(|fate| fate.as_ref().is_some_and(is_dead))?;
+                Change::Skip { subscription, event: visible[dead], reason: "simulated".into() }
             }
         })
     }

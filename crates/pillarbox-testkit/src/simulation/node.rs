@@ -48,7 +48,7 @@ impl World {
             beat_interval: Duration::from_millis(100),
             poll_interval: Duration::from_millis(500),
             page_size: self.random.between(1, 12) as usize,
-            in_flight_max: self.random.between(8, 40) as usize,
+            in_flight: self.random.between(8, 40) as usize,
             hole_scans_max: self.random.between(1, 8) as usize,
             ranges_max,
             floor_interval: Duration::from_millis(300),
@@ -64,7 +64,7 @@ impl World {
         let (engine, started) = kept
             .unwrap_or_else(|| (Engine::new(config, Duration::ZERO, &joined, self.features, specs.clone()), self.now));
         let life = before.life + 1;
-        self.note(&format!("restart {node} as {:?}", joined.instance));
+        self.note(format_args!("restart {node} as {:?}", joined.instance));
         self.nodes[node] = Node {
             life,
             specs,
@@ -99,7 +99,7 @@ impl World {
     /// The shell of a node that has ended as an instance: everything is given up, then it joins again.
     fn rejoin(&mut self, node: usize) {
         self.run.rejoins += 1;
-        self.note(&format!("rejoin {node}"));
+        self.note(format_args!("rejoin {node}"));
         let broken = self.plan.shell;
         let ended = &mut self.nodes[node];
         let engine = ended.engine.take();
@@ -171,7 +171,7 @@ impl World {
     }
 
     fn act(&mut self, ticket: Ticket, action: Action) {
-        self.note(&format!("{} {action:?}", ticket.node));
+        self.note(format_args!("{} {action:?}", ticket.node));
         let instance = self.nodes[ticket.node].instance.expect("a node that runs has joined");
         let request = match action {
             Action::Observe(report) => {
@@ -256,14 +256,7 @@ impl World {
             }
             Request::Load(lanes) => self.log.load(instance, &lanes).map(Input::Loaded),
             Request::Fetch(positions) => self.log.fetch(&positions).map(Input::Fetched),
-            Request::Settle(settlement) => {
-                let before = self.settled_before(&settlement);
-                let answer = self.log.settle(instance, &settlement);
-                let answer = answer.inspect(|written| self.judge(&settlement, &before, written)).map(Input::Settled);
-                self.check_floors();
-                self.check_releases(ticket.node, &settlement);
-                answer
-            }
+            Request::Settle(settlement) => self.settle(ticket, instance, &settlement, !fails),
             Request::Claim(requests) => self.claim(instance, &requests),
             Request::Finish(ends) => self.finish_claims(instance, &ends),
             Request::Recover(request) => self.recover(&request),

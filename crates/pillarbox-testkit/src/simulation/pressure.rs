@@ -41,7 +41,7 @@ impl Pressure {
             return config;
         }
         let config = EngineConfig {
-            in_flight_max: random.between(8, 300) as usize,
+            in_flight: random.between(8, 300) as usize,
             ranges_max: random.between(2, 30) as usize,
             ..config
         };
@@ -49,8 +49,8 @@ impl Pressure {
             return config;
         }
         EngineConfig {
-            parked_max: random.between(5, 60) as usize,
-            blocked_max: random.between(10, 100) as usize,
+            max_parked: random.between(5, 60) as usize,
+            max_blocked: random.between(10, 100) as usize,
             ..config
         }
     }

@@ -28,13 +28,15 @@ impl World {
         self.paused[sub] = true;
         let lanes = self.random.between(1, 5) as u32;
         let change = Change::Relane { subscription, lanes };
-        self.note(&format!("{change:?}"));
+        self.note(format_args!("{change:?}"));
         let changed = self.log.change(&change, false);
         self.run.locked_out += usize::from(changed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Busy));
         if changed.is_ok() {
             self.run.relaned += 1;
             self.floors.retain(|(name, _), _| name != SUBSCRIPTIONS[sub]);
             self.check_words();
+            // Whoever has not noticed either reads on.
+            self.publish();
         }
         // An operator may leave it paused until the next try.
         if changed.is_ok() || tries <= 1 || self.random.chance(50) {

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::admin::PrunePolicy;
-use pillarbox::store::{InstanceId, RangeSet, lane_of};
+use pillarbox::store::{InstanceId, LaneRef, RangeSet, lane_of};
 use pillarbox::{Event, Filter, Position};
 use uuid::Uuid;
 
@@ -35,7 +35,7 @@ impl World {
         let given_up: HashSet<(usize, Uuid)> =
             self.skipped.iter().copied().filter(|it| self.is_given_up(*it)).collect();
         let pruned = self.log.prune(&policy);
-        self.note(&format!("prune {pruned:?}"));
+        self.note(format_args!("prune {pruned:?}"));
         self.run.pruned += pruned.events as usize;
         self.note_holds(keep, &before, settled);
         self.note_dead_gone(policy.dead, dead);
@@ -77,7 +77,7 @@ impl World {
                     }
                     self.drop_by_hold(sub, event, self.in_force[sub].filter.wants(event));
                 }
-                self.note(&format!("the hold of {sub} is over: lane {lane} passes {passed}"));
+                self.note(format_args!("the hold of {sub} is over: lane {lane} passes {passed}"));
                 let filter = self.in_force[sub].filter.clone();
                 self.jumps.push(Jump { sub, lanes, lane, passed, filter });
             }
@@ -86,8 +86,7 @@ impl World {
 
     fn drop_by_hold(&mut self, sub: usize, event: &Event, wanted: bool) {
         self.judged.entry((sub, event.id)).or_insert(Judgement { wanted, sealed: false });
-        let has_row = self.log.fate(event.id, SUBSCRIPTIONS[sub]).is_some_and(|fate| fate.delivery.is_some());
-        if wanted && !has_row {
+        if wanted && !self.has_row(sub, event) {
             self.run.held += 1;
             self.drop_event(sub, event.id);
         }
@@ -150,17 +149,25 @@ impl World {
         self.log.fate(id, SUBSCRIPTIONS[sub]).is_some_and(|fate| fate.skipped.is_some())
     }
 
+    /// Whether an event has a row in the delivery table.
+    fn has_row(&self, sub: usize, event: &Event) -> bool {
+        let Some(&subscription) = self.ids.get(sub) else { return false };
+        let lane = lane_of(event.key_hash(), event.position, self.lane_count(sub));
+        let inner = self.log.inner();
+        let lane = inner.lane(LaneRef { subscription, lane });
+        lane.is_some_and(|lane| lane.deliveries.contains_key(&event.position))
+    }
+
     /// What is removed has arrived, was given up, or waits in the delivery table, with a copy kept aside.
     fn check_pruned(&mut self, event: &Arc<Event>, given_up: &HashSet<(usize, Uuid)>) {
-        for (sub, name) in SUBSCRIPTIONS.into_iter().enumerate() {
+        for sub in 0..SUBSCRIPTIONS.len() {
             if given_up.contains(&(sub, event.id)) || self.dropped.contains(&(sub, event.id)) {
                 // For good: nobody can rewind to it any more.
                 self.blocked.insert((sub, event.id));
                 continue;
             }
-            let wanted = self.wants(sub, event);
-            let has_row = self.log.fate(event.id, name).is_some_and(|fate| fate.delivery.is_some());
-            if wanted && !has_row && !self.arrived[sub].contains(&event.id) {
+            let arrived = self.arrived[sub].contains(&event.id);
+            if self.wants(sub, event) && !arrived && !self.has_row(sub, event) {
                 self.violation(format!("retention removed {}, which subscription {sub} had not got", event.position));
             }
         }

@@ -80,7 +80,7 @@ impl World {
         }
         let (outcomes, failed) = self.work(ticket, batch.0, &events[..index]);
         let slow = events.swap_remove(index);
-        self.note(&format!("hold up {ticket:?} {batch:?} {outcomes:?}"));
+        self.note(format_args!("hold up {ticket:?} {batch:?} {outcomes:?}"));
         if slow.event.key.as_ref().is_some_and(|key| failed.contains(key)) {
             return self.answer(ticket, News::Input(Input::Delivered { batch, outcomes }));
         }
@@ -123,7 +123,7 @@ impl World {
         let whole = self.alive(ticket) && !given_up;
         let count = if whole { events.len() } else { self.random.below(events.len() as u64 + 1) as usize };
         let (outcomes, _) = self.work(ticket, batch.0, &events[..count]);
-        self.note(&format!("arrive {ticket:?} {batch:?} {outcomes:?}"));
+        self.note(format_args!("arrive {ticket:?} {batch:?} {outcomes:?}"));
         if !given_up {
             if !whole {
                 self.nodes[ticket.node].at_sink.remove(&(ticket.life, batch));

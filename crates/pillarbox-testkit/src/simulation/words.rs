@@ -115,7 +115,7 @@ impl World {
     fn may_be_stopped(&self, fate: &Fate, status: &Status) -> bool {
         let row = status.subscriptions.iter().find(|row| row.name == fate.subscription);
         let reason = row.and_then(|row| row.report.stopped.as_ref());
-        reason.is_some_and(|reason| self.pressure.stops(self.healed) || reason.contains("max_ranges"))
+        reason.is_some_and(|reason| self.pressure.stops(self.healed) || reason.contains("holes are open"))
     }
 
     /// What an audit against the receiver finds that is not so.

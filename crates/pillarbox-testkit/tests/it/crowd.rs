@@ -43,7 +43,7 @@ async fn check(spec: Subscription, config: EngineConfig, failure: Failure) {
 
 #[tokio::test]
 async fn a_poison_key_that_fills_the_window_of_a_stream_holds_no_other_key_back() {
-    let config = EngineConfig { in_flight_max: 20, ..EngineConfig::default() };
+    let config = EngineConfig { in_flight: 20, ..EngineConfig::default() };
     for failure in [Failure::sink("500"), Failure::unclear("timeout", "no answer")] {
         check(Subscription::new("s"), config.clone(), failure).await;
     }
@@ -51,7 +51,7 @@ async fn a_poison_key_that_fills_the_window_of_a_stream_holds_no_other_key_back(
 
 #[tokio::test]
 async fn a_poison_key_that_fills_the_window_of_a_queue_holds_no_other_key_back() {
-    let config = EngineConfig { in_flight_max: 20, ..EngineConfig::default() };
+    let config = EngineConfig { in_flight: 20, ..EngineConfig::default() };
     for failure in [Failure::sink("500"), Failure::unclear("timeout", "no answer")] {
         check(Subscription { mode: Mode::Queue, ..Subscription::new("s") }, config.clone(), failure).await;
     }

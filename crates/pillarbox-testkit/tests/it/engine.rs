@@ -621,7 +621,7 @@ fn no_more_is_read_once_what_is_in_memory_has_as_many_bytes_as_it_may() {
 
 #[test]
 fn a_limit_that_stops_a_subscription_names_a_key() {
-    let parked = |parked_max| EngineConfig { parked_max, ..EngineConfig::default() };
+    let parked = |max_parked| EngineConfig { max_parked, ..EngineConfig::default() };
     let says = |limits, rows: &[(&str, u32)]| stopped(limits, rows).unwrap_or_default();
     assert_eq!(stopped(parked(2), &[("a", 1), ("a", 0), ("b", 0)]), None, "one less");
     let one = says(parked(1), &[("b", 0), ("a", 1)]);
@@ -630,7 +630,7 @@ fn a_limit_that_stops_a_subscription_names_a_key() {
     assert!(alone.contains("1 key is failing, as many as max_parked allows, position 1; "), "{alone}");
     let two = says(parked(2), &[("a", 1), ("b", 1)]);
     assert!(two.starts_with("2 keys are failing, as many as max_parked allows, one of them key '"), "{two}");
-    let blocked = |blocked_max| EngineConfig { blocked_max, ..EngineConfig::default() };
+    let blocked = |max_blocked| EngineConfig { max_blocked, ..EngineConfig::default() };
     assert_eq!(stopped(blocked(2), &[("a", 1), ("a", 0), ("b", 1)]), None, "one less");
     let few = says(blocked(1), &[("a", 1), ("a", 0), ("b", 1)]);
     assert!(

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use pillarbox::admin::State;
 use pillarbox::engine::{Action, Call, Engine, EngineConfig, FailedAttempt, Input, NextTry, work};
+use pillarbox::limit::BREAKER_KEYS_MAX;
 use pillarbox::sink::{Outcome, SinkFeatures};
 use pillarbox::store::{
     CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Definition, DeliveryRow, Fleet, InstanceId,
@@ -72,6 +73,10 @@ fn subscription_view() -> SubscriptionView {
 
 impl Bench {
     fn new(sink: SinkFeatures, workers: usize) -> Self {
+        Bench::with(EngineConfig::default(), sink, workers)
+    }
+
+    fn with(config: EngineConfig, sink: SinkFeatures, workers: usize) -> Self {
         let joined = Joined {
             instance: ME,
             log_id: Uuid::nil(),
@@ -81,7 +86,7 @@ impl Bench {
         };
         let features = StoreFeatures { lock_proves_life: true, settle_interval: Duration::ZERO };
         let queue = Subscription { mode: Mode::Queue, lanes: 1, workers, ..Subscription::new("q") };
-        let engine = Engine::new(EngineConfig::default(), Duration::ZERO, &joined, features, vec![(queue, sink)]);
+        let engine = Engine::new(config, Duration::ZERO, &joined, features, vec![(queue, sink)]);
         let mut bench = Bench { engine, now: Duration::ZERO, actions: Vec::new(), most: 0 };
         bench.step(Input::Tick);
         bench.step(Input::Observed(fleet(None, &[])));
@@ -187,6 +192,20 @@ impl Bench {
         };
         let scans = request.scans.iter().map(scan).collect();
         self.step(Input::Polled(Page { horizon: top, log_start: 1, scans, ..Page::default() }));
+    }
+
+    /// Shows the events of the next page of a log without end, whose events have these many keys in turn, if it is asked for.
+    fn read_endless(&mut self, keys: i64) {
+        let poll = |action: &Action| if let Action::Poll(request) = action { Some(request.clone()) } else { None };
+        let Some(request) = self.take(poll) else { return };
+        let scan = |request: &pillarbox::store::ScanRequest| {
+            let top = request.to.min(request.after + request.limit as i64);
+            let positions = request.after + 1..=top;
+            let events = positions.clone().map(|position| event(position, &format!("k{}", position % keys))).collect();
+            Scan { after: request.after, covered_to: top, visible: [positions].into_iter().collect(), events }
+        };
+        let scans = request.scans.iter().map(scan).collect();
+        self.step(Input::Polled(Page { horizon: 1_000_000, log_start: 1, scans, ..Page::default() }));
     }
 
     /// Answers the look at the fleet under way, and waits for the next to begin.
@@ -295,6 +314,46 @@ fn a_key_at_work_has_its_row_before_those_behind_it() {
     assert_eq!(given, [(2, State::Processing, true), (3, State::Pending, false)], "nobody else may work on b");
     bench.done(quick, 1);
     bench.done(slow, 1);
+}
+
+/// While fewer than five keys are there, a receiver that is down cannot be told from a few bad keys: what these keys have makes room for
+/// others, in rows. The rows are not counted while nothing can be claimed, and the limit holds all the same.
+#[test]
+fn an_outage_with_few_keys_moves_no_more_to_rows_than_max_blocked_and_a_window() {
+    const MAX_BLOCKED: usize = 300;
+    const IN_FLIGHT: usize = 100;
+    for keys in 1..BREAKER_KEYS_MAX as i64 {
+        let config =
+            EngineConfig { in_flight: IN_FLIGHT, page_size: 50, max_blocked: MAX_BLOCKED, ..EngineConfig::default() };
+        let mut bench = Bench::with(config, HANDLER, 4);
+        bench.answer_claim(Claims { keys: Some(Vec::new()), rows: Some(0), ..Claims::default() });
+        let (mut rows, mut stopped) = (0, None);
+        for _ in 0..1_000 {
+            bench.read_endless(keys);
+            while let Some((batch, positions)) = bench.sent() {
+                let outcomes = vec![Outcome::Failed(Failure::sink("down")); positions.len()];
+                bench.step(Input::Delivered { batch, outcomes });
+            }
+            rows += bench.settle().map_or(0, |(queue, _)| queue.len());
+            if let Some(request) = bench.claim_request() {
+                let told = request.tell.is_some();
+                let keys = told.then(|| (0..keys).map(|key| format!("k{key}").into()).collect());
+                let rows = told.then_some(rows as u64);
+                bench.step(Input::Claimed(vec![Claims { keys, rows, ..Claims::default() }]));
+            }
+            if let Some(report) =
+                bench.take(|action| if let Action::Observe(report) = action { Some(report.clone()) } else { None })
+            {
+                stopped = report.subscriptions["q"].stopped.clone();
+                bench.step(Input::Observed(fleet(Some(ME), &[])));
+            }
+            bench.step_after(Duration::from_millis(20), Input::Tick);
+        }
+        assert!(rows >= MAX_BLOCKED, "{keys} keys: other keys have room, since {rows} events have rows");
+        assert!(rows <= MAX_BLOCKED + IN_FLIGHT, "{keys} keys: {rows} rows");
+        let stopped = stopped.expect("people are told");
+        assert!(stopped.contains("max_blocked = 300"), "{stopped}");
+    }
 }
 
 /// Settlements wait for a call that ends claims, so that none is long.

@@ -16,7 +16,7 @@ pub struct EngineConfig {
     /// How many positions one scan looks at. Default: 2,000.
     pub page_size: usize,
     /// Events of one subscription that are read and not yet settled in the database, at most; what a crash can deliver twice. Default: 10,000.
-    pub in_flight_max: usize,
+    pub in_flight: usize,
     /// The same in bytes held in memory. Default: 32 MiB.
     pub in_flight_bytes_max: usize,
     /// Holes asked for in one poll; beyond it neighbours are asked for as one. Default: 1,000, as many as a cursor may have.
@@ -24,9 +24,9 @@ pub struct EngineConfig {
     /// Ranges of one cursor; with more holes than this a lane goes no higher until some close. Default: 1,000.
     pub ranges_max: usize,
     /// Failing keys of one subscription; at the limit it stops and says so. Default: 10,000.
-    pub parked_max: usize,
+    pub max_parked: usize,
     /// Deliveries of one subscription that wait behind failing keys; at the limit it stops and says so. Default: 1,000,000.
-    pub blocked_max: usize,
+    pub max_blocked: usize,
     /// An idle lane's floor is written at least this often. Default: 5 s.
     pub floor_interval: Duration,
     /// Whether and how this instance takes back what others were working on in queues.
@@ -46,12 +46,12 @@ impl Default for EngineConfig {
             poll_interval: Duration::from_secs(5),
             debounce: Duration::ZERO,
             page_size: 2_000,
-            in_flight_max: 10_000,
+            in_flight: 10_000,
             in_flight_bytes_max: 32 * 1024 * 1024,
             hole_scans_max: 1_000,
             ranges_max: 1_000,
-            parked_max: 10_000,
-            blocked_max: 1_000_000,
+            max_parked: 10_000,
+            max_blocked: 1_000_000,
             floor_interval: Duration::from_secs(5),
             recovery: Recovery::default(),
             seed: 1,

@@ -48,7 +48,7 @@ pub(super) struct Queue {
     congested: bool,
     /// So much is waiting that nothing more is read; also before it is known how much is waiting.
     full: bool,
-    /// How many rows there were when they were last counted.
+    /// How many rows there were when they were last counted, and were added since: they are not counted while the sink is down.
     pub(super) rows: u64,
     /// Not before this time is anything claimed.
     claim_at: Duration,
@@ -256,6 +256,11 @@ impl Queue {
             self.keys_at = Some(now.mono);
         }
         frees
+    }
+
+    /// So many rows were added.
+    pub(super) fn add_rows(&mut self, rows: u64) {
+        self.rows += rows;
     }
 
     /// Whether a lane waits to be told which keys have rows, and that is known now.

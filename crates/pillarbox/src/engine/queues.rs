@@ -120,7 +120,7 @@ impl Engine {
         let down = sub.breaker.is_down() && sub.breaker.permit(now) == Permit::Nothing;
         let stopping = self.member.is_stopping() || sub.paused || down;
         let full = !sub.has_room(&self.config);
-        sub.reset_quota(now, self.queues.ids(), behind, full, self.config.in_flight_max);
+        sub.reset_quota(now, self.queues.ids(), behind, full, self.config.in_flight);
         let slow = sub.note_slow(now);
         let Some(queue) = &mut sub.queue else { return };
         // What was read while every worker was at something slow is nobody's turn here.
@@ -195,10 +195,11 @@ impl Engine {
 
     /// The rows of these claims were written with a lane's cursor. If the lane was lost they may have been written by a call that was
     /// not answered: ending the claims tells.
-    pub(super) fn rows_settled(&mut self, now: Now, subscription: SubscriptionId, claims: &[ClaimId]) {
+    pub(super) fn rows_settled(&mut self, now: Now, subscription: SubscriptionId, claims: &[ClaimId], added: usize) {
         let sub = self.subscribers.find_mut(subscription);
         let Some(queue) = sub.and_then(|sub| sub.queue.as_mut()) else { return };
         claims.iter().for_each(|claim| queue.written(subscription, *claim));
+        queue.add_rows(added as u64);
         queue.made_ready(now);
     }
 
@@ -208,7 +209,7 @@ impl Engine {
         for (asked, answer) in asked.into_iter().zip(answers) {
             let Asked { sub: index, request } = asked;
             let Some(queue) = &mut self.subscribers[index].queue else { continue };
-            if queue.claimed(now, &request, &answer, self.config.blocked_max as u64) {
+            if queue.claimed(now, &request, &answer, self.config.max_blocked as u64) {
                 self.reader.ring(now);
             }
             answer.keys.iter().for_each(|keys| queue.add_keys(keys, looks));

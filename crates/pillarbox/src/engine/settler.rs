@@ -8,7 +8,7 @@ use crate::budget::Reservation;
 use crate::dispatcher::Item;
 use crate::lane::{Lane, Phase};
 use crate::work::looked_at;
-use crate::{ClaimId, Cursor, LaneWrite, Now, Position, RangeSet, Settlement};
+use crate::{ClaimId, Cursor, LaneWrite, Now, Position, RangeSet, Settlement, State};
 
 /// When what has changed is written, and what of it is being written.
 #[derive(Debug)]
@@ -87,7 +87,8 @@ impl Engine {
             let (number, epoch) = (write.lane.lane, write.epoch);
             if !write.queue.is_empty() {
                 let claims: Vec<ClaimId> = write.queue.iter().filter_map(|queued| queued.claim).collect();
-                self.rows_settled(now, write.lane.subscription, &claims);
+                let added = write.queue.iter().filter(|queued| written && queued.delivery.state != State::Delayed);
+                self.rows_settled(now, write.lane.subscription, &claims, added.count());
             }
             drop(done);
             let Some(index) = self.subscribers.index_of(write.lane.subscription) else { continue };
@@ -150,7 +151,7 @@ impl Engine {
     pub(super) fn settle_is_due(&self, now: Now) -> bool {
         let gathered = self.settler.next_at().is_none_or(|at| now.mono >= at);
         let pressed =
-            |sub: &Subscriber| sub.lanes().map(Lane::done_unwritten).sum::<usize>() * 2 > self.config.in_flight_max;
+            |sub: &Subscriber| sub.lanes().map(Lane::done_unwritten).sum::<usize>() * 2 > self.config.in_flight;
         let awaited = |sub: &Subscriber, lane: &Lane| {
             let waits = lane.phase == Phase::Releasing || (lane.phase == Phase::Reloading && lane.has_writes());
             waits && sub.dispatcher.in_flight_of(lane.reference.lane) == 0

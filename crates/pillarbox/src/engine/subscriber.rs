@@ -154,7 +154,7 @@ impl Subscriber {
                 (chains + lane.queues.chains(), rows + lane.queues.rows(), failing + lane.queues.failing());
         }
         let blocked = rows - chains.min(rows);
-        if failing >= config.parked_max {
+        if failing >= config.max_parked {
             let (verb, one) = if failing == 1 { ("is", "") } else { ("are", "one of them ") };
             let mut heads = self.lanes.iter_mut().flatten().filter_map(|lane| lane.queues.failing_head());
             let example = heads.next().map_or_else(String::new, |head| format!(", {one}{}", name(head)));
@@ -163,10 +163,10 @@ impl Subscriber {
                 counted(failing as u64, "key")
             ));
         }
-        if self.queue.as_ref().is_some_and(|queue| queue.rows >= config.blocked_max as u64) {
-            return Some(format!("more than max_blocked = {} deliveries wait in the queue", config.blocked_max));
+        if self.queue.as_ref().is_some_and(|queue| queue.rows >= config.max_blocked as u64) {
+            return Some(format!("more than max_blocked = {} deliveries wait in the queue", config.max_blocked));
         }
-        if blocked >= config.blocked_max {
+        if blocked >= config.max_blocked {
             let noun = if blocked == 1 { "delivery waits" } else { "deliveries wait" };
             let longest = self.lanes().filter_map(|lane| lane.queues.longest_chain()).max_by_key(|chain| chain.0);
             let example =
@@ -178,7 +178,7 @@ impl Subscriber {
         }
         self.lanes().any(|lane| lane.cursor.holes().len() >= config.ranges_max).then(|| {
             format!(
-                "more than max_ranges = {} holes are open: a transaction with very many events has not ended",
+                "{} holes are open, as many as a lane may have: a transaction with very many events has not ended",
                 config.ranges_max
             )
         })
@@ -275,12 +275,12 @@ impl Subscriber {
     pub(super) fn free(&self, config: &EngineConfig) -> usize {
         let queue_is_full = self.queue.as_ref().is_some_and(Queue::is_full);
         let full = self.paused || queue_is_full || self.bytes.used() >= config.in_flight_bytes_max;
-        if full { 0 } else { config.in_flight_max.saturating_sub(self.window.used()) }
+        if full { 0 } else { config.in_flight.saturating_sub(self.window.used()) }
     }
 
     /// Whether reading is worth a poll: a part of the window is free.
     pub(super) fn has_room(&self, config: &EngineConfig) -> bool {
-        self.free(config) > config.in_flight_max / 4 && self.bytes.used() <= config.in_flight_bytes_max / 4 * 3
+        self.free(config) > config.in_flight / 4 && self.bytes.used() <= config.in_flight_bytes_max / 4 * 3
     }
 
     pub(super) fn is_idle(&self, now: Now, horizon: Position) -> bool {

@@ -260,7 +260,7 @@ async fn why_says_pruned<F: Fixture>(fixture: &F) -> Outcome {
 async fn why_says_stopped<F: Fixture>(fixture: &F) -> Outcome {
     place(fixture, vec![NewEvent::new("t", "bad").key("k")]).await?;
     let sink = Arc::new(refusing("bad", Failure::event("no")));
-    let engine = EngineConfig { parked_max: 1, ..EngineConfig::default() };
+    let engine = EngineConfig { max_parked: 1, ..EngineConfig::default() };
     let relay = builder_with(fixture, engine).await?.subscribe(subscription(), sink).start().await?;
     relay.until_idle().await?;
     let id = publish(fixture, vec![NewEvent::new("t", "good").key("other")]).await?[0];
