@@ -121,7 +121,7 @@ fn sequence(row: &Row) -> Db<Check> {
             alter("cache 1, and let the sessions that have used it end"),
         ),
         (_, Some(increment), Some(false)) => (format!("positions go up by {increment}"), alter("increment by 1")),
-        _ => ("positions begin anew when they have run out".to_owned(), alter("no cycle")),
+        _ => ("positions begin again at the first one when they have run out".to_owned(), alter("no cycle")),
     };
     Ok(Check::bad(NAME, Level::Failed, wrong.0, wrong.1))
 }

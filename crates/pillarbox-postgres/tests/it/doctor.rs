@@ -86,7 +86,7 @@ async fn a_sequence_with_another_step() {
 #[tokio::test]
 async fn a_sequence_that_begins_anew() {
     let cycle = "alter sequence pillarbox.event_position_seq cycle";
-    check_premise("sequence", cycle, "begin anew", "no cycle").await;
+    check_premise("sequence", cycle, "begin again", "no cycle").await;
 }
 
 #[tokio::test]
