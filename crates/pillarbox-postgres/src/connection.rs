@@ -385,7 +385,7 @@ impl Session {
         Ok(session)
     }
 
-    /// A statement, prepared once a session.
+    /// A statement, prepared once per session.
     pub(crate) async fn statement(&self, sql: &'static str) -> Db<Statement> {
         let known = self.statements.lock().unwrap_or_else(PoisonError::into_inner).get(sql).cloned();
         if let Some(statement) = known {

@@ -88,7 +88,7 @@ fn position(row: &Row) -> Db<Check> {
             format!("run `alter table {schema}.event alter column position set generated always`"),
         ),
         _ => (
-            "the position is not generated: the column is no identity any more",
+            "the position is not generated: the column is no longer an identity",
             format!(
                 "run `alter table {schema}.event alter column position add generated always as identity (cache 1)`, and \
                  `select setval('{schema}.event_position_seq', N)` with an N above every position that was ever used"

@@ -98,7 +98,7 @@ async fn a_position_that_publishers_may_choose() {
 #[tokio::test]
 async fn a_position_that_nobody_generates() {
     let drop = "alter table pillarbox.event alter column position drop identity";
-    check_premise("position", drop, "no identity any more", "add generated always as identity").await;
+    check_premise("position", drop, "no longer an identity", "add generated always as identity").await;
 }
 
 #[tokio::test]
