@@ -16,7 +16,7 @@ const BANNED: [(&str, Option<&str>, &str); 4] = [
 const SINGLE: [&str; 3] = ["rustls", "aws-lc-rs", "libsqlite3-sys"];
 
 /// The bans of `deny.toml` that matter most, for machines without cargo-deny. Looks at what can be built and not at Cargo.lock,
-/// which also names what only a feature that nobody turns on would bring.
+/// which also names what only an unused feature would bring.
 pub(crate) fn check() -> Result<()> {
     let tree = ["tree", "--workspace", "--all-features", "--target", "all", "--prefix", "depth", "--format", "{p}"];
     let problems = problems(&output(cargo(&tree))?);

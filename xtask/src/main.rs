@@ -21,7 +21,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   bench [--postgres | --queue | --sinks] [--quick] [--json] [--only NAME]
                            Pillarbox against raw SQLite, against raw PostgreSQL, its queues against others, which are
                            installed in target/peers, or its sinks against bare clients
-  schema                   write the dumped schema anew, after a migration was added
+  schema                   write the dumped schema again, after a migration was added
   simulate [FROM COUNT]    run seeds of the simulation; one seed is printed step by step";
 
 fn main() -> ExitCode {

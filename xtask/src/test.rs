@@ -79,7 +79,7 @@ pub(crate) fn fast() -> Result<()> {
     parts.finish()
 }
 
-/// Writes the dumped schemas anew.
+/// Writes the dumped schemas again.
 pub(crate) fn bless_schema() -> Result<()> {
     tool::provide_postgres()?;
     let mut command = schema_test();

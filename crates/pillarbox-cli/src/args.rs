@@ -53,7 +53,7 @@ pub(crate) struct Args {
 pub(crate) enum LogFormat {
     /// For people
     Text,
-    /// One object a line
+    /// One object per line
     Json,
 }
 
@@ -445,7 +445,7 @@ pub(crate) struct PruneArgs {
     /// Only say what would be removed
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Also remove what nobody has received, from a log without subscriptions, and drop what a `hold` that is over keeps no longer
+    /// Also remove what no subscription has received, from a log without subscriptions, and drop what a `hold` that is over keeps no longer
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) yes: bool,
 }

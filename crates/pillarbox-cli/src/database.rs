@@ -111,7 +111,7 @@ impl Database {
         }
     }
 
-    /// What makes another process of this program find the database: a variable of its environment, since everybody can read
+    /// What makes another process of this program find the database: a variable of its environment, since every user can read
     /// a command line.
     pub(crate) fn environment(&self) -> (&'static str, String) {
         let url = match self {

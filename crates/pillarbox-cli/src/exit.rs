@@ -65,7 +65,7 @@ impl fmt::Display for Stop {
 
 impl std::error::Error for Stop {}
 
-/// Nobody reads standard output any more (`| head`): not a failure, there is just nothing left to do.
+/// The reader of standard output has ended (`| head`): no failure; there is nothing left to do.
 #[derive(Debug)]
 pub(crate) struct OutputClosed;
 

@@ -57,7 +57,7 @@ pub(crate) async fn serve(listener: TcpListener, health: Arc<Health>, connection
     server::serve(listener, router, connections_max).await
 }
 
-/// Depends on nothing: whoever can read this lives.
+/// Depends on nothing: a process that answers is alive.
 async fn live() -> Response {
     text("ok\n".to_owned())
 }

@@ -22,7 +22,7 @@ pub(crate) enum Log {
     Postgres(Box<PostgresStore>),
 }
 
-/// What a config says of a whole log: it holds for whoever else works on it, without this config. None: as it is.
+/// What a config says of a whole log: it holds for all other programs that work on it, without this config. None: as it is.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Limits {
     /// How long a `dedup_key` is remembered.

@@ -10,7 +10,7 @@ use pillarbox::{Mode, metric};
 /// A gauge that was not set for so long is of a subscription that is gone, and goes too. All others are set whenever they are asked for.
 const GAUGE_IDLE_MAX: Duration = Duration::from_secs(60);
 
-/// By what a lane comes from another instance.
+/// The causes for which a lane comes from another instance.
 const TAKEOVER_CAUSES: [&str; 2] = ["lock", "lease"];
 
 /// Gathers this process's metrics and writes them as Prometheus text.
@@ -101,7 +101,10 @@ fn describe() {
         "Positions that retention removed before they were delivered"
     );
     metrics::describe_counter!(metric::REJOINS, "How often this relay has joined again under a new number");
-    metrics::describe_counter!(metric::RECOVERED, "Claims of queues taken from those who would not end them any more");
+    metrics::describe_counter!(
+        metric::RECOVERED,
+        "Claims of queues taken from instances that would no longer end them"
+    );
     metrics::describe_counter!(metric::REFUSED, "Claims that this relay ended after they had been taken from it");
     metrics::describe_counter!(metric::STORE_ERRORS, "Failed calls to the database");
     metrics::describe_gauge!(metric::OLDEST_AGE, "The age of the oldest event not yet delivered, in seconds");

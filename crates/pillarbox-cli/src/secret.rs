@@ -57,7 +57,7 @@ fn doubtful_authority(rest: &str) -> Option<&str> {
     behind.contains('@').then_some(authority)
 }
 
-/// What the user of a URL has to keep secret. A user alone is a token for everybody but databases.
+/// What the user of a URL has to keep secret. A user alone is a token, except for databases.
 fn login<'a>(scheme: &str, user: &'a str) -> &'a str {
     match user.split_once(':') {
         Some((_, password)) => password,
@@ -164,7 +164,7 @@ pub(crate) fn masked_arguments(said: &str, arguments: impl IntoIterator<Item = S
     })
 }
 
-/// The user of a URL with the `@`, without the password. A user alone is a token for everybody but databases.
+/// The user of a URL with the `@`, without the password. A user alone is a token, except for databases.
 fn masked_user(scheme: &str, user: &str) -> String {
     match user.split_once(':') {
         Some((name, _)) => format!("{name}:{MASK}@"),
@@ -173,7 +173,7 @@ fn masked_user(scheme: &str, user: &str) -> String {
     }
 }
 
-/// `key=value …` up to the first secret. What follows it is hidden too: nobody can say where an unquoted value ends.
+/// `key=value …` up to the first secret. What follows it is hidden too: the end of an unquoted value is unknown.
 fn masked_pairs(text: &str) -> String {
     let equals = text.match_indices('=').map(|(at, _)| at);
     match equals.map(|at| name_before(text, at)).find(|name| is_secret(&text[name.clone()])) {

@@ -28,10 +28,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What every session is pinned to, whatever the database, the role or the environment say. No statement of ours waits for long on a
-/// lock unless it says so itself. What the owner of a lane has locked when it freezes is freed by whoever takes the lane over. Others lock
-/// lanes too: relays that join, retention, commands. Nobody takes those over, so the server ends a transaction of theirs that stands
-/// still for a second, of a command about many rows for ten; what is between two statements of ours is never more than a look at what the first one said. Compiling a
-/// statement of ours takes longer than it takes.
+/// lock unless it says so itself. What the owner of a lane has locked when it freezes is freed by the instance that takes the lane over.
+/// Others lock lanes too: relays that join, retention, commands. Those are not taken over, so the server ends a transaction of theirs that
+/// stands still for a second, of a command about many rows for ten; what is between two statements of ours is never more than a look at
+/// what the first one said. Compiling a statement of ours takes longer than it takes.
 const SETTINGS: &str = "-c synchronous_commit=on -c statement_timeout=0 -c lock_timeout=10s \
     -c idle_in_transaction_session_timeout=1s -c idle_session_timeout=0 -c default_transaction_isolation=read\\ committed \
     -c default_transaction_read_only=off -c client_encoding=UTF8 -c TimeZone=UTC -c client_min_messages=warning \
@@ -47,7 +47,7 @@ const LATER_SETTINGS: &str = sql!(session, "later_settings");
 pub(crate) const DIRECTLY: &str =
     "give relays and commands a direct connection to the server (publishers may use the pooler)";
 
-/// Schemas that are somebody else's, besides those that begin with `pg_`.
+/// Schemas that belong to others, besides those that begin with `pg_`.
 const FOREIGN_SCHEMAS: [&str; 2] = ["public", "information_schema"];
 
 /// The words that cannot be a schema's name without quotes: `pg_get_keywords()`, `catcode` R and T, of PostgreSQL 14 to 18.
@@ -201,7 +201,7 @@ impl PgConfig {
     pub async fn connect_with_driver(&self, application_name: &str) -> Result<(Client, tokio::task::JoinHandle<()>)> {
         let mut postgres = self.postgres.clone();
         postgres.application_name(application_name);
-        let (client, driver) = tls::connect(&postgres, &Arc::new(self.clone()), None).await?;
+        let (client, driver) = tls::connect(&postgres, &Arc::new(self.clone()), Unasked::default()).await?;
         Ok((client, tokio::spawn(driver)))
     }
 
@@ -251,7 +251,7 @@ fn is_plain(name: &str) -> bool {
 }
 
 /// The mode, with what an authority that is named makes of it: as with libpq, `require` then verifies as `verify-ca` does, and the
-/// authorities of the system, which anybody can get a certificate of, are for `verify-full` alone.
+/// authorities of the system, which give certificates to every applicant, are for `verify-full` alone.
 fn ssl_mode_of(mode: Option<&str>, root_cert: Option<&str>) -> Result<SslMode> {
     let refuse = |message: String| Err(Error::new(ErrorKind::Invalid, message));
     let of_system = root_cert == Some("system");
@@ -293,9 +293,22 @@ fn decode(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
+/// Where the server says that a commit no longer waits for the synchronous standbys, since it was cancelled: the commit succeeds
+/// nevertheless, with a warning. The text of the warning depends on the server's language, this name does not.
+const STANDBY_WAIT: &str = "SyncRepWaitForLSN";
+
+/// Where messages go that the server sends unasked.
+#[derive(Default)]
+pub(crate) struct Unasked {
+    notifications: Option<mpsc::UnboundedSender<Notification>>,
+    /// The number of commits that did not wait for the synchronous standbys to the end.
+    unreplicated: Arc<AtomicU64>,
+}
+
 /// One session with the server. Dropping it ends it.
 pub(crate) struct Session {
     client: Client,
+    unreplicated: Arc<AtomicU64>,
     /// Never used twice in this process; see `Page::session`.
     pub(crate) number: u64,
     statements: Mutex<HashMap<&'static str, Statement>>,
@@ -337,7 +350,9 @@ impl Session {
         postgres.application_name(name);
         // The client's own time-out ends with the first packet, and a frozen server sends no second one.
         let patience = config.patience();
-        let connecting = tls::connect(&postgres, config, notifications);
+        let unasked = Unasked { notifications, ..Unasked::default() };
+        let unreplicated = unasked.unreplicated.clone();
+        let connecting = tls::connect(&postgres, config, unasked);
         let unanswered = |_| {
             let message = format!("PostgreSQL did not answer within {patience:?} to a new connection");
             DbError::own(ErrorKind::Unavailable, message)
@@ -352,6 +367,7 @@ impl Session {
         let cancel = client.cancel_token();
         let session = Session {
             client,
+            unreplicated,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             statements: Mutex::default(),
             closed,
@@ -369,7 +385,7 @@ impl Session {
         Ok(session)
     }
 
-    /// A statement, prepared once a session.
+    /// A statement, prepared once per session.
     pub(crate) async fn statement(&self, sql: &'static str) -> Db<Statement> {
         let known = self.statements.lock().unwrap_or_else(PoisonError::into_inner).get(sql).cloned();
         if let Some(statement) = known {
@@ -393,6 +409,12 @@ impl Session {
     /// What the session was made for.
     pub(crate) fn config(&self) -> &PgConfig {
         &self.config
+    }
+
+    /// The number of commits of this session that were cancelled while they waited for the synchronous standbys. It is complete when
+    /// the answer to a commit is there.
+    pub(crate) fn unreplicated(&self) -> u64 {
+        self.unreplicated.load(Ordering::Relaxed)
     }
 
     /// Becomes true when the connection has ended.
@@ -448,7 +470,8 @@ impl Link {
         *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name;
     }
 
-    /// Whose connection this is from now on, under which name; also the one that there is, unless it is in use or was lost.
+    /// Sets the instance that this connection belongs to, and its name. This includes the present connection, unless it is in use or was
+    /// lost.
     pub(crate) async fn belongs_to(&self, instance: InstanceId, name: String) -> Db<()> {
         self.rename(name.clone());
         *self.instance.lock().unwrap_or_else(PoisonError::into_inner) = Some(instance);
@@ -459,7 +482,7 @@ impl Link {
         Ok(())
     }
 
-    /// Ends a session that nobody has asked for since so long.
+    /// Ends a session that was not used for this long.
     pub(crate) fn close_if_idle(&self, since: Duration) {
         let idle = self.used.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= since;
         if let Ok(mut session) = self.session.try_lock()
@@ -469,7 +492,7 @@ impl Link {
         }
     }
 
-    /// Nobody's connection; the one that there was is ended.
+    /// Makes this the connection of no instance, and ends the present one.
     pub(crate) async fn belongs_to_nobody(&self) {
         *self.instance.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.close().await;
@@ -550,23 +573,26 @@ fn check_settings(rows: &[SimpleQueryMessage], search_path: &str) -> Db<()> {
 /// The session of a [`Link`] while it is used.
 pub(crate) type MappedSession<'a> = tokio::sync::MappedMutexGuard<'a, Session>;
 
-/// Polls the connection until it ends, handing notifications on.
-async fn drive<S, T>(
-    mut connection: tokio_postgres::Connection<S, T>,
-    notifications: Option<mpsc::UnboundedSender<Notification>>,
-) where
+/// Polls the connection until it ends, handing on what the server sends unasked.
+async fn drive<S, T>(mut connection: tokio_postgres::Connection<S, T>, unasked: Unasked)
+where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
     loop {
         match std::future::poll_fn(|context| connection.poll_message(context)).await {
             Some(Ok(AsyncMessage::Notification(notification))) => {
-                if let Some(sender) = &notifications {
+                if let Some(sender) = &unasked.notifications {
                     // Nobody may be listening any more.
                     let _ = sender.send(notification);
                 }
             }
-            Some(Ok(AsyncMessage::Notice(notice))) => tracing::debug!(notice = notice.message(), "PostgreSQL says"),
+            Some(Ok(AsyncMessage::Notice(notice))) => {
+                if notice.routine() == Some(STANDBY_WAIT) {
+                    unasked.unreplicated.fetch_add(1, Ordering::Relaxed);
+                }
+                tracing::debug!(notice = notice.message(), "PostgreSQL says");
+            }
             Some(Ok(_)) => {}
             Some(Err(error)) => {
                 tracing::debug!(%error, "a connection to PostgreSQL was lost");

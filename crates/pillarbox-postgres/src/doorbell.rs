@@ -33,12 +33,12 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How a relay is woken.
 ///
-/// Every ring takes a lock of the whole server through a commit, so writers ring only when somebody sleeps: a relay that does holds the
+/// Every ring takes a lock of the whole server through a commit, so writers ring only when a relay sleeps: a relay that does holds the
 /// bell's advisory lock alone, and a default of the log, which tries that lock shared and lets go at once, rings if it does not get it. One
 /// that is awake polls by itself. To go to sleep it takes the lock, then looks who is writing: those may have looked before and will not
 /// ring, so it watches them end. The [`Governor`] decides which of the two costs less, the [`Chime`] when a wait ends.
 ///
-/// Of several relays one is the keeper, by a second lock; the others hear the rings too, and it passes on to them what it finds while it is
+/// One of several relays is the keeper, by a second lock; the others hear the rings too, and it passes on to them what it finds while it is
 /// awake. A relay that ends frees both locks; one that stands still while it sleeps lets writers ring, and never keeps them from it.
 /// `tests/it/bell_model.rs` walks through all interleavings. Without it (`migrate --doorbell off`) a relay polls every 50 ms
 /// while events move, and at least twice a second.
@@ -180,7 +180,7 @@ struct State {
     governor: Governor,
     /// Writers ring.
     on: bool,
-    /// This relay is the keeper, and lets nobody ring.
+    /// This relay is the keeper, and keeps writers from ringing.
     awake: bool,
     /// Rings should come and do not.
     silent: bool,
@@ -190,7 +190,7 @@ struct State {
     pass: bool,
     /// They are to be told that there are rows of queues to be claimed.
     made_ready: bool,
-    /// Writers are to be watched that may have seen nobody asleep.
+    /// Writers are to be watched that may have seen no relay asleep.
     leftovers: bool,
     /// The fleet may have changed since a wait last ended.
     fleet: bool,
@@ -201,9 +201,9 @@ struct State {
     neighbour: Option<InstanceId>,
     look_again_at: Option<Instant>,
     heard_at: Instant,
-    /// The first and the last time at which events came that nobody rang for though somebody should have.
+    /// The first and the last time at which events came without the ring that should have come.
     unheard: Option<(Instant, Instant)>,
-    /// People were told that the bell is silent.
+    /// The warning that the bell is silent was logged.
     told_silent: bool,
     polled_at: Option<Instant>,
     horizon: Option<Position>,
@@ -256,7 +256,7 @@ impl Shared {
         self.woken.notify_waiters();
     }
 
-    /// Somebody may have ended, or lanes may have changed hands.
+    /// An instance may have ended, or lanes may have changed hands.
     fn ring_for_the_fleet(&self) {
         self.state().fleet = true;
         self.ring();
@@ -292,7 +292,7 @@ impl State {
         moved
     }
 
-    /// Events have come with a poll: somebody has rung since the poll before, or will in a moment, unless this relay is awake and keeps
+    /// Events have come with a poll: a writer has rung since the poll before, or will in a moment, unless this relay is awake and keeps
     /// them from it.
     fn expect_a_ring(&mut self, now: Instant) {
         let rung = self.polled_at.is_none_or(|before| self.heard_at > before);
@@ -311,7 +311,7 @@ impl State {
         }
     }
 
-    /// Somebody rang.
+    /// A ring came.
     fn heard(&mut self, now: Instant) {
         self.heard_at = now;
         self.unheard = None;
@@ -320,7 +320,7 @@ impl State {
         }
     }
 
-    /// The bell is silent while events come that nobody rings for.
+    /// The bell is silent while events come without a ring.
     fn keep_silence_in_mind(&mut self, now: Instant) {
         if self.awake {
             self.unheard = None;

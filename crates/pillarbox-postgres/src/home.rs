@@ -11,24 +11,24 @@ use crate::error::{Db, DbError};
 use crate::migrate;
 use crate::ownership::put_former_filters;
 
-/// By how many names a server is remembered; the oldest is forgotten.
+/// The most names under which a server is remembered; the oldest is forgotten.
 const NAMES_MAX: usize = 16;
 
 /// Where a log lives. One that finds itself elsewhere is a copy or was restored, and a copy must not deliver to real receivers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Home {
-    /// Of the cluster. None where the role may not read it.
+    /// The identifier of the cluster. None where the role may not read it.
     system_identifier: Option<String>,
     database: String,
     database_oid: i64,
-    /// A dump that is restored makes the table anew, also in the same database.
+    /// A dump that is restored makes the table again, also in the same database.
     event_oid: i64,
     /// None on a standby.
     timeline: Option<i32>,
     /// Where the server says that it listens. None from its own host.
     address: Option<String>,
     port: i32,
-    /// By which names it was reached there. A copy of a cluster has the same identifier and the same timeline, and is told
+    /// The names under which it was reached there. A copy of a cluster has the same identifier and the same timeline, and is told
     /// apart by this alone: another address or port, under another name.
     reached_as: Vec<String>,
 }

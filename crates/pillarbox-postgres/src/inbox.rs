@@ -12,17 +12,17 @@ use crate::error::Db;
 use crate::operator::prune::at_least;
 use crate::schema::{DEFAULT, Schema};
 
-/// A hundred years are for ever.
+/// The longest age: a hundred years, which means for ever.
 const AGE_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 
-/// Accepts an event in the receiver's own transaction: true the first time, and then the effect belongs into the same transaction;
+/// Accepts an event in the receiver's own transaction: true the first time, and then the effect belongs in the same transaction;
 /// false if `consumer` has accepted this id before.
 ///
 /// A second transaction that accepts the same id at the same time waits for the first to end, and accepts it if that was rolled back.
 /// Under repeatable read or serializable it fails with a serialization failure instead if the first commits.
 /// Ids are remembered for [`PrunePolicy::inbox`], 30 days by default.
 ///
-/// By sqlx, with the feature `sqlx`, pass `&mut *transaction`. For a log that is not in the schema `pillarbox` use [`Schema::accept`].
+/// With sqlx (feature `sqlx`), pass `&mut *transaction`. For a log that is not in the schema `pillarbox` use [`Schema::accept`].
 ///
 /// ```no_run
 /// # async fn receive(client: &mut tokio_postgres::Client, id: uuid::Uuid) -> Result<(), Box<dyn std::error::Error>> {

@@ -1,6 +1,6 @@
 //! The tables that the log consists of. Each leaf holds a range of positions. Ahead of the horizon lie leaves of the size that
-//! suits retention, then ever larger ones, then an open-ended one: no insert can fail for want of a leaf, however long nobody
-//! looks after them, and what is found in a large one then is no larger than what was published meanwhile.
+//! suits retention, then ever larger ones, then an open-ended one: no insert can fail for want of a leaf, however long no relay
+//! adds any, and what is found in a large one then is no larger than what was published meanwhile.
 mod plan;
 
 use std::collections::HashSet;
@@ -22,7 +22,7 @@ use plan::{Plan, View};
 /// How long publishers may wait because we wait for a lock.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How long the leaves may take to be laid anew once the log is locked.
+/// How long the leaves may take to be laid again once the log is locked.
 pub(crate) const CUT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A leaf that is cut is read from end to end while publishers wait. It is read once beforehand, beside them: it is cut only if
@@ -35,7 +35,7 @@ pub(crate) const CUT_BYTES_MAX: i64 = 1024 * 1024 * 1024;
 /// A leaf that took too long is tried again after this.
 const CUT_PAUSE: Duration = Duration::from_secs(600);
 
-/// Whoever uses the log for longer than this is not waited for.
+/// A transaction that uses the log for longer than this is not waited for.
 const HOLDER_AGE_MAX: Duration = Duration::from_millis(200);
 
 /// What is waited for instead, by us and by publishers, when the leaves have been due for [`DUE_MAX`].
@@ -140,7 +140,7 @@ fn empty_sql(leaf: &Leaf, removes: Removes) -> String {
 }
 
 /// Keeps enough leaves ahead of the horizon, of a size that suits `keep`, using emptied ones again. Publishers wait for a few
-/// hundredths of a second when leaves are laid, which is once in several leaves; if somebody uses the log for longer, the next
+/// hundredths of a second when leaves are laid, which is once in several leaves; if a transaction uses the log for longer, the next
 /// call tries again. What keeps us from it is written down, for [`warning`].
 pub(crate) async fn maintain(session: &mut Session, upkeep: &Upkeep, keep: Option<Duration>) -> Db<()> {
     let obstacle = attempt(session, upkeep, keep).await?;
@@ -306,7 +306,7 @@ async fn due(session: &Session, keep: Option<Duration>, margin: i64, may_cut: bo
     Ok(cut.or_else(|| view.lay()))
 }
 
-/// The horizon, the size of a leaf that somebody wished for, and the time.
+/// The horizon, the wanted size of a leaf, and the time.
 async fn figures(client: &impl GenericClient) -> Db<(Position, i64, Timestamp)> {
     let row = client.query_one(sql!(leaf, "figures"), &[]).await?;
     Ok((row.try_get("horizon")?, row.try_get("leaf_size")?, row.try_get::<_, Time>("now")?.0))

@@ -49,7 +49,7 @@ pub(crate) const UNCHECKED_ENCODING: &str = "SQL_ASCII";
 pub(crate) const CREATE_UTF8: &str =
     "make one with `create database … encoding 'UTF8' template template0`, and move what is in this one by pg_dump";
 
-/// Nobody begins a log whose text nobody checks. One that is there goes on: `doctor` says so.
+/// Refuses a new log in a database that does not check text. A log that exists continues: `doctor` reports it.
 async fn refuse_encoding(client: &impl GenericClient) -> Db<()> {
     let encoding: String = client.query_one(sql!(schema, "encoding"), &[]).await?.try_get(0)?;
     if encoding != UNCHECKED_ENCODING {
@@ -150,8 +150,8 @@ async fn migrate_session(session: &mut Session, schema: &str) -> Db<Migrated> {
 }
 
 /// What is made belongs to the owner of what is there, also if a member of that role, or a superuser, migrates: functions that run as their
-/// owner use it. The log is locked before anything else: whoever has published holds that lock already and may ask for others, and what
-/// is copied out of the log is to be complete.
+/// owner use it. The log is locked before anything else: a transaction that has published holds that lock already and may ask for others,
+/// and what is copied out of the log is to be complete.
 async fn prepare_upgrade(tx: &impl GenericClient, schema: &str) -> Db<()> {
     for row in tx.query(sql!(schema, "become_owner"), &[&format!("{schema}.meta")]).await? {
         tx.batch_execute(row.try_get(0)?).await?;

@@ -92,7 +92,7 @@ pub(crate) const BY_INDEX: &str = sql!(session, "by_index");
 /// For a few rows of many, in the order of an index.
 pub(crate) const IN_ORDER: &str = sql!(session, "in_order");
 
-/// Nobody waits for who only reads, and between two statements there may be a million rows to look at.
+/// No session waits for one that only reads, and between two statements there may be a million rows to look at.
 const READS: &str = sql!(session, "unhurried");
 
 /// One snapshot for all that a command reads, with settings of its own.

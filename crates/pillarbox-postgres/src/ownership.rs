@@ -61,7 +61,7 @@ pub(crate) enum Role {
 
 impl Role {
     /// The sessions whose life shows that an instance is still at work: without one of them it can neither read what to deliver
-    /// nor settle. The waiter's and the operator's do not: the server notices only after a while that whoever waits for a lock, or
+    /// nor settle. The waiter's and the operator's do not: the server notices only after a while that a client which waits for a lock, or
     /// for an answer that takes long, is gone; and retention does nothing that the owner of a lane alone may do.
     pub(crate) const AT_WORK: [Role; 3] = [Role::Control, Role::Reader, Role::Writer];
     const ALL: [Role; 7] =
@@ -250,7 +250,7 @@ impl Membership {
         Ok(working)
     }
 
-    /// Ends the sessions of instances that have ended, and tells everybody once: events that nobody was rung for may be there.
+    /// Ends the sessions of instances that have ended, and tells all relays once: there may be events for which no ring came.
     async fn clear_away(&self, control: &Session, ids: &[InstanceId]) -> Db<()> {
         end_sessions(control, ids).await;
         for id in ids {

@@ -36,7 +36,7 @@ mod statement;
 /// # }
 /// ```
 ///
-/// By sqlx, with the feature `sqlx`, pass `&mut *transaction`:
+/// With sqlx (feature `sqlx`), pass `&mut *transaction`:
 ///
 /// ```
 /// # #[cfg(feature = "sqlx")]

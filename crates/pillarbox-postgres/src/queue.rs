@@ -23,7 +23,7 @@ impl Keys {
     }
 
     /// Lets the head of each key be found by claims; of how many it was not known. Only after the commit of what made them heads:
-    /// whoever adds rows to a key at the same time does the same after his, and the later one sees the other.
+    /// a transaction that adds rows to a key at the same time does the same after its own commit, and the later one sees the other.
     pub(crate) async fn promote(self, session: &Session) -> Db<u64> {
         if self.0.is_empty() {
             return Ok(0);

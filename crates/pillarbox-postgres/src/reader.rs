@@ -7,14 +7,14 @@ use std::time::Duration;
 use futures_util::{StreamExt, future};
 use pillarbox::store::decode::{Names, Wanted};
 use pillarbox::store::{Page, PollRequest, Scan, ScanRequest, Writer};
-use pillarbox::{Event, Filter, Headers, Payload, Position, Timestamp};
+use pillarbox::{ErrorKind, Event, Filter, Headers, Payload, Position, Timestamp};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::connection::Session;
-use crate::error::Db;
+use crate::error::{Db, DbError};
 use crate::event_id::IdSalt;
 use crate::home;
 use crate::types::{DueTime, RawJson, Text, Time};
@@ -26,7 +26,11 @@ pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 const IDLE_MARGIN: Duration = Duration::from_secs(60);
 
 /// Why an event cannot be delivered as it is.
-const NO_TEXT: &str = "is no text in UTF-8, which nobody checks in a database with the encoding SQL_ASCII";
+const NO_TEXT: &str = "is no text in UTF-8, which a database with the encoding SQL_ASCII does not check";
+
+/// A commit whose wait was cancelled succeeds.
+const UNREPLICATED: &str =
+    "the wait for the synchronous standbys was cancelled: what was read may not be on them, and is read again";
 
 /// However large the rows lately were, a scan asks for so many at least.
 const ROWS_MIN: usize = 1;
@@ -59,7 +63,7 @@ impl Default for Reader {
 }
 
 /// What the last polls saw. All but what was shown holds for one session only: a server that crashed may have forgotten positions
-/// that nobody committed.
+/// that were not committed.
 #[derive(Default)]
 struct Seen {
     session: u64,
@@ -87,7 +91,7 @@ pub(crate) struct Answers {
 
 impl Reader {
     /// Horizon, then writers, then all scans in one statement, then what retention took: one message, in this order. Each
-    /// statement is a transaction of its own and so sees anew, whatever isolation level the database or a pooler sets.
+    /// statement is a transaction of its own and so has a new snapshot, whatever isolation level the database or a pooler sets.
     pub(crate) async fn poll(&mut self, session: &Session, request: &PollRequest) -> Db<Page> {
         let known = self.seen.session == session.number && !self.is_stepwise();
         if known && request.without_writers && request.scans.len() == 1 {
@@ -178,12 +182,16 @@ impl Reader {
         })
     }
 
-    /// A commit of our own, which waits until everything before it is flushed, here and on synchronous standbys. A message of
-    /// no use to anybody costs no dead row.
+    /// A commit of our own, which waits until everything before it is flushed, here and on synchronous standbys. It fails if this wait
+    /// was cancelled. A message that has no reader costs no dead row.
     async fn make_durable(&self, session: &Session) -> Db<()> {
         self.barriers.fetch_add(1, Ordering::Relaxed);
         let statement = session.statement(sql!(session, "make_durable")).await?;
+        let before = session.unreplicated();
         session.execute(&statement, &[]).await?;
+        if session.unreplicated() != before {
+            return Err(DbError::own(ErrorKind::Unavailable, UNREPLICATED));
+        }
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use crate::error::{Db, DbError};
 use crate::types::{Time, multirange};
 use crate::{home, queue};
 
-/// A row of `progress` grows for this long before another begins; so exactly `show` can say when an event was settled.
+/// How long a row of `progress` grows before another begins: how exactly `show` can say when an event was settled.
 const PROGRESS_SPAN_MS: f64 = 60_000.0;
 
 /// What a settlement led to.
@@ -27,8 +27,8 @@ pub(crate) struct Settled {
     pub(crate) queued: bool,
 }
 
-/// A settlement may be large and the line slow: a transaction of which something is on its way does not stand still. Whoever takes the
-/// lanes over ends it.
+/// A settlement may be large and the line slow: a transaction of which something is on its way does not stand still. The instance
+/// that takes the lanes over ends it.
 const BEGIN: &str = sql!(session, "begin_settlement");
 
 /// Writes a settlement of instance `me` in one transaction. All of it is sent before anything is answered: the server needs to hear
@@ -69,7 +69,7 @@ async fn command(client: &Client, sql: &str) -> Db<()> {
 }
 
 /// Which lanes are still at their epoch, and stay there until the transaction ends. One whose attempts were announced and not counted, since
-/// an operator came before, is loaded anew like one that is lost.
+/// an operator came before, is loaded again like one that is lost.
 pub(crate) async fn fence(client: &Client, lock: &Statement, settlement: &Settlement) -> Db<Vec<bool>> {
     let Lanes { subscriptions, lanes, epochs } = Lanes::of(settlement.lanes.iter());
     let rows = client.query(lock, &[&subscriptions, &lanes, &epochs]).await?;
@@ -85,7 +85,7 @@ pub(crate) async fn fence(client: &Client, lock: &Statement, settlement: &Settle
     Ok(settlement.lanes.iter().map(may).collect())
 }
 
-/// Whoever should have a lane that is given back takes it at once, and not when it next looks.
+/// The instance that should have a lane that is given back takes it at once, and not when it next looks.
 async fn announce_release(client: &Client, writes: &[LaneWrite]) -> Db<()> {
     if writes.iter().any(|write| write.release) {
         announce(client, "fleet").await?;

@@ -25,13 +25,13 @@ use crate::{home, migrate, queue};
 /// At least this long between two settlements, so that a lane's cursor is rewritten at most twenty times a second.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a relay keeps the connection for operators' work that nobody uses.
+/// How long a relay keeps the connection for operators' work that is not used.
 const DESK_KEPT: Duration = Duration::from_secs(5);
 
 /// How long a session that was given up may take to end.
 const FORMER_CLAIMER_MS: i64 = 500;
 
-/// A scan's plan is the same whatever is asked for, and planning it anew for many leaves costs more than reading a page.
+/// A scan's plan is the same whatever is asked for, and planning it again for many leaves costs more than reading a page.
 const READER_SETUP: &str = sql!(session, "reader");
 
 /// The delivery table grows faster than its statistics: a plan that was made while it was empty must still do for a hundred thousand
@@ -59,7 +59,7 @@ pub struct PostgresStore {
     member: Mutex<Option<Arc<Membership>>>,
     listener: tokio::sync::Mutex<Option<Listener>>,
     barriers: Arc<AtomicU64>,
-    /// Of the log's ids; known once it was looked at.
+    /// The salt of the log's ids; known once the log was looked at.
     id_salt: Arc<IdSalt>,
     pub(crate) upkeep: Upkeep,
     #[cfg(feature = "mutants")]
@@ -80,7 +80,7 @@ impl PostgresStore {
         Ok(store)
     }
 
-    /// A log that nobody has looked at, not even whether it is there. For [`doctor`](pillarbox::admin::Operator::doctor) alone, which
+    /// A log that was not looked at, not even whether it is there. For [`doctor`](pillarbox::admin::Operator::doctor) alone, which
     /// shows all that [`open`](PostgresStore::open) would refuse.
     pub fn unexamined(config: PgConfig) -> Self {
         let config = Arc::new(config);
@@ -401,7 +401,7 @@ fn number(member: &Membership) -> i32 {
     member.instance().0 as i32
 }
 
-/// Ends what this process was before: nobody need wait until it is found dead. One statement, which holds no lock while it waits for
+/// Ends what this process was before: no other instance has to wait until it is found dead. One statement, which holds no lock while it waits for
 /// this process.
 async fn give_up(session: &Session, former: InstanceId) -> Db<()> {
     session.execute(sql!(instance, "give_up"), &[&(former.0 as i32)]).await?;

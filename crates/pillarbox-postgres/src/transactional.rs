@@ -175,7 +175,7 @@ impl Transactional {
     }
 
     /// So many events share a transaction, at most. Default: 1. When one of several fails, each is handled again in a transaction of its
-    /// own, so that it holds back nobody but its key.
+    /// own, so that it holds back its key and nothing else.
     #[must_use]
     pub fn batch_size(mut self, events: usize) -> Self {
         self.batch_size = events.max(1);

@@ -13,12 +13,12 @@ use serde::de::IgnoredAny;
 use crate::config::{SinkConfig, yes};
 use crate::lines::{Cancelled, deliver_whole, lines_of};
 
-/// Appends CloudEvents to a file, one JSON object a line, one write a batch.
+/// Appends CloudEvents to a file, one JSON object per line, one write per batch.
 ///
 /// Several relays may append to one file: each batch is written under an exclusive lock of the file. A line that a killed
 /// process left unfinished is cut under that lock before the next append; a last line that lacks nothing but its line break,
 /// or that no relay wrote, is never touched but ended with one. `Delivered` means that the batch is on the disk, unless [`FileSink::fsync`] was
-/// turned off. A file that was moved away (log rotation) is opened anew under its path.
+/// turned off. A file that was moved away (log rotation) is opened again under its path.
 #[derive(Debug)]
 pub struct FileSink {
     format: CloudEvents,
@@ -56,7 +56,7 @@ pub const TAIL_BYTES_MAX: u64 = 64 * 1024 * 1024;
 #[cfg(unix)]
 const FILE_MODE: u32 = 0o640;
 
-/// The bits of a folder in which everybody may make files and nobody may remove those of others.
+/// The bits of a folder in which all users may create files, and none may remove those of others.
 #[cfg(unix)]
 const SHARED_FOLDER: u32 = 0o1002;
 
@@ -160,8 +160,8 @@ impl Target {
         Ok(())
     }
 
-    /// A new file is for its owner and group: it holds payloads. In a folder where everybody may make files, as `/tmp` is, a link that
-    /// somebody else has made is not followed.
+    /// A new file is for its owner and group: it holds payloads. In a folder where all users may create files, as `/tmp` is, a link of
+    /// another user is not followed.
     #[cfg(unix)]
     fn options(&self) -> OpenOptions {
         use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -245,7 +245,7 @@ impl Target {
             // It was opened without following links.
             _ if fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.is_symlink()) => (
                 "file",
-                "; it is a link in a folder where everybody may make one: let the sink's path name the file itself",
+                "; it is a link in a folder in which every user may create one: let the sink's path name the file itself",
             ),
             ErrorKind::PermissionDenied => ("file", "; let the relay's user write there"),
             ErrorKind::ReadOnlyFilesystem => ("file", "; mount it writable, or change the sink's path"),

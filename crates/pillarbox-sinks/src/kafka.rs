@@ -51,7 +51,7 @@ fn default_timeout() -> Duration {
     TIMEOUT
 }
 
-/// How often a batch is sent anew because another one, given up, took the producer with it.
+/// How often a batch is sent again because another one, given up, took the producer with it.
 const SENDS_MAX: usize = 3;
 
 /// How long `check` waits for the brokers.

@@ -2,7 +2,7 @@
 //!
 //! | feature | sink | |
 //! |---|---|---|
-//! | `stdout` (default) | `Stdout` | CloudEvents, one JSON object a line |
+//! | `stdout` (default) | `Stdout` | CloudEvents, one JSON object per line |
 //! | `file` (default) | `FileSink` | the same, appended to a file that several relays may share |
 //! | `http` | `HttpSink` | webhooks, signed as Standard Webhooks |
 //! | `kafka` | `KafkaSink` | Kafka and what speaks its protocol |

@@ -42,7 +42,7 @@ fn failed(batch: &Batch, failure: &Failure) -> Vec<Outcome> {
     batch.events.iter().map(outcome).collect()
 }
 
-/// Whether nobody waits for the answer any more. Blocking work outlives a dropped future; it looks here before it writes,
+/// Whether the answer is no longer waited for. Blocking work outlives a dropped future; it looks here before it writes,
 /// so that a batch that was given up is not written long after.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cancelled(Arc<AtomicBool>);

@@ -174,7 +174,7 @@ impl PostgresSink {
     }
 
     /// Appends events in one statement, tried again where that can help; the lanes that are ours. What is appended twice is there
-    /// once, so that a connection which was lost while nobody used it costs nothing.
+    /// once, so that a connection which was lost while it was not used costs nothing.
     async fn append<'a>(
         &'a self,
         lease: &mut Option<Lease<'a>>,

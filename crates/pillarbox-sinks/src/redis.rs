@@ -17,7 +17,7 @@ pub use stream::RedisStream;
 
 /// Which Redis, and how to reach it.
 ///
-/// A connection is made when the first batch comes, is shared by all batches, and is made anew when it is broken. Redis Cluster is not
+/// A connection is made when the first batch comes, is shared by all batches, and is made again when it is broken. Redis Cluster is not
 /// supported, nor are certificates of clients.
 #[derive(Debug, Clone)]
 pub struct RedisConfig {

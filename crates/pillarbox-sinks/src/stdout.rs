@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::config::SinkConfig;
 use crate::lines::{Cancelled, deliver_whole, lines_of};
 
-/// Writes CloudEvents to the standard output, one JSON object a line, one write a batch.
+/// Writes CloudEvents to the standard output, one JSON object per line, one write per batch.
 ///
 /// What a terminal would act on (control characters, separators of lines, controls of direction) is written as a JSON escape: the value
 /// is the same.
@@ -75,7 +75,7 @@ fn write(lines: &[u8], cancelled: &Cancelled) -> Result<(), Failure> {
     write_whole(&mut stdout, lines).map_err(|error| match error.kind() {
         ErrorKind::BrokenPipe => Failure {
             kind: "broken_pipe",
-            ..Failure::sink("nobody reads the standard output any more; start the reader again, or use another sink")
+            ..Failure::sink("the reader of the standard output has ended; start it again, or use another sink")
         },
         _ => Failure { kind: "stdout", ..Failure::sink(format!("the standard output cannot be written: {error}")) },
     })

@@ -11,7 +11,7 @@ pub const TEMPLATE_BYTES_MAX: usize = 4096;
 /// The name of a destination with placeholders for what an event says: `{topic}`, `{type}`, `{key}`, `{header.NAME}`.
 ///
 /// `{key|none}` is `none` for an event without a key. Without such a fallback the event is refused for good: it would go somewhere
-/// that nobody meant. `{{` and `}}` are braces.
+/// that was not meant. `{{` and `}}` are braces.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Template {
     text: String,

@@ -40,7 +40,7 @@ const COARSE_PAUSE: Duration = Duration::from_millis(1);
 
 /// How a sleeping relay is woken.
 ///
-/// SQLite has no signal across processes, so a thread looks at `pragma data_version` while somebody waits. A commit
+/// SQLite has no signal across processes, so a thread looks at `pragma data_version` while a wait is under way. A commit
 /// rings only if it raised the horizon, the log's revision, or that of the queues (for those who claim): beats, claims and
 /// most settlements do nothing of it, so a relay never wakes itself. A ring counts until a poll has seen the horizon, an
 /// observation the revision, and claims of each queue that of the queues.
@@ -64,7 +64,7 @@ struct BellState {
     revision: i64,
     revision_observed: i64,
     queue_revision: i64,
-    /// By queue that this store claims of and has room for: what the last claim has seen.
+    /// What the last claim has seen, per queue that this store claims from and has room for.
     queue_revision_claimed: HashMap<SubscriptionId, i64>,
     neighbour: Option<Probe>,
     neighbour_ended: bool,
@@ -110,7 +110,7 @@ impl BellState {
         self.unanswered() && !self.rung.as_ref().is_some_and(|rung| rung_for_this(rung) && now < rung.again_at)
     }
 
-    /// Wakes a waiter; for the same thing again only after a pause, so that nobody spins on what he cannot answer.
+    /// Wakes a waiter; for the same thing again only after a pause, so that no waiter spins on what it cannot answer.
     fn take(&mut self, now: Instant) -> bool {
         if !self.due(now) {
             return false;
@@ -175,7 +175,7 @@ impl Bell {
         state.neighbour = neighbour;
     }
 
-    /// This store itself raised the revision by one; nobody has to be told, unless he missed an earlier change.
+    /// This store itself raised the revision by one; no waiter has to be told, unless it missed an earlier change.
     pub(crate) fn raised(&self, revision: i64) {
         let mut state = self.state();
         if state.revision_observed == revision - 1 {
@@ -183,7 +183,7 @@ impl Bell {
         }
     }
 
-    /// Claims were asked for and have seen this revision of the queues. Whoever has no room for more is not rung for.
+    /// Claims were asked for and have seen this revision of the queues. A relay without room for more is not rung for.
     pub(crate) fn claimed(&self, requests: &[ClaimRequest], revision: i64) {
         let seen = &mut self.state().queue_revision_claimed;
         for request in requests {
@@ -421,7 +421,7 @@ fn unregister(path: &str, bell: &Arc<Bell>) {
 }
 
 /// Says that a transaction of this process is about to commit events, so that the doorbell looks more closely.
-/// `last` is the newest of them, if its id is nobody else's.
+/// `last` is the newest of them, if its id is no other event's.
 pub(crate) fn expect_commit(connection: &Connection, last: Option<(Position, Uuid)>) {
     for bell in bells_of(connection) {
         if bell.waiters.load(Ordering::Relaxed) > 0 && last.is_some() && commits_durably(connection) {

@@ -111,7 +111,7 @@ pub(crate) fn move_in(connection: &Connection, path: &Path) -> Db<()> {
     }
 }
 
-/// Gives a log its first home, unless somebody else has done so meanwhile.
+/// Gives a log its first home, unless another process has done so meanwhile.
 fn settle_down(tx: &rusqlite::Transaction<'_>, here: &Home) -> Db<()> {
     if Home::stored(tx)?.is_some() {
         return Ok(());

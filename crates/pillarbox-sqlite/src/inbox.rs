@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use crate::error::Db;
 
-/// Accepts an event in the receiver's own transaction: true the first time, and then the effect belongs into the same transaction;
+/// Accepts an event in the receiver's own transaction: true the first time, and then the effect belongs in the same transaction;
 /// false if `consumer` has accepted this id before.
 ///
 /// A rollback forgets that it was accepted. Begin the transaction with `BEGIN IMMEDIATE`, so that a second receiver waits for the

@@ -2,6 +2,7 @@ use std::path::Path;
 
 use pillarbox::store::SchemaState;
 use pillarbox::{ErrorKind, Result, Timestamp};
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use crate::connection::{begin, meta_number};
@@ -23,6 +24,10 @@ const MIGRATIONS: [Migration; 5] = [
     Migration { version: 5, name: "definitions", sql: include_str!("../migrations/005_definitions.sql") },
 ];
 
+/// Between these lines a migration writes into the definition of a table, in the way that SQLite's manual gives.
+const REWRITE_BEGIN: &str = "pragma writable_schema = on;\n";
+const REWRITE_END: &str = "pragma writable_schema = reset;\n";
+
 /// The schema version that this build is made for.
 pub const SCHEMA_VERSION: i64 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 
@@ -43,6 +48,23 @@ impl Migration {
             .replace("@version@", &self.version.to_string())
             .replace("@name@", self.name)
             .replace("@breaking@", breaking)
+    }
+}
+
+/// What a script writes into the definition of a table.
+struct Rewrite<'a> {
+    before: &'a str,
+    old: &'a str,
+    new: &'a str,
+    after: &'a str,
+}
+
+impl<'a> Rewrite<'a> {
+    fn of(script: &'a str) -> Option<Self> {
+        let (before, rest) = script.split_once(REWRITE_BEGIN)?;
+        let (rewrite, after) = rest.split_once(REWRITE_END)?;
+        let mut quoted = rewrite.split('\'').skip(1).step_by(2);
+        Some(Rewrite { before, old: quoted.next()?, new: quoted.next()?, after })
     }
 }
 
@@ -70,7 +92,8 @@ pub fn migrate(path: impl AsRef<Path>) -> Result<Migrated> {
     Ok(Migrated { created, applied })
 }
 
-/// Creates or upgrades the schema on an open connection, for example to `:memory:` in a test; the steps applied.
+/// Creates or upgrades the schema on an open connection, for example to `:memory:` in a test; the steps applied. Refuses a connection
+/// in SQLite's defensive mode if a step changes the definition of a table.
 pub fn migrate_connection(connection: &Connection) -> Result<Vec<String>> {
     let tx = begin(connection)?;
     // Looked at under the write lock: another process may have been faster.
@@ -84,7 +107,11 @@ pub fn migrate_connection(connection: &Connection) -> Result<Vec<String>> {
     };
     let mut applied = Vec::new();
     for migration in MIGRATIONS.iter().filter(|migration| migration.version > from) {
-        tx.execute_batch(&migration.script()).map_err(DbError::from)?;
+        let script = migration.script();
+        if Rewrite::of(&script).is_some() {
+            refuse_defensive(&tx)?;
+        }
+        tx.execute_batch(&script).map_err(DbError::from)?;
         applied.push(format!("{} {}", migration.version, migration.name));
     }
     tx.commit().map_err(DbError::from)?;
@@ -128,10 +155,29 @@ fn turn_on_wal(connection: &Connection) -> Db<()> {
     ))
 }
 
-/// The SQL that [`migrate`] runs on an empty database.
+/// SQLite refuses changes of a table's definition there, with an error that does not say so.
+fn refuse_defensive(connection: &Connection) -> Db<()> {
+    if !connection.db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE)? {
+        return Ok(());
+    }
+    Err(DbError::own(
+        ErrorKind::Invalid,
+        "the schema cannot be upgraded on a connection in SQLite's defensive mode, which refuses changes of a table's definition; \
+         run `pillarbox migrate`, or turn SQLITE_DBCONFIG_DEFENSIVE off for the migration",
+    ))
+}
+
+/// The SQL that creates the schema of [`migrate`] in an empty database. It runs in the `sqlite3` shell and on other connections in
+/// SQLite's defensive mode too: what later steps write into the definition of a table is there from the start.
 pub fn print_sql() -> String {
     let mut sql = format!("{};\nbegin immediate;\n", sql!(connection, "turn_on_wal"));
-    MIGRATIONS.iter().for_each(|migration| sql += &migration.script());
+    for migration in &MIGRATIONS {
+        let script = migration.script();
+        match Rewrite::of(&script) {
+            Some(Rewrite { before, old, new, after }) => sql = format!("{}{before}{after}", sql.replace(old, new)),
+            None => sql += &script,
+        }
+    }
     sql + "commit;\n"
 }
 

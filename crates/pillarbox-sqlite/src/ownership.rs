@@ -41,7 +41,7 @@ pub(crate) struct Writer {
     pub(crate) folder: LockFolder,
     pub(crate) membership: Arc<Mutex<Option<Membership>>>,
     pub(crate) bell: Arc<Bell>,
-    /// Of the events of claims.
+    /// The decoder of the events of claims.
     pub(crate) decoder: Decoder,
     pub(crate) rows_counted: RowsCounted,
 }
@@ -253,7 +253,7 @@ fn enter(tx: &Transaction<'_>, me: InstanceId, hello: &Hello, subscriptions: &[S
 }
 
 /// Creates a subscription, or gives an existing one what the newest started instance says; lanes stay, and another mode is
-/// refused. One that joins again was not started anew.
+/// refused. One that joins again was not started again.
 fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription, rejoin: bool) -> Db<SubscriptionView> {
     let found = find(tx, &subscription.name)?;
     let stored_hold = stored_hold(tx, subscription)?;
@@ -298,7 +298,7 @@ fn define(tx: &Transaction<'_>, me: InstanceId, subscription: &Subscription, rej
     Ok(view)
 }
 
-/// The filter of a subscription changes: whoever read its lanes with the old one cannot settle any more. What they have settled is
+/// The filter of a subscription changes: a relay that read its lanes with the old one can no longer settle. What they have settled is
 /// kept with it.
 fn fence(tx: &Transaction<'_>, id: SubscriptionId, before: &Definition) -> Db<()> {
     let mut statement = tx.prepare_cached(sql!(cursor, "settled"))?;
@@ -315,7 +315,7 @@ fn fence(tx: &Transaction<'_>, id: SubscriptionId, before: &Definition) -> Db<()
     Ok(())
 }
 
-/// By which filters the events of a subscription were judged before.
+/// The filters by which the events of a subscription were judged before.
 pub(crate) fn former_filters(tx: &Connection, id: SubscriptionId) -> Db<FormerFilters> {
     let text: String = tx.prepare_cached(sql!(subscription, "former_filters"))?.query_row([id.0], |row| row.get(0))?;
     Ok(FormerFilters::parse(&text))
@@ -586,7 +586,7 @@ fn load_deliveries(tx: &Transaction<'_>, lane: LaneRef, blocks: bool, mut state:
     Ok(state)
 }
 
-/// By the columns `floor`, `settled`, `anchor_position` and `anchor_id`.
+/// Reads the columns `floor`, `settled`, `anchor_position` and `anchor_id`.
 pub(crate) fn cursor_of(row: &Row<'_>) -> Db<Cursor> {
     Ok(Cursor { floor: row.get("floor")?, settled: row.get::<_, String>("settled")?.parse()?, anchor: anchor_of(row)? })
 }
@@ -598,7 +598,7 @@ fn anchor_of(row: &Row<'_>) -> Db<Option<(Position, Uuid)>> {
     })
 }
 
-/// By the columns `position`, `key`, `arrival`, `state`, `attempts`, `due_at` and `since`.
+/// Reads the columns `position`, `key`, `arrival`, `state`, `attempts`, `due_at` and `since`.
 pub(crate) fn delivery_of(row: &Row<'_>) -> rusqlite::Result<DeliveryRow> {
     Ok(DeliveryRow {
         position: row.get("position")?,
@@ -711,8 +711,8 @@ impl LockFolder {
         }
     }
 
-    /// The state of an instance's lock. A missing file proves nothing: somebody may have removed it, or moved the database
-    /// away from it. An instance that left has no row, so that nobody asks.
+    /// The state of an instance's lock. A missing file proves nothing: it may have been removed, or the database was moved
+    /// away from it. An instance that left has no row, so that it is not asked for.
     pub(crate) fn probe(&self, id: InstanceId) -> Lock {
         match File::open(self.file(id)) {
             Ok(file) => {

@@ -19,7 +19,7 @@ use crate::reader::id_of;
 /// publishes nothing. A refused event ([`ErrorKind::Invalid`]) leaves nothing behind, and the transaction may go on.
 ///
 /// A transaction that reads before it publishes should be `BEGIN IMMEDIATE`: SQLite fails a deferred one at once, without
-/// waiting, if anybody has written since its first read.
+/// waiting, if another connection has written since its first read.
 pub fn publish(transaction: &Connection, event: &NewEvent) -> Result<Uuid> {
     let published = insert(transaction, event)?;
     expect_commit(transaction, published.made);
@@ -52,7 +52,7 @@ pub fn commit(transaction: Transaction<'_>) -> Result<()> {
 /// What became of one event.
 struct Published {
     id: Uuid,
-    /// Where it was inserted, if its id was made here and so is nobody else's.
+    /// Where it was inserted, if its id was made here and so is no other event's.
     made: Option<(Position, Uuid)>,
 }
 
@@ -158,7 +158,7 @@ pub const PAYLOAD_BYTES_MAX_HIGHEST: usize = 256 * 1024 * 1024;
 /// What is stored for a time that never ends.
 pub(crate) const FOREVER_MS: i64 = i64::MAX;
 
-/// Changes the log's limits for everybody, in whatever language publishers are.
+/// Changes the limits of the log, for all its publishers in all languages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     /// The largest payload, up to [`PAYLOAD_BYTES_MAX_HIGHEST`]. None: as it is.

@@ -20,7 +20,7 @@ use crate::settle::{add_error, error_list};
 const DUE_AT_ONCE_MAX: i64 = 1_000;
 
 impl Writer {
-    /// Claims what is to be done next. A claim that finds nothing writes nothing, and so waits for nobody.
+    /// Claims what is to be done next. A claim that finds nothing writes nothing, and so waits for no other connection.
     ///
     /// The events need not be made durable: a row is made of an event that a poll has returned, or by an operator's change,
     /// whose commit syncs all that was committed before.
@@ -237,7 +237,7 @@ pub(crate) fn end_claim(tx: &Transaction<'_>, owner: InstanceId, end: &ClaimEnd,
     Ok(true)
 }
 
-/// Makes it the turn of a key's first delivery, or of one without a key, since `now`. There is one writer at a time: whoever ends
+/// Makes it the turn of a key's first delivery, or of one without a key, since `now`. There is one writer at a time: a transaction that ends
 /// a delivery or puts one where others are promotes in the same transaction, and nothing is ever left behind.
 pub(crate) fn promote(
     tx: &Transaction<'_>,
@@ -259,7 +259,7 @@ pub(crate) fn promote(
     Ok(())
 }
 
-/// Finds out anew whose turn it is, after an operator has changed a delivery of a queue.
+/// Finds out again which delivery is next, after an operator has changed a delivery of a queue.
 pub(crate) fn arrange(
     tx: &Transaction<'_>,
     subscription: SubscriptionId,

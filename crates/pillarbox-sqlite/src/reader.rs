@@ -299,7 +299,7 @@ fn headers_of(text: &str) -> Headers {
 ///
 /// A commit lives in the write-ahead log, so one fsync of that file covers all that a snapshot shows. A publisher with
 /// `synchronous = off` may also have copied commits into the database file without an fsync before it started the
-/// write-ahead log anew; that shows in the log's header, and then the database file is synced too.
+/// write-ahead log again; that shows in the log's header, and then the database file is synced too.
 struct Barrier {
     database: PathBuf,
     wal_path: PathBuf,

@@ -25,7 +25,7 @@ type Function = dyn Fn(&Transaction<'_>, Delivery) -> std::result::Result<(), Fa
 /// are committed together, so that each effect happens exactly once.
 ///
 /// The function gets the transaction (`BEGIN IMMEDIATE`, `synchronous = full`) and must not end it. It runs on a thread of its own, one
-/// transaction after the other, and nobody else can write to the file meanwhile: keep it short. An error or a panic rolls it back and is
+/// transaction after the other, and no other connection can write to the file meanwhile: keep it short. An error or a panic rolls it back and is
 /// retried by the subscription's policy. So is a transaction that takes longer than `processing_timeout`: its statements are
 /// interrupted, but code that is busy with something else cannot be stopped and is waited for.
 ///
@@ -101,7 +101,7 @@ impl Transactional {
     }
 
     /// So many events share a transaction, at most. Default: 1. When one of several fails, each is handled again in a transaction of its
-    /// own, so that it holds back nobody but its key.
+    /// own, so that it holds back its key and nothing else.
     #[must_use]
     pub fn batch_size(mut self, events: usize) -> Self {
         self.batch_size = events.max(1);
@@ -195,7 +195,7 @@ impl Writer {
         Ok(outcomes)
     }
 
-    /// Everything between BEGIN and COMMIT. Nobody else can write: a claim that is there at the beginning is there at the end.
+    /// Everything between BEGIN and COMMIT. No other connection can write: a claim that is there at the beginning is there at the end.
     fn work(
         &self,
         transaction: &Transaction<'_>,

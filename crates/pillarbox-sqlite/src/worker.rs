@@ -46,7 +46,7 @@ impl Ending {
         self.thread.as_ref().map(JoinHandle::thread)
     }
 
-    /// Waits for the end, but not beyond `deadline`: a thread that waits for somebody's lock ends by itself later.
+    /// Waits for the end, but not beyond `deadline`: a thread that waits for another's lock ends by itself later.
     pub(crate) fn join(&mut self, deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
         let ended = self.ended.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -40,7 +40,7 @@ pub enum NextTry {
     At(Timestamp),
     /// No attempt was counted: it is tried again at this time; where the sink is considered down, before if another event shows that it is not.
     Uncounted(Timestamp),
-    /// No attempt was counted, and the receiver wants nothing more: it is tried again when somebody resumes the subscription.
+    /// No attempt was counted, and the receiver wants nothing more: it is tried again when the subscription is resumed.
     Resumed,
     /// It is dead.
     Never,

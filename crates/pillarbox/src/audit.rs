@@ -213,7 +213,7 @@ enum Verdict {
     Missing(MissingReason),
 }
 
-/// What the books say of an event; None: nobody knows.
+/// What the ledger says of an event; None: unknown.
 fn verdict(
     book: &LaneBook,
     former: Option<&FormerFilters>,
@@ -287,7 +287,7 @@ struct Receipts {
     /// Indexes of `events`, by id; made when the first line comes.
     by_id: Vec<u32>,
     arrivals: u32,
-    /// How many of the ids that arrived nobody wanted.
+    /// The number of ids that arrived and that no subscription wanted.
     unwanted: u64,
 }
 

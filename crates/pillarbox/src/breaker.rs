@@ -192,7 +192,7 @@ impl Breaker {
         self.forget(position);
     }
 
-    /// The sink said something about one event: it is up, unless it refuses everybody.
+    /// The sink said something about one event: it is up, unless it refuses all keys.
     fn answered(&mut self) {
         if self.refuses_all() {
             self.wary |= self.probe.is_some();

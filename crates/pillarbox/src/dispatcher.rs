@@ -26,7 +26,7 @@ pub(crate) struct Dispatcher {
     /// How often something came, ended or was freed.
     changes: u64,
     in_flight: usize,
-    /// Of each lane, by its number.
+    /// The state of each lane, by its number.
     lanes: Vec<OfLane>,
     /// Keys that are held.
     held: usize,
@@ -449,7 +449,7 @@ impl Dispatcher {
         dropped
     }
 
-    /// Drops what is not at the sink yet, for lanes that are given up or loaded anew; returns it.
+    /// Drops what is not at the sink yet, for lanes that are given up or loaded again; returns it.
     pub(crate) fn purge(&mut self, lanes: &HashSet<u32>) -> Vec<Item> {
         let waiting = |lane: &u32| self.lanes.get(*lane as usize).is_some_and(|lane| lane.here > lane.at_sink);
         if !lanes.iter().any(waiting) {
@@ -496,7 +496,7 @@ fn give_claim(lanes: &mut [OfLane], item: &mut Item, claim: ClaimId) {
 /// What could be sent, in order, and where the events of each key are in it: those of a key can be taken out without a look at others.
 #[derive(Debug, Default)]
 struct Line {
-    /// By number, without gaps. A slot is empty where an event was taken from the middle; the first one never is.
+    /// The slots in the order of their numbers, without gaps. A slot is empty where an event was taken from the middle; the first one never is.
     slots: VecDeque<Slot>,
     /// The number of the first slot.
     first: i64,
@@ -520,7 +520,7 @@ struct OfKey {
     last: i64,
 }
 
-/// A line is made anew without its empty slots when there are more of them than events, and than this.
+/// A line is made again without its empty slots when there are more of them than events, and than this.
 const EMPTY_SLOTS_MIN: usize = 64;
 
 impl Line {
@@ -672,7 +672,7 @@ mod tests {
     use crate::{Headers, Payload, Timestamp};
 
     impl Dispatcher {
-        /// Counts anew what is counted as it comes and goes.
+        /// Counts again what is counted as it comes and goes.
         fn check_counts(&self) {
             let mut lanes = vec![OfLane::default(); self.lanes.len()];
             let waiting = self.keys.values().flat_map(|busy| &busy.waiting);

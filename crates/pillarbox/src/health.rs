@@ -234,7 +234,7 @@ impl Judge<'_> {
         self.say(ProblemKind::SinkDown, level, message, advice.to_owned());
     }
 
-    /// Whoever set `max_attempts` may wonder why events fail more often than that.
+    /// Explains why events fail more often than `max_attempts` says.
     fn judge_retries(&mut self) {
         let SubscriptionStatus { name, retrying, retry, .. } = self.subscription;
         if *retrying == 0 || !retry.outlasts_attempts() {
@@ -266,7 +266,7 @@ impl Judge<'_> {
         silent && (overdue || (self.has_waited(limit) && self.subscription.pending > 0))
     }
 
-    /// An event has waited for longer than this, and so has somebody who could have delivered it.
+    /// An event has waited for longer than this, and so has a relay that could have delivered it.
     fn has_waited(&self, limit: Duration) -> bool {
         let lives = self.runner_age.is_some_and(|age| age > limit);
         lives && self.subscription.oldest_age_seconds.is_some_and(|age| age > limit.as_secs_f64())

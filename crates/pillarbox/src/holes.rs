@@ -52,7 +52,7 @@ impl Holes {
 pub(crate) struct Shown<'a> {
     pub(crate) scan: &'a Scan,
     dead: &'a RangeSet,
-    /// Retention has removed these, unless they were kept for somebody: only what was looked for says which.
+    /// Retention has removed these, unless they were kept for a delivery: only what was looked for says which.
     gone: &'a RangeSet,
     log_start: Position,
     /// For tests of the tests: every hole counts as closed.

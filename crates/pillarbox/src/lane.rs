@@ -60,7 +60,7 @@ pub(crate) enum Phase {
     Active,
     /// Finishes what is at the sink, then gives the lane back.
     Releasing,
-    /// Finishes what is at the sink, then loads the lane anew.
+    /// Finishes what is at the sink, then loads the lane again.
     Reloading,
     /// Waits for an answer of the database.
     Waiting,
@@ -194,7 +194,7 @@ impl Lane {
         self.row_keys.as_ref().is_some_and(RowKeys::is_unknown)
     }
 
-    /// Somebody begins to look which keys of a queue have rows, under this number. What is `unwritten` may escape that look, and so may
+    /// A look begins which keys of a queue have rows, under this number. What is `unwritten` may escape that look, and so may
     /// whatever is given a row while it lasts.
     pub(crate) fn begin_look(&mut self, number: u64, unwritten: impl Iterator<Item = KeyHash>) {
         let queued = self.writes.queued();

@@ -11,7 +11,7 @@ use crate::{
 /// A lane seized this often without progress is in quarantine.
 pub(crate) const QUARANTINE_AFTER: u32 = 2;
 /// How long a lane in quarantine is left alone after its owner's death, at first and at most; it doubles with each seizure. An event that
-/// kills whoever works on it must not take a whole fleet down in one breath.
+/// kills the process that works on it must not end a whole fleet at once.
 const SEIZE_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 
 /// Decides which lanes this instance takes and which it gives back. Every instance decides alike from the same view; where

@@ -24,7 +24,7 @@ pub const RETENTION_INTERVAL: Duration = Duration::from_secs(30);
 /// One part in this many of a drain's time is left for giving the lanes back.
 const LEAVE_PART: u32 = 5;
 
-/// How often a relay that starts tries again to join because somebody else keeps what it needs locked.
+/// How often a relay that starts tries again to join because another session holds a lock that it needs.
 const BUSY_JOINS_MAX: u32 = 2;
 
 /// How a relay runs; the limits are those of [`EngineConfig`].
@@ -35,7 +35,7 @@ pub struct RelayConfig {
     /// How long a drain may take. What is still at a sink when a fifth of it is left, or 5 s if that is less, is cancelled, so that there is
     /// time to give the lanes back. Default: 25 s.
     pub shutdown_grace: Duration,
-    /// What is removed from the log once nobody needs it; looked at every [`RETENTION_INTERVAL`]. Default: events of 7 days ago that
+    /// What is removed from the log once no subscription needs it; looked at every [`RETENTION_INTERVAL`]. Default: events of 7 days ago that
     /// every subscription has passed. None: nothing is ever removed.
     pub retention: Option<PrunePolicy>,
     /// The host's name as operators see it. Default: from the environment.

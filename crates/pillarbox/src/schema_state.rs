@@ -27,7 +27,7 @@ pub enum SchemaState {
 }
 
 impl SchemaState {
-    /// How a schema stands that is at `version`, and that nobody made for less than `breaking` can work with.
+    /// The state of a schema at `version` with which no build for less than `breaking` can work.
     pub fn of(version: i64, breaking: i64, made_for: i64) -> Self {
         match version {
             from if from < made_for => SchemaState::Old { from, to: made_for },

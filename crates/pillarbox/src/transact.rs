@@ -19,9 +19,9 @@ pub trait Transact: Send + Sync + 'static {
         1
     }
 
-    /// One transaction for events that each have a claim; it may take as long as `limit`. The answer is one [`Outcome`] an event, in
+    /// One transaction for events that each have a claim; it may take as long as `limit`. The answer is one [`Outcome`] per event, in
     /// order. `Delivered`: committed, the claim's row is gone, and the next of its key may be claimed. `NotTried`: the claim was taken
-    /// away before. With an error nothing of it is left, unless nobody knows.
+    /// away before. With an error nothing of it is left, unless the outcome is unknown.
     fn attempt<'a>(
         &'a self,
         place: ClaimPlace,
@@ -30,7 +30,7 @@ pub trait Transact: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Vec<Outcome>, Abort>>;
 
     /// Handles events in transactions of [`Transact::batch_size`]. When one of several fails, each is handled again in a transaction of
-    /// its own, so that it holds back nobody but its key.
+    /// its own, so that it holds back its key and nothing else.
     fn transact(
         &self,
         place: ClaimPlace,
@@ -108,7 +108,7 @@ pub enum Abort {
     Failed(Failure),
     /// The database could not be asked or written.
     Unreachable(Failure),
-    /// A claim was taken away, nobody waits for it any more, or nobody knows whether it was committed. The engine gives the claim back,
+    /// A claim was taken away, the caller no longer waits for it, or it is unknown whether it was committed. The engine gives the claim back,
     /// which does nothing if its row is gone.
     NotTried,
 }

@@ -387,7 +387,7 @@ fn by_retention(reason: &str) -> Option<&str> {
 
 fn not_recorded(former: &PassedUnder) -> Conclusion {
     let message = format!(
-        "it was passed before {} under a filter that is not recorded any more: it was delivered if that filter wanted it",
+        "it was passed before {} under a filter that is no longer recorded: it was delivered if that filter wanted it",
         former.until
     );
     (Cause::NotRecorded, message, None)
@@ -560,7 +560,7 @@ mod tests {
     fn not_recorded() {
         let former = PassedUnder { definition: 2, until: NOW, filter: None };
         let passed = Fate { passed_under: Some(former), settled: true, ..fate() };
-        check(&passed, &status(), Cause::NotRecorded, &["not recorded any more", &NOW.to_string()]);
+        check(&passed, &status(), Cause::NotRecorded, &["no longer recorded", &NOW.to_string()]);
     }
 
     #[test]

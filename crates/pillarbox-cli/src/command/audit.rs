@@ -150,7 +150,7 @@ fn print(output: &Output, audit: &Audit, received: bool) -> Result<()> {
         }
         if one.not_recorded > 0 {
             output.line(format!(
-                "{}: of {} nobody knows whether the filter of then wanted them: it is not recorded any more",
+                "{}: {}: whether the filter of that time wanted them is no longer recorded",
                 one.subscription,
                 counted(one.not_recorded, "event")
             ))?;

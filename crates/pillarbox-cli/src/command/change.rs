@@ -72,7 +72,7 @@ pub(super) async fn pause(scope: &Scope, args: PauseArgs) -> Result<Exit> {
 /// What an operator's pause changes of one that is there already.
 fn taken_over(before: &SubscriptionStatus, reason: Option<&str>) -> String {
     let by = match before.paused_by {
-        Some(PausedBy::Receiver) => "; it was paused by its receiver, and now by you, so that it is no alarm any more",
+        Some(PausedBy::Receiver) => "; it was paused by its receiver, and now by you, so that it is no longer an alarm",
         _ => "",
     };
     let because = match (&before.paused_reason, reason) {

@@ -13,7 +13,7 @@ use crate::exit::{Exit, chain};
 use crate::output::{Output, Style};
 use crate::sink::{self, Answer};
 
-/// How long a receiver may take to answer. Whoever runs this is waiting.
+/// How long a receiver may take to answer, while the user waits.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 /// How many receivers are asked at once.
 const ASKED_AT_ONCE_MAX: usize = 16;
@@ -53,7 +53,7 @@ pub(super) async fn run(scope: &Scope) -> Result<Exit> {
     })
 }
 
-/// The subscriptions that wait for somebody since their receivers accept no more events.
+/// The subscriptions that wait for an operator since their receivers accept no more events.
 fn paused_by_receiver(status: &Status) -> Vec<(String, Problem)> {
     let is_meant = |problem: &Problem| problem.kind == ProblemKind::Paused && problem.level == Level::Failed;
     let found = problems(status, &HealthLimits::default()).into_iter().filter(is_meant);

@@ -49,7 +49,7 @@ pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
     print(scope, &pruned)
 }
 
-/// Why old events stay that everybody has passed.
+/// Why old events stay that all subscriptions have passed.
 fn stay(in_use: u64) -> String {
     let (events, verb) = (counted(in_use, "old event"), if in_use == 1 { "stays" } else { "stay" });
     format!(
@@ -58,12 +58,12 @@ fn stay(in_use: u64) -> String {
     )
 }
 
-/// Refuses what nobody, or a subscription, has not received.
+/// Refuses to remove what a subscription has not received, or what no subscription has received.
 fn refuse_undelivered(would: &Pruned, unreceived: bool) -> Result<()> {
     let what = match would {
         Pruned { events: 1.., .. } if unreceived => {
             format!(
-                "remove {} that nobody has received, since the log has no subscription",
+                "remove {} that no subscription has received, since the log has none",
                 counted(would.events, "event")
             )
         }
@@ -176,7 +176,7 @@ fn describe(status: &Status, would: &Pruned, policy: &PrunePolicy) -> String {
         }
     };
     if status.subscriptions.is_empty() && would.events > 0 {
-        message += "; nobody has received these events, since the log has no subscription: prune needs --yes for that";
+        message += "; no subscription has received these events, since the log has none: prune needs --yes for that";
     }
     if would.undelivered > 0 {
         message += &format!("; would drop {}: prune needs --yes for that", dropped(would.undelivered));

@@ -65,7 +65,7 @@ fn with_payload(event: NewEvent, args: &PublishArgs) -> Result<NewEvent> {
     }
 }
 
-/// The last one would win, and nobody would know.
+/// The last one would win, without a message.
 fn refuse_repeated(headers: &[(String, String)]) -> Result<()> {
     let mut seen = HashSet::new();
     match headers.iter().find(|(name, _)| !seen.insert(name)) {
@@ -76,8 +76,8 @@ fn refuse_repeated(headers: &[(String, String)]) -> Result<()> {
     }
 }
 
-/// Whoever pipes something in means it to be published. It is not read unasked: in a loop over the lines of a file that would be the
-/// loop's own input, and a pipe that nobody closes would never end.
+/// Input from a pipe is meant to be published. It is not read unasked: in a loop over the lines of a file that would be the
+/// loop's own input, and a pipe that is never closed would never end.
 fn refuse_forgotten_input() -> Result<()> {
     let Ok(input) = io::stdin().as_fd().try_clone_to_owned() else { return Ok(()) };
     let kind = File::from(input).metadata().map(|metadata| metadata.file_type());

@@ -137,7 +137,7 @@ fn gone_before_start(signal: &str) -> Exit {
     Exit::Done
 }
 
-/// What the config says of the whole log holds for whoever else works on it, without this config.
+/// What the config says of the whole log holds for all other programs that work on it, without this config.
 async fn store_limits(config: &Config, operator: &Log) -> Result<()> {
     let (dedup, retention) = (&config.dedup, &config.retention);
     let limits = Limits {
@@ -284,7 +284,7 @@ async fn listen(config: &Config, files_max: u64, health: &Arc<Health>, backgroun
     Ok(())
 }
 
-/// A new subscription may be about to deliver years of events: nobody should learn that from the receiver.
+/// A new subscription may be about to deliver years of events: the log says so before the receiver does.
 async fn say_new(created: Vec<String>, operator: Arc<Log>) {
     if created.is_empty() {
         return;
@@ -309,7 +309,7 @@ fn created(relay: &Relay) -> Vec<String> {
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    /// None: whoever started the process wants it to outlive the terminal, as `nohup` does.
+    /// None: the process is to outlive the terminal, as `nohup` does.
     hangup: Option<Signal>,
 }
 

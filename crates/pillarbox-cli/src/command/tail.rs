@@ -133,7 +133,7 @@ fn check(token: &ResumeToken, log: &LogStatus) -> Result<()> {
 /// The positions up to `to` at which an event may still appear.
 ///
 /// Transactions that write are mostly over at once, and then there are none. Only while one goes on is the log searched for
-/// what nobody has seen of it.
+/// what was not shown of it.
 async fn open_holes(store: &Log, log: &LogStatus, to: Position) -> Result<RangeSet> {
     let mut grace = Grace::default();
     let deadline = Instant::now() + WRITERS_PATIENCE;

@@ -34,7 +34,7 @@ impl Config {
         RelayConfig { engine, shutdown_grace: self.relay.shutdown_grace, retention, ..RelayConfig::default() }
     }
 
-    /// How often this relay gives a sign of life: three times before anybody could take it for dead.
+    /// How often this relay gives a sign of life: three times before another relay could take it for dead.
     fn beat_interval(&self, default: Duration) -> Duration {
         let queues = self.subscriptions.iter().filter(|subscription| subscription.mode == Mode::Queue);
         let patience = queues.map(|queue| queue.processing_timeout).chain([self.relay.lease_ttl]).min();

@@ -280,7 +280,7 @@ impl Http {
 
     fn check_written(&self, root: &Section<'_>) {
         if self.tokens.iter().any(|token| token.expose().is_empty()) {
-            root.problem_of("http.tokens", "an empty token lets everybody in; give it a value");
+            root.problem_of("http.tokens", "an empty token lets every client in; give it a value");
         }
         if let (Err(message), false) = (self.check(), root.is_unread("http.tokens")) {
             root.problem_of("http.listen", message);
@@ -378,7 +378,7 @@ struct WrittenRetry {
 }
 
 impl WrittenRetry {
-    /// With the defaults; whoever limits the attempts and says nothing of the age means the attempts.
+    /// With the defaults; a config that limits the attempts and does not set the age means the attempts.
     fn policy(self) -> RetryPolicy {
         let default = RetryPolicy::sink();
         let default = if self.max_attempts.is_some() { default.attempts(default.max_attempts) } else { default };
@@ -511,7 +511,7 @@ impl SubscriptionSettings {
     }
 }
 
-/// The next round time above this one: nobody wants to be told to write 91s.
+/// The next round time above this one: a message does not ask for 91s.
 fn rounded_up(time: Duration) -> Duration {
     let step = if time.as_secs() < 60 { 10 } else { 60 };
     Duration::from_secs((time.as_secs() / step + 1).saturating_mul(step))

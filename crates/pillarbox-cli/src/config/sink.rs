@@ -245,7 +245,7 @@ impl SinkSettings {
         shown.collect::<Vec<_>>().join(" ")
     }
 
-    /// What is not to be seen in a message about this sink, whoever made it.
+    /// What is not to be seen in any message about this sink.
     pub(crate) fn redactions(&self) -> Redactions {
         let mut texts = Vec::new();
         collect_texts(&self.written, &mut texts);

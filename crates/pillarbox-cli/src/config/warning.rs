@@ -12,7 +12,7 @@ use crate::secret::masked;
 /// A key whose name contains one of these has a secret as its value.
 const SECRET_KEYS: [&str; 4] = ["secret", "password", "token", "authorization"];
 
-/// The bit of a file's mode by which everybody can read it.
+/// The bit of a file's mode by which every user can read it.
 const READABLE_BY_ALL: u32 = 0o004;
 
 /// What Pillarbox's own variables begin with that are no settings, as well as those that are.
@@ -25,20 +25,20 @@ pub(super) fn warnings(file: Option<&Path>, text: &str, variables: impl Iterator
     warnings
 }
 
-/// Secrets that everybody on this host can read: in the config itself, and in the files that it names for them.
+/// Secrets that every user of this host can read: in the config itself, and in the files that it names for them.
 fn readable_secrets(file: &Path, text: &str) -> Vec<String> {
     let mut secrets = Secrets::default();
     secrets.collect("", &tree::parse(text, &Problems::default()));
     let own = secrets.written.filter(|_| is_readable_by_all(file)).map(|line| {
         let file = file.display();
         format!(
-            "everybody on this host can read {file}, and line {line} holds a secret; write {{ env = \"NAME\" }} or \
+            "every user of this host can read {file}, and line {line} holds a secret; write {{ env = \"NAME\" }} or \
              {{ file = \"PATH\" }} there, or run `chmod o-r {file}`"
         )
     });
     let named = secrets.files.iter().map(|(file, line)| {
         format!(
-            "everybody on this host can read {file}, in which line {line} looks for a secret; run `chmod o-r {file}`, or mount it \
+            "every user of this host can read {file}, in which line {line} looks for a secret; run `chmod o-r {file}`, or mount it \
              with such a mode"
         )
     });
@@ -54,7 +54,7 @@ fn is_readable_by_all(file: &Path) -> bool {
 struct Secrets {
     /// The first line with one that is written out.
     written: Option<usize>,
-    /// The files with secrets that everybody can read, with the first line that names each.
+    /// The files with secrets that every user can read, with the first line that names each.
     files: BTreeMap<String, usize>,
 }
 

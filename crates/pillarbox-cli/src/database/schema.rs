@@ -13,7 +13,7 @@ pub(crate) struct Schema {
     pub(crate) applied: Vec<String>,
 }
 
-/// What somebody says a restored or copied database is.
+/// What the user says a restored or copied database is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Declaration {
     /// The log itself.
@@ -116,7 +116,7 @@ impl Database {
     pub(crate) fn print_roles(&self) -> String {
         match self {
             Database::Sqlite(_) => {
-                "-- SQLite has no roles: whoever may write the file may publish; grant that by the file's \
+                "-- SQLite has no roles: every user who may write the file may publish; grant that by the file's \
                                     permissions\n"
                     .to_owned()
             }

@@ -124,7 +124,7 @@ impl Stage {
         victim.kill()?;
         while self.ground.lanes_of(victim.instance).await? > 0 {
             if killed.elapsed() > TAKE_OVER_TIMEOUT {
-                bail!("nobody took the killed relay's lanes within {} s", TAKE_OVER_TIMEOUT.as_secs());
+                bail!("no relay took the killed relay's lanes within {} s", TAKE_OVER_TIMEOUT.as_secs());
             }
             tokio::time::sleep(LOOK_INTERVAL).await;
         }

@@ -8,7 +8,7 @@ use tokio::sync::{Notify, watch};
 use crate::log::Log;
 use crate::recorder::Recorder;
 
-/// A status that is younger than this is not read anew, however often somebody asks.
+/// A status that is younger than this is not read again, however often it is asked for.
 const STATUS_AGE_MIN: Duration = Duration::from_secs(1);
 /// After reading a status for some time nothing is read for this many times as long, so that probes of a large log cost little.
 const STATUS_REST: u32 = 4;
@@ -32,7 +32,7 @@ pub(crate) struct Health {
     part: Mutex<(Part, Instant)>,
     known: watch::Sender<Known>,
     attempt: Mutex<Attempt>,
-    /// Somebody has asked for a younger status.
+    /// A younger status was asked for.
     wanted: Notify,
     /// The part has changed.
     changed: Notify,
@@ -66,7 +66,7 @@ impl Part {
 enum Attempt {
     /// It began at this moment.
     UnderWay(Instant),
-    /// It begins when somebody asks for it, but not before this moment.
+    /// It begins when it is asked for, but not before this moment.
     NotBefore(Instant),
 }
 
@@ -87,12 +87,12 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Whether a younger one should have been there by now, if somebody had asked.
+    /// Whether a younger one should have been there by now, if it had been asked for.
     pub(super) fn is_old(&self) -> bool {
         self.began.elapsed() >= STATUS_AGE_MAX.max(self.took * STATUS_AGE_READINGS)
     }
 
-    /// Whether nobody has asked for a while: else a younger one would be there by now.
+    /// Whether none was asked for in a while: else a younger one would be there by now.
     fn is_late(&self) -> bool {
         self.began.elapsed() >= STATUS_AGE_MIN.max(self.took * STATUS_AGE_READINGS)
     }
@@ -166,8 +166,8 @@ impl Health {
         self.known_within(|_| STATUS_WAIT).await
     }
 
-    /// The same, for whoever judges by it. Where nobody has asked for long, what was known then says little, so that a young answer is waited
-    /// for as long as a probe can wait; but not by each probe anew while a database does not answer.
+    /// The same, for a probe that judges by it. Where none was asked for in a while, what was known then says little, so that a young
+    /// answer is waited for as long as a probe can wait; but not by each probe again while a database does not answer.
     pub(super) async fn known_in_time(&self) -> Known {
         self.known_within(|known| if known.is_late() { self.wait_late().max(STATUS_WAIT) } else { STATUS_WAIT }).await
     }
@@ -196,7 +196,7 @@ impl Health {
         *self.attempt.lock().unwrap_or_else(PoisonError::into_inner) = attempt;
     }
 
-    /// Reads the status whenever somebody has asked for a younger one; until the process ends.
+    /// Reads the status whenever a younger one was asked for; until the process ends.
     pub(crate) async fn refresh(self: Arc<Self>, operator: Arc<Log>) {
         loop {
             let began = Instant::now();

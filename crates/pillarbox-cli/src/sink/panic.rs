@@ -7,7 +7,7 @@ use crate::secret::Redactions;
 /// What no panic of this process may say: the secrets of every sink that was built, or was tried to be.
 static SECRETS: LazyLock<Mutex<Redactions>> = LazyLock::new(Mutex::default);
 
-/// From now on a panic is a line of the log, without the secrets of any sink. It is told before anybody can catch it, and so cannot
+/// From now on a panic is a line of the log, without the secrets of any sink. It is told before it can be caught, and so cannot
 /// be redacted later.
 pub(crate) fn log_panics() {
     std::panic::set_hook(Box::new(log));

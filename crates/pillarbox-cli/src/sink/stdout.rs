@@ -5,7 +5,7 @@ use pillarbox::sink::{Batch, BoxFuture, Outcome, Sink, SinkFeatures};
 use pillarbox_sinks::Stdout;
 use tokio::sync::Notify;
 
-/// The kind of failure that the standard output sink gives when nobody reads it any more.
+/// The kind of failure that the standard output sink gives when its reader has ended.
 const BROKEN_PIPE: &str = "broken_pipe";
 
 /// Standard output, watched for the end of its reader: `pillarbox run | head` is done, not failed.

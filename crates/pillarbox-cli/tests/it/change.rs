@@ -303,9 +303,9 @@ fn prune_wants_to_be_told_to_remove_what_nobody_has_received(on: On) {
     make_old(&place, on);
     let dry = place.json(&["prune", "--dry-run"]);
     assert_eq!((&dry["events"], &dry["unreceived"]), (&3.into(), &true.into()));
-    assert!(dry["message"].as_str().unwrap().contains("nobody has received"), "{dry}");
+    assert!(dry["message"].as_str().unwrap().contains("no subscription has received"), "{dry}");
     let refused = place.fails(2, &["prune"]);
-    assert!(refused.contains("3 events that nobody has received") && refused.contains("--yes"), "{refused}");
+    assert!(refused.contains("3 events that no subscription has received") && refused.contains("--yes"), "{refused}");
     assert_eq!(place.json(&["status"])["log"]["events"], 3);
     assert_eq!(place.json(&["prune", "--yes"])["events"], 3);
     assert_eq!(place.json(&["status"])["log"]["events"], 0);

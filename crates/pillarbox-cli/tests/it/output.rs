@@ -167,7 +167,7 @@ fn what_others_say_acts_on_no_terminal_by_the_log(on: On) {
     for format in ["text", "json"] {
         let args = ["run", "-v", "--config", &config, "--listen", "off", "--log-format", format];
         let mut run = place.start(&args);
-        let mut lines = vec![run.wait_for("everybody on this host can read"), run.wait_for("delivery failed")];
+        let mut lines = vec![run.wait_for("every user of this host can read"), run.wait_for("delivery failed")];
         run.signal("-TERM");
         lines.extend(run.log_to_end());
         for line in &lines {

@@ -294,6 +294,11 @@ impl Running {
         self.output.try_iter()
     }
 
+    /// What is on its standard error by now and was not looked at yet.
+    pub(crate) fn log_lines(&self) -> impl Iterator<Item = String> {
+        self.errors.try_iter()
+    }
+
     /// The first line on standard error that contains `text`.
     pub(crate) fn wait_for(&self, text: &str) -> String {
         wait(&self.errors, text)

@@ -1,7 +1,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::place::{On, PATIENCE, Place, on_each, stderr, stdout};
+use crate::place::{On, PATIENCE, Place, Running, on_each, stderr, stdout};
 use crate::receiver::{Manners, Receiver};
 
 /// In another folder than that of its config a relay would deliver the whole log to nobody knows where.
@@ -290,6 +290,41 @@ fn nobody_is_warned_of_a_doorbell_that_rings() {
     let log = relay.log_to_end();
     assert!(log.iter().any(|line| line.contains("drained")), "{log:?}");
     assert!(!log.iter().any(|line| line.contains("silent")), "{log:?}");
+}
+
+/// Publishes and waits for the delivery, until the relay says this; all that it said meanwhile.
+fn publish_until_told(place: &Place, relay: &Running, text: &str) -> Vec<String> {
+    let (deadline, mut log) = (Instant::now() + PATIENCE, Vec::<String>::new());
+    while !log.iter().any(|line| line.contains(text)) {
+        assert!(Instant::now() < deadline, "it does not say '{text}': {log:?}");
+        let id = place.publish(&[]);
+        crate::ledger::until("the event is delivered", || {
+            place.path("out.ndjson").exists() && place.read("out.ndjson").contains(&id)
+        });
+        log.extend(relay.log_lines());
+    }
+    log
+}
+
+#[test]
+fn a_doorbell_that_is_silent_is_reported_once_and_so_is_that_it_rings_again() {
+    let place = Place::with_file_sink(On::Postgres);
+    let config = format!("[relay]\npoll_interval = \"100ms\"\n\n{}", place.read("pillarbox.toml"));
+    place.write("pillarbox.toml", &config);
+    let mut relay = place.start(&["run", "--listen", "off"]);
+    relay.wait_for("relay started");
+    // As a tool that compares schemas may do.
+    place.sql().raw("alter table pillarbox.event alter column created_at set default clock_timestamp()").unwrap();
+    let mut log = publish_until_told(&place, &relay, "the doorbell is silent");
+    place.sql().raw("select pillarbox.set_doorbell(true)").unwrap();
+    log.extend(publish_until_told(&place, &relay, "the doorbell rings again"));
+    relay.signal("-TERM");
+    log.extend(relay.log_to_end());
+    for text in ["the doorbell is silent", "the doorbell rings again"] {
+        assert_eq!(log.iter().filter(|line| line.contains(text)).count(), 1, "{log:?}");
+    }
+    let warning = log.iter().find(|line| line.contains("is silent")).unwrap();
+    assert!(warning.contains("WARN") && warning.contains("`pillarbox doctor`"), "{warning}");
 }
 
 on_each!(

@@ -2,31 +2,24 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
-use tokio_postgres::{CancelToken, Client, Config, Notification};
+use tokio_postgres::{CancelToken, Client, Config};
 
-use super::{PgConfig, drive};
+use super::{PgConfig, Unasked, drive};
 use crate::error::Db;
 
 /// What keeps a connection going.
 pub(crate) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-type Notifications = Option<mpsc::UnboundedSender<Notification>>;
-
 /// Connects as the `sslmode` says.
 #[cfg(feature = "tls")]
-pub(crate) async fn connect(
-    postgres: &Config,
-    config: &Arc<PgConfig>,
-    notifications: Notifications,
-) -> Db<(Client, Driver)> {
+pub(crate) async fn connect(postgres: &Config, config: &Arc<PgConfig>, unasked: Unasked) -> Db<(Client, Driver)> {
     use super::SslMode;
     if config.ssl_mode == SslMode::Disable {
         let (client, connection) = postgres.connect(tokio_postgres::NoTls).await?;
-        return Ok((client, Box::pin(drive(connection, notifications))));
+        return Ok((client, Box::pin(drive(connection, unasked))));
     }
     let (client, connection) = postgres.connect(rustls_connector(config)?).await?;
-    Ok((client, Box::pin(drive(connection, notifications))))
+    Ok((client, Box::pin(drive(connection, unasked))))
 }
 
 /// Cancels as the `sslmode` says.
@@ -41,14 +34,10 @@ pub(crate) async fn cancel(token: &CancelToken, config: &Arc<PgConfig>) -> Db<()
 
 /// Connects without encryption; what asks for more is refused.
 #[cfg(not(feature = "tls"))]
-pub(crate) async fn connect(
-    postgres: &Config,
-    config: &Arc<PgConfig>,
-    notifications: Notifications,
-) -> Db<(Client, Driver)> {
+pub(crate) async fn connect(postgres: &Config, config: &Arc<PgConfig>, unasked: Unasked) -> Db<(Client, Driver)> {
     refuse_tls(config)?;
     let (client, connection) = postgres.connect(tokio_postgres::NoTls).await?;
-    Ok((client, Box::pin(drive(connection, notifications))))
+    Ok((client, Box::pin(drive(connection, unasked))))
 }
 
 /// Cancels without encryption.

@@ -23,13 +23,13 @@ const OFF_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::fr
 /// What a relay is woken by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// By rings.
+    /// Rings.
     Asleep,
-    /// By itself: it keeps the writers from ringing.
+    /// Its own pauses: it keeps the writers from ringing.
     Awake,
-    /// By itself: rings should come and do not.
+    /// Its own pauses: rings should come and do not.
     Silent,
-    /// By itself: nobody rings.
+    /// Its own pauses: no writer rings.
     Off,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Chime {
 }
 
 impl Chime {
-    /// Nobody has polled yet: what is there already counts as a ring.
+    /// There was no poll yet: what is there already counts as a ring.
     pub(super) fn new(now: Instant) -> Self {
         Chime {
             rings: 1,

@@ -79,7 +79,7 @@ impl Governor {
         }
     }
 
-    /// Somebody waits for the lock that every ring takes.
+    /// A writer waits for the lock that every ring takes.
     pub(super) fn contended(&mut self, now: Instant) {
         self.demanded_at = Some(now);
     }

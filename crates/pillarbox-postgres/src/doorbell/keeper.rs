@@ -26,9 +26,15 @@ const GUEST_RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 const PROBE_ALONE_INTERVAL: Duration = Duration::from_secs(1);
 
+<<<<<<< HEAD
 /// The server ends the session of a keeper that asks nothing for so long: while it may have something to pass on, since one that stood
 /// still would keep it from all others; and while it sleeps and has nothing, since every commit would ring for no relay.
 const BUSY_IDLE_MAX: &str = "10s";
+=======
+/// The server ends the session of a keeper that asks nothing for so long: one that stands still awake would silence all others, and one
+/// that stands still asleep would let every commit ring in vain.
+const AWAKE_IDLE_MAX: &str = "10s";
+>>>>>>> wt-e/wt-e
 const ASLEEP_IDLE_MAX: &str = "10min";
 
 /// A keeper that has been awake for so long and has not polled gives way to others, and does not come back for as long.
@@ -37,7 +43,7 @@ const PASSIVE_AFTER: Duration = Duration::from_secs(1);
 /// How long one that does not poll leaves it to others to be the keeper.
 const PASSIVE_PATIENCE: Duration = Duration::from_millis(100);
 
-/// How often the writers that may have seen nobody asleep are looked for, at first and at the longest.
+/// How often the writers that may have seen no relay asleep are looked for, at first and at the longest.
 const LEFTOVERS_PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 
 /// How often it is looked whether writers wait for each other to ring.
@@ -52,7 +58,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// What an instance is to the doorbell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// Another is the keeper, or nobody: it is woken by rings and by what the keeper passes on.
+    /// Another is the keeper, or there is none: it is woken by rings and by what the keeper passes on.
     Guest,
     /// The keeper, with the bell's lock: writers ring.
     Asleep,
@@ -61,7 +67,7 @@ enum Part {
 }
 
 /// Looks after the doorbell of one instance. The keeper among all decides whether writers ring, passes on what it finds while they do not,
-/// and watches those that may have seen nobody asleep. Both locks are the control session's: they end with it.
+/// and watches those that may have seen no relay asleep. Both locks are the control session's: they end with it.
 pub(super) struct Keeper {
     config: Arc<PgConfig>,
     id: InstanceId,
@@ -84,7 +90,7 @@ pub(super) struct Keeper {
     probed: Option<(Position, HashSet<String>)>,
 }
 
-/// Writers that may have seen nobody asleep and have not ended.
+/// Writers that may have seen no relay asleep and have not ended.
 struct Leftovers {
     writers: HashSet<String>,
     look_at: Instant,
@@ -251,7 +257,7 @@ impl Keeper {
     }
 
     /// First the bell's lock, so that writers ring from now on; then who is writing, since those may have looked before; then a poll of
-    /// everybody, which sees what has ended by then. If a writer looks at this very moment it is tried again.
+    /// all relays, which sees what has ended by then. If a writer looks at this very moment it is tried again.
     async fn fall_asleep(&mut self) -> Db<()> {
         if !self.lock(KEEPER).await? {
             // An answer was lost when it gave way.
@@ -398,7 +404,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// What is to be passed on waits until there is somebody.
+    /// What is to be passed on waits until there is another relay.
     async fn pass_on(&mut self) -> Db<()> {
         let now = Instant::now();
         let due = self.passed_at.is_none_or(|at| now >= at + PASS_INTERVAL);

@@ -42,7 +42,7 @@ impl Waiter {
         }
     }
 
-    /// Returns without an error when nobody asks any more.
+    /// Returns without an error when the instance leaves.
     async fn serve(&mut self) -> Db<()> {
         let session = Session::connect(&self.config, &session_name(&self.config, self.id, Role::Waiter), None).await?;
         // Prepared before anything is cancelled: a cancel that comes late must not hit this.

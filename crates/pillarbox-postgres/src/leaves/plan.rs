@@ -7,7 +7,7 @@ use super::Leaf;
 /// How many leaves of the right size lie ahead after they were laid.
 pub(crate) const LEAVES_AHEAD: usize = 10;
 
-/// They are laid anew when fewer than this are left.
+/// New ones are made when fewer than this are left.
 pub(crate) const LEAVES_AHEAD_MIN: usize = 5;
 
 /// After them come leaves of which each is so many times as large as the one before.
@@ -47,7 +47,7 @@ pub(super) struct View<'a> {
     pub(super) horizon: Position,
     pub(super) now: Timestamp,
     pub(super) keep: Option<Duration>,
-    /// The size that somebody wished for; 0: none.
+    /// The wanted size; 0: none.
     pub(super) size: i64,
     /// How much is published between a decision and what it brings about.
     pub(super) margin: i64,

@@ -86,7 +86,7 @@ pub(super) async fn account(
     Ok(())
 }
 
-/// By the columns `subscription`, `lane`, `low` and `high`.
+/// Reads the columns `subscription`, `lane`, `low` and `high`.
 fn by_lane(rows: &[Row]) -> Db<ByLane> {
     let mut ranges = ByLane::new();
     for row in rows {

@@ -21,8 +21,8 @@ use crate::types::{Text, multirange};
 const TRIES_MAX: usize = 3;
 
 /// What a command about many rows looks up is read here and sent back, and until all of that has arrived the server says that the
-/// transaction stands still. Such a command is ended only when that lasts for as long as a settlement's; if it is cut off, whoever takes
-/// its lanes over waits for it until then. All others are ended after the second that `SETTINGS` gives.
+/// transaction stands still. Such a command is ended only when that lasts for as long as a settlement's; if it is cut off, the instance that
+/// takes its lanes over waits for it until then. All others are ended after the second that `SETTINGS` gives.
 const LARGE: &str = "set local idle_in_transaction_session_timeout = '10s'";
 
 /// Whether a command may be about any number of rows that are sent back and forth.
@@ -77,7 +77,7 @@ async fn try_change(session: &mut Session, change: &Change, dry_run: bool) -> Db
 }
 
 /// Keeps retention, then joining relays, then the owners of the lanes from changing what a command looks at: in this order,
-/// which is everybody's.
+/// in which all lock them.
 async fn lock(tx: &Transaction<'_>, name: Option<&str>) -> Db<()> {
     tx.query_typed(sql!(meta, "share"), &[]).await?;
     let Some(name) = name else { return Ok(()) };

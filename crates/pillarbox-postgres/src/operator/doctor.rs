@@ -66,7 +66,7 @@ async fn schema(session: &Session) -> Db<Check> {
     Ok(Check::schema(state, SCHEMA_VERSION, since.map(|at| at.to_string())))
 }
 
-/// The log of a database whose text nobody checks goes on, but an event that is no text is dead.
+/// The log of a database whose text is not checked goes on, but an event that is no text is dead.
 async fn encoding(tx: &Transaction<'_>) -> Db<Check> {
     let name: String = tx.query_typed_one(sql!(schema, "encoding"), &[]).await?.try_get(0)?;
     Ok(match name == UNCHECKED_ENCODING {
@@ -96,7 +96,7 @@ async fn anchors(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<Check> {
         .await?;
     let Some(row) = broken else { return Ok(Check::anchors(Ok(()))) };
     let (position, id): (i64, Uuid) = (row.try_get("position")?, row.try_get("id")?);
-    let what = format!("event {id} was settled at position {position}, where it is not any more");
+    let what = format!("event {id} was settled at position {position} and is no longer there");
     Ok(Check::anchors(Err(home::not_itself(&what).into())))
 }
 
@@ -122,7 +122,7 @@ async fn leaves(tx: &Transaction<'_>) -> Db<Check> {
 async fn floor(tx: &Transaction<'_>) -> Db<Check> {
     let holders = holders::of_floor(tx).await?;
     Ok(match holders.first() {
-        None => Check::ok("writers", "nobody has published and not ended"),
+        None => Check::ok("writers", "no transaction that published is open"),
         Some(first) => Check::bad(
             "writers",
             Level::Warning,
@@ -216,7 +216,7 @@ async fn heirs(tx: &Transaction<'_>) -> Db<Check> {
     })
 }
 
-/// The check of events is the predicate of an index, which to others may look like one that nobody uses.
+/// The check of events is the predicate of an index, which to others may look unused.
 fn limits(publishing: &Row) -> Db<Check> {
     let schema: &str = publishing.try_get("schema")?;
     Ok(match publishing.try_get("is_checked")? {

@@ -8,10 +8,10 @@ use crate::error::Db;
 /// How many are named at most.
 const HOLDERS_MAX: i64 = 10;
 
-/// Whoever has written for less is about to end; it would only be noise.
+/// A transaction that has written for less is about to end and is not reported.
 const HELD_SECONDS_MIN: f64 = 0.1;
 
-/// A snapshot that is older keeps vacuum from its work for so long that somebody should know.
+/// A snapshot that is older keeps vacuum from its work for so long that it is reported.
 pub(super) const SNAPSHOT_SECONDS_MAX: f64 = 300.0;
 
 /// How many events above the lowest floor are looked through for holes.
@@ -34,7 +34,7 @@ pub(super) struct Holder {
 
 enum Who {
     Session(i32),
-    /// By its name, as a literal.
+    /// Its name, as a literal.
     Prepared(String),
 }
 
@@ -110,7 +110,7 @@ pub(super) async fn of_floor(tx: &Transaction<'_>) -> Db<Vec<Holder>> {
     Ok(holders)
 }
 
-/// Whoever keeps the oldest snapshots of this database, for too long.
+/// The sessions that keep the oldest snapshots of this database for too long.
 pub(super) async fn of_snapshots(tx: &Transaction<'_>) -> Db<Vec<Holder>> {
     let rows = tx.query_typed(sql!(diagnosis, "snapshot_holders"), &[(&HOLDERS_MAX, Type::INT8)]).await?;
     let mut holders = Holder::all(&rows)?;

@@ -88,7 +88,7 @@ fn position(row: &Row) -> Db<Check> {
             format!("run `alter table {schema}.event alter column position set generated always`"),
         ),
         _ => (
-            "the position is not generated: the column is no identity any more",
+            "the position is not generated: the column is no longer an identity",
             format!(
                 "run `alter table {schema}.event alter column position add generated always as identity (cache 1)`, and \
                  `select setval('{schema}.event_position_seq', N)` with an N above every position that was ever used"
@@ -121,7 +121,7 @@ fn sequence(row: &Row) -> Db<Check> {
             alter("cache 1, and let the sessions that have used it end"),
         ),
         (_, Some(increment), Some(false)) => (format!("positions go up by {increment}"), alter("increment by 1")),
-        _ => ("positions begin anew when they have run out".to_owned(), alter("no cycle")),
+        _ => ("positions begin again at the first one when they have run out".to_owned(), alter("no cycle")),
     };
     Ok(Check::bad(NAME, Level::Failed, wrong.0, wrong.1))
 }

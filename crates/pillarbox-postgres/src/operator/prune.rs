@@ -22,9 +22,9 @@ use crate::publish::FOREVER_MS;
 use crate::queue::Keys;
 use crate::types::{Time, multirange};
 
-/// The reason recorded for positions that somebody might still publish when the hold was over.
+/// The reason recorded for positions that an open transaction could still publish when the hold was over.
 pub(crate) const REASON_HOLD_OPEN: &str =
-    "dropped by retention: the subscription's hold was over, and whoever drew this position had not committed";
+    "dropped by retention: the subscription's hold was over, and the transaction with this position had not committed";
 
 /// How many copies of events one run looks at: those of dead events may be very many, and joining relays wait meanwhile. The next run goes
 /// on from there, at once if some were not needed.
@@ -36,9 +36,9 @@ const COUNTED_AT_ONCE: i64 = 1_000_000;
 /// How many events are looked at by one statement that counts what a hold drops.
 const LOOKED_AT_ONCE: i64 = 10_000;
 
-/// Removes one slice of what nobody needs: of events a whole leaf, or none. Nobody rewinds or subscribes between what it reads
+/// Removes one slice of what is no longer needed: of events a whole leaf, or none. No rewind and no new subscription comes between what it reads
 /// and what it removes: they share the lock that this takes on `meta`. A failure is written down for `status`: a relay tries again
-/// and again, and nobody may read its log.
+/// and again, and its log may not be read.
 pub(super) async fn prune(session: &mut Session, upkeep: &Upkeep, policy: &PrunePolicy) -> Db<Pruned> {
     if policy.dry_run {
         return would_prune(session, policy).await;
@@ -127,7 +127,7 @@ async fn prune_kept(tx: &Transaction<'_>, upkeep: &Upkeep, pruned: &mut Pruned) 
 }
 
 /// Former filters under which nothing was passed that is still there. One that is being changed now is left for the next time:
-/// whoever joins may wait for `meta`.
+/// a joining relay may wait for `meta`.
 async fn prune_former_filters(tx: &Transaction<'_>) -> Db<()> {
     for row in tx.query(sql!(retention, "former_filters"), &[]).await? {
         let mut formers = FormerFilters::parse(row.try_get("former_filters")?);
@@ -176,7 +176,7 @@ async fn empty_one(session: &mut Session, keep: Duration, policy: &PrunePolicy, 
     Ok(())
 }
 
-/// Without one, nobody has received anything.
+/// Without one, no event was received.
 async fn has_subscription(client: &impl GenericClient) -> Db<bool> {
     Ok(client.query_one(sql!(retention, "has_subscription"), &[]).await?.try_get(0)?)
 }
@@ -204,7 +204,7 @@ async fn would_prune(session: &mut Session, policy: &PrunePolicy) -> Db<Pruned> 
     Ok(pruned)
 }
 
-/// Counts what subscriptions have not received and holds that are over keep no longer. Piece by piece, for nobody may keep a snapshot
+/// Counts what subscriptions have not received and holds that are over keep no longer. Piece by piece, since no session may keep a snapshot
 /// for long.
 async fn count_undelivered(session: &mut Session, keep: Duration, pruned: &mut Pruned) -> Db<()> {
     let tx = session.begin().await?;
@@ -289,7 +289,7 @@ async fn floor_after_holds(session: &Session, keep: Duration) -> Db<Option<(Stri
     Ok(floors.into_iter().min_by_key(|(_, floor)| *floor))
 }
 
-/// How many events a leaf has. Counted piece by piece, for nobody may keep a snapshot for long.
+/// How many events a leaf has. Counted piece by piece, since no session may keep a snapshot for long.
 async fn count(session: &Session, leaf: &Leaf) -> Db<u64> {
     let high = leaf.high.unwrap_or(Position::MAX);
     let (mut low, mut events) = (leaf.low, 0);

@@ -4,7 +4,7 @@ use crate::connection::Session;
 use crate::error::Db;
 use crate::leaves::{Removes, empty_leaf, leaves};
 
-/// Empties the log. Positions go on where they were, as the sequence is not restarted: nobody outside can take a new event for an
+/// Empties the log. Positions go on where they were, as the sequence is not restarted: no receiver can take a new event for an
 /// old one. What a living instance runs stays, with nothing to deliver.
 pub(super) async fn reset(session: &mut Session) -> Db<()> {
     let tx = session.begin().await?;

@@ -85,7 +85,7 @@ pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects, key
     tracing::error!(
         events = risen.count(),
         positions = %risen,
-        "events appeared at positions that were taken for dead and are delivered late; nobody may insert a position"
+        "events appeared at positions that were taken for dead and are delivered late; applications must not insert positions"
     );
     Ok(risen.count())
 }
@@ -131,7 +131,7 @@ async fn deliver(
     touch_lanes(tx, subscription.id, [lane.lane]).await
 }
 
-/// The owner may have closed the hole in memory already: it is made to load the lane anew, where the hole is open.
+/// The owner may have closed the hole in memory already: it is made to load the lane again, where the hole is open.
 async fn read_again(tx: &Transaction<'_>, subscription: &SubscriptionRow, lane: &LaneRow) -> Db<()> {
     tx.execute_typed(
         sql!(cursor, "raise_epoch"),

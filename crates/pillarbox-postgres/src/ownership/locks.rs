@@ -4,7 +4,7 @@ use pillarbox::store::{InstanceId, Lock};
 
 /// What one unbroken control session has seen of the liveness locks of others.
 ///
-/// A lock that is not held proves an end only to who saw it held: after a restart of the database nobody holds one, and
+/// A lock that is not held proves an end only to an instance that saw it held: after a restart of the database no lock is held, and
 /// an instance that only lost its control connection is still at work elsewhere.
 #[derive(Debug, Default)]
 pub(super) struct LockBook {
@@ -34,12 +34,12 @@ impl LockBook {
         }
     }
 
-    /// Whether nobody has been told of the end of this instance from here.
+    /// Whether the end of this instance was not announced from here yet.
     pub(super) fn is_news(&self, id: InstanceId) -> bool {
         !self.ended.contains(&id)
     }
 
-    /// Everybody has been told.
+    /// All relays were told.
     pub(super) fn told(&mut self, ids: &[InstanceId]) {
         self.ended.extend(ids);
     }

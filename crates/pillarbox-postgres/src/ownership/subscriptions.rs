@@ -25,7 +25,7 @@ pub(super) struct Defined {
 
 /// Creates subscriptions, or gives existing ones what the newest started instance says; the lanes stay, and another mode is
 /// refused. Those that only come back keep what the database has. They are in the order of their names; and there are as many
-/// statements for a thousand of them as for one, unless something is defined anew.
+/// statements for a thousand of them as for one, unless a definition changes.
 pub(super) async fn define(
     tx: &impl GenericClient,
     me: InstanceId,
@@ -179,7 +179,7 @@ async fn redefine(
     subscription_view(&row)
 }
 
-/// Writes down subscriptions that nobody has written down yet; those that somebody has are missing from the answer.
+/// Records subscriptions that are not recorded yet; those that are recorded are missing from the answer.
 async fn insert(tx: &impl GenericClient, me: InstanceId, new: &[&Subscription]) -> Db<HashMap<String, Row>> {
     if new.is_empty() {
         return Ok(HashMap::new());
@@ -345,7 +345,7 @@ pub(crate) async fn first_since(
     Ok(first.map(|row| row.try_get(0)).transpose()?)
 }
 
-/// By the columns `id`, `name`, `filter`, `lanes`, `paused`, `definition`, `on_dead`, `retry` and `processing_timeout_ms`.
+/// Reads the columns `id`, `name`, `filter`, `lanes`, `paused`, `definition`, `on_dead`, `retry` and `processing_timeout_ms`.
 pub(crate) fn subscription_view(row: &Row) -> Db<SubscriptionView> {
     Ok(SubscriptionView {
         id: SubscriptionId(row.try_get("id")?),

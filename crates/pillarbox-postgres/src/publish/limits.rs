@@ -11,7 +11,7 @@ pub const PAYLOAD_BYTES_MAX_HIGHEST: usize = 256 * 1024 * 1024;
 /// What is stored for a time that never ends.
 pub(crate) const FOREVER_MS: i64 = i64::MAX;
 
-/// Changes the log's limits for everybody, in whatever language publishers are.
+/// Changes the limits of the log, for all its publishers in all languages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     /// The largest payload, up to [`PAYLOAD_BYTES_MAX_HIGHEST`]. Only the log's owner may change it. None: as it is.

@@ -19,14 +19,14 @@ use crate::error::Db;
 use crate::reader::{Decoder, PAGE_BYTES_MAX};
 use crate::types::Time;
 
-/// How often a subscription's rows are looked through from the oldest on, and its keys for heads that nobody has promoted.
+/// How often a subscription's rows are looked through from the oldest on, and its keys for heads that were not promoted.
 const WHOLE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Between two of those, how far before the oldest row that could be claimed last time is looked: a settlement may have been under way
 /// for so long.
 const LOOK_BACK: Duration = Duration::from_secs(1);
 
-/// So many rows that wait are counted with every claim; where there are more, all of them are every [`COUNT_INTERVAL`].
+/// The most waiting rows that are counted with every claim. If there are more, all rows are counted every [`COUNT_INTERVAL`].
 const COUNTED_EACH_TIME: usize = 1_000;
 const COUNT_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -42,7 +42,7 @@ const CLAIM_TIME_MAX: Duration = Duration::from_secs(4);
 /// After a count of a subscription's rows that took too long, none is tried for this time.
 const COUNT_REST: Duration = Duration::from_secs(60);
 
-/// How many keys are looked at at once for heads that nobody has promoted.
+/// How many keys are looked at at once for heads that were not promoted.
 const MENDED_AT_ONCE: i32 = 1_000;
 
 /// How many rows of each kind are read at once for their keys.
@@ -349,7 +349,7 @@ impl Claiming {
         Ok(Claimed { claim, delivery, event, suspect: row.try_get::<_, i32>("crashes")? as u32 >= SUSPECT_AFTER })
     }
 
-    /// Looks for heads that nobody has promoted, since whoever should have ended before; how many there were.
+    /// Looks for heads that were not promoted, since the instance that had to do so ended before; their number.
     async fn mend(&mut self, session: &Session, keys: &Statement, subscription: SubscriptionId) -> Db<usize> {
         let place = self.places.entry(subscription).or_default();
         if place.mended_at.is_some_and(|at| at.elapsed() < WHOLE_LOOK_INTERVAL) {

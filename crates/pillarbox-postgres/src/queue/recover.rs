@@ -49,7 +49,7 @@ pub(crate) async fn recover(session: &mut Session, request: &RecoverRequest) -> 
     Ok(recovered)
 }
 
-/// Waits for a moment until nobody ends claims of these owners: what they sent last may still be carried out.
+/// Waits for a moment until no claims of these owners are being ended: what they sent last may still be carried out.
 async fn wait_for_ends(tx: &mut Transaction<'_>, owners: &[i32]) -> Db<()> {
     let point = tx.savepoint("ends").await?;
     point.batch_execute(END_PATIENCE).await?;

@@ -44,7 +44,7 @@ impl Job<'_> {
 
 /// Where connections for transactions come from, and which function is called in them.
 pub(super) trait Source: Send + Sync + 'static {
-    /// A connection that is nobody else's until it is dropped.
+    /// A connection that is used for nothing else until it is dropped.
     type Lent: Send + 'static;
     /// A transaction on it.
     type Session<'a>: Session
@@ -193,8 +193,8 @@ struct Loan<S: Source> {
 }
 
 impl<S: Source> Loan<S> {
-    /// After the commit: whoever adds an event to a key at the same time does the same after his, and the later one sees the other. Whether
-    /// it was done; if not, the store finds the key by itself a little later.
+    /// After the commit: a transaction that adds an event to a key at the same time does the same after its own, and the later one sees the
+    /// other. Whether it was done; if not, the store finds the key by itself a little later.
     async fn promote(&mut self, job: &Job<'_>, keys: &[String]) -> bool {
         let Some(lent) = &mut self.lent else { return false };
         let promoted = self.source.promote(lent, job, keys);
@@ -207,7 +207,7 @@ impl<S: Source> Loan<S> {
         }
     }
 
-    /// Waits until the dropped transaction is rolled back, so that whoever writes the claim next need not.
+    /// Waits until the dropped transaction is rolled back, so that the next write of the claim does not have to.
     async fn roll_back(mut self, cancelled: bool) {
         if cancelled && self.backend != 0 {
             cancel(&*self.source, self.backend, &self.name).await;

@@ -154,7 +154,7 @@ pub(super) fn unreachable(error: impl Into<DbError>) -> Failure {
     Failure::sink(pillarbox::Error::from(error.into()).to_string())
 }
 
-/// Positions and claims; one without a claim is nobody's.
+/// Positions and claims; one without a claim belongs to no instance.
 pub(super) fn claims_of<'a>(events: impl Iterator<Item = &'a ClaimedDelivery>) -> (Vec<Position>, Vec<i64>) {
     events.filter_map(|claimed| Some((claimed.delivery.position, claimed.claim?.0))).unzip()
 }

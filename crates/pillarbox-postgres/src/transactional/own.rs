@@ -88,7 +88,7 @@ impl Source for Own {
         lent.client.is_closed()
     }
 
-    /// By a new connection, which need not know how the first is encrypted.
+    /// Uses a new connection, which need not know how the first is encrypted.
     async fn cancel(&self, backend: i32, name: &str) {
         let cancelled = async {
             let client = connect(&self.config).await?;

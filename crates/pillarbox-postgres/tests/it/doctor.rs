@@ -86,7 +86,7 @@ async fn a_sequence_with_another_step() {
 #[tokio::test]
 async fn a_sequence_that_begins_anew() {
     let cycle = "alter sequence pillarbox.event_position_seq cycle";
-    check_premise("sequence", cycle, "begin anew", "no cycle").await;
+    check_premise("sequence", cycle, "begin again", "no cycle").await;
 }
 
 #[tokio::test]
@@ -98,7 +98,7 @@ async fn a_position_that_publishers_may_choose() {
 #[tokio::test]
 async fn a_position_that_nobody_generates() {
     let drop = "alter table pillarbox.event alter column position drop identity";
-    check_premise("position", drop, "no identity any more", "add generated always as identity").await;
+    check_premise("position", drop, "no longer an identity", "add generated always as identity").await;
 }
 
 #[tokio::test]

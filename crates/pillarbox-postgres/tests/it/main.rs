@@ -6,6 +6,7 @@ mod alarms;
 mod bell_model;
 mod beside_relays;
 mod clients;
+mod commits;
 mod conformance;
 mod cut_off;
 mod doctor;

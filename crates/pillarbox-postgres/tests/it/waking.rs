@@ -206,7 +206,7 @@ async fn one_that_does_not_watch_them_loses_a_wake_up() {
 }
 
 /// A client that counts the rings of writers.
-async fn listener(database: &Database) -> (Client, Arc<Mutex<u64>>) {
+pub(crate) async fn listener(database: &Database) -> (Client, Arc<Mutex<u64>>) {
     let (client, mut connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
     let rings = Arc::<Mutex<u64>>::default();
     let counter = rings.clone();

@@ -15,7 +15,7 @@ const SECRET_BYTES_MIN: usize = 24;
 const SECRET_BYTES_MAX: usize = 64;
 
 const PREFIX: &str = "whsec_";
-/// Of the kind that signs with a key pair.
+/// The prefix of secrets that sign with a key pair.
 const PREFIX_ASYMMETRIC: &str = "whsk_";
 
 /// Some tools leave the padding away.

@@ -162,7 +162,7 @@ fn of_topic(place: &Place<'_>, kind: &'static str, message: String) -> Failure {
     if place.is_only_topic { sink(kind, message) } else { Failure { kind, ..Failure::event(message) } }
 }
 
-/// Nobody can say whether the record was sent before its time was over. With a reason at hand it is the brokers' fault.
+/// It is unknown whether the record was sent before its time was over. With a reason at hand it is the brokers' fault.
 fn timed_out(place: &Place<'_>) -> Failure {
     match &place.trouble {
         Some(trouble) => trouble.failure(),

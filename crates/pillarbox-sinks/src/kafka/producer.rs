@@ -101,7 +101,7 @@ impl Slot {
 ///
 /// Otherwise its records would stay in the queue until their time is over, and could appear behind newer ones that another relay
 /// has sent meanwhile. An idempotent producer cannot leave out records and go on, so that all its records are taken back; other
-/// batches send theirs anew.
+/// batches send theirs again.
 pub(super) struct Abandon<'a> {
     slot: &'a Slot,
     producer: &'a Arc<Producer>,

@@ -53,7 +53,7 @@ const ALIASES: [(&str, &str); 8] = [
     ("sasl.mechanism", "sasl.mechanisms"),
 ];
 
-/// Properties whose values are no secrets, so that somebody who looks for a mistake can see them. Every other value is hidden where the
+/// Properties whose values are no secrets, which may be shown when a mistake is looked for. Every other value is hidden where the
 /// configuration is printed, and in what librdkafka says if it is no number and no flag.
 const HARMLESS: [&str; 22] = [
     "acks",
@@ -98,7 +98,7 @@ const GUARDED: [(&str, Allowed, &str); 12] = [
     ),
     ("message.send.max.retries", Allowed::From(1), "without retries each change of a partition's leader is a failure"),
     ("max.in.flight.requests.per.connection", Allowed::To(5), "brokers keep the order of at most five"),
-    ("delivery.report.only.error", Allowed::One(&["false"]), "nobody would ever learn that a record was delivered"),
+    ("delivery.report.only.error", Allowed::One(&["false"]), "the sink would never learn that a record was delivered"),
     ("enable.gapless.guarantee", Allowed::One(&["false"]), "each record that is refused would stop the producer"),
     (
         "partitioner",

@@ -156,7 +156,7 @@ fn may_create(may: bool, pool: &Pool) -> Result<(), Failure> {
 /// A connection that is in use.
 pub(super) struct Lease<'a> {
     connection: Connection,
-    /// It lay idle since the last batch, and may have been lost meanwhile without anybody's fault.
+    /// It lay idle since the last batch, and may have been lost meanwhile, which is no failure.
     pub(super) used: bool,
     _permit: SemaphorePermit<'a>,
 }

@@ -13,7 +13,7 @@ pub(super) enum Refusal {
     Event(Failure),
     /// Two were in each other's way; the same statement may go through now.
     Again(Failure),
-    /// The connection was lost. Unless the server said why, nobody knows whether the statement was carried out.
+    /// The connection was lost. Unless the server said why, it is unknown whether the statement was carried out.
     Lost(Failure),
     /// Nothing of this batch can be appended now.
     Sink(Failure),

@@ -8,10 +8,10 @@ use super::refusal::{refusal, strange};
 use super::server::Server;
 use crate::Template;
 
-/// Publishes to Redis channels: one message an event, a CloudEvents JSON object.
+/// Publishes to Redis channels: one message per event, a CloudEvents JSON object.
 ///
 /// Redis passes a message on to who is subscribed at that moment and forgets it. `Delivered` means that Redis has done so; a subscriber
-/// that is away gets nothing, and nobody tells. See [`require_receivers`](RedisPubSub::require_receivers) for the least of it, and
+/// that is away gets nothing, and Redis does not report this. See [`require_receivers`](RedisPubSub::require_receivers) for the least of it, and
 /// [`RedisStream`](crate::RedisStream) for a receiver that may be away.
 #[derive(Debug)]
 pub struct RedisPubSub {
@@ -55,14 +55,14 @@ impl RedisPubSub {
     }
 
     fn no_receivers(&self) -> Failure {
-        let message = format!("nobody is subscribed to '{}'; start a subscriber", self.channel.as_str());
+        let message = format!("there is no subscriber to '{}'; start one", self.channel.as_str());
         // Where events choose their channel, one without a subscriber says nothing of the others.
         let failure = if self.channel.is_constant() { Failure::sink(message) } else { Failure::event(message) };
         Failure { kind: "no_receivers", ..failure }
     }
 
-    /// Whether somebody is subscribed. A user who may not ask is let through, and so is a server where somebody is subscribed to
-    /// patterns: which, it does not say.
+    /// Whether there is a subscriber. A user who may not ask is let through, and so is a server with subscribers to
+    /// patterns: it does not say which patterns.
     async fn check_receivers(&self) -> std::result::Result<(), Failure> {
         let mut subscribers = redis::cmd("PUBSUB");
         subscribers.arg("NUMSUB").arg(self.channel.literal_start());

@@ -18,9 +18,9 @@ const URL_FORM: &str = "write redis://user:password@host:port/database, rediss:/
 
 /// How the server is found.
 pub(super) enum Route {
-    /// By its address.
+    /// Its address.
     Direct(Client),
-    /// By asking its sentinels.
+    /// Its sentinels, which name the server.
     Sentinels(Sentinels),
 }
 

@@ -60,7 +60,7 @@ impl Server {
 
     /// Sends commands at once and returns a reply for each, refusals among them.
     ///
-    /// A connection from earlier that turns out to be lost is replaced once: most likely it was closed while nobody used it. What was sent
+    /// A connection from earlier that turns out to be lost is replaced once: most likely it was closed while it was not used. What was sent
     /// may then arrive twice.
     pub(super) async fn exchange(&self, pipeline: &Pipeline) -> std::result::Result<Vec<Value>, Failure> {
         let (mut link, is_new) = self.link().await?;

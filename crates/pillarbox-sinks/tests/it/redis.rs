@@ -107,9 +107,8 @@ impl ServerControl for PubSubFixture {
 
     fn restart(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            let before = self.subscriber.subscriptions();
             self.server.start().unwrap();
-            self.subscriber.until_subscribed(before + 1).await;
+            self.subscriber.subscribe_again().await;
         })
     }
 }

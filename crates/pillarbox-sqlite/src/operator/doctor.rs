@@ -76,8 +76,8 @@ fn permissions(desk: &Desk) -> Db<Check> {
     let fix = "run `chmod o-rwx` on it, and let its processes create files with umask 027";
     Ok(match mode & 0o006 {
         0 => Check::ok(name, format!("readable and writable, mode {:o}", mode & 0o777)),
-        0o004 => Check::bad(name, Level::Warning, "anybody on this host can read the file, payloads included", fix),
-        _ => Check::bad(name, Level::Warning, "anybody on this host can write the file", fix),
+        0o004 => Check::bad(name, Level::Warning, "every user of this host can read the file, payloads included", fix),
+        _ => Check::bad(name, Level::Warning, "every user of this host can write the file", fix),
     })
 }
 

@@ -27,7 +27,7 @@ impl Maintained {
 }
 
 impl SqliteStore {
-    /// Writes the write-ahead log back into the database, without getting into anybody's way, and cuts it back when it
+    /// Writes the write-ahead log back into the database, without waiting for others or making them wait, and cuts it back when it
     /// has grown beyond [`WAL_BYTES_MAX`]. Every relay does so with its retention.
     pub async fn maintain(&self) -> Result<Maintained> {
         let maintained = self.operate(maintain).await?;
@@ -52,7 +52,7 @@ fn maintain(desk: &Desk) -> Db<Maintained> {
     Ok(Maintained { wal_bytes: wal_bytes(&desk.path), truncated, pages_held })
 }
 
-/// How many pages could not be written back; None if somebody else was in the way.
+/// How many pages could not be written back; None if another connection was in the way.
 pub(super) fn checkpoint(desk: &Desk, sql: &str) -> Db<Option<u64>> {
     let row = |row: &rusqlite::Row<'_>| Ok((row.get("busy")?, row.get("log")?, row.get("checkpointed")?));
     let (busy, pages, done): (bool, i64, i64) = desk.connection.query_row(sql, [], row)?;

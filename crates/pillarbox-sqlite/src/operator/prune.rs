@@ -23,7 +23,7 @@ const PROGRESS_FINE_MS: i64 = 3_600_000;
 /// there, at once if some were not needed.
 const KEPT_LOOKED_AT_MAX: i64 = 500;
 
-/// Removes one slice of what nobody needs. It holds the write lock throughout: no cursor moves, no delivery appears and no
+/// Removes one slice of what is no longer needed. It holds the write lock throughout: no cursor moves, no delivery appears and no
 /// rewind happens between what it reads and what it removes.
 pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> Db<Pruned> {
     let snapshot = super::load_snapshot(tx, &desk.folder)?;

@@ -36,7 +36,7 @@ pub(super) fn deliver_risen(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<()>
     tracing::error!(
         events = risen.count(),
         positions = %risen,
-        "events appeared at positions that were taken for dead and are delivered late; nobody may insert a position"
+        "events appeared at positions that were taken for dead and are delivered late; applications must not insert positions"
     );
     Ok(())
 }
@@ -73,7 +73,7 @@ fn deliver(tx: &Transaction<'_>, now: Timestamp, subscription: &SubscriptionRow,
     touch_lanes(tx, subscription.id, [lane.lane].into_iter())
 }
 
-/// The owner may have closed the hole in memory already: it is made to load the lane anew, where the hole is open.
+/// The owner may have closed the hole in memory already: it is made to load the lane again, where the hole is open.
 fn read_again(tx: &Transaction<'_>, subscription: &SubscriptionRow, lane: &LaneRow) -> Db<()> {
     tx.prepare_cached(sql!(cursor, "raise_epoch"))?.execute(params![subscription.id.0, lane.lane])?;
     Ok(())

@@ -2,8 +2,11 @@ use std::path::Path;
 
 use pillarbox::ErrorKind;
 use pillarbox::store::Store;
-use pillarbox_sqlite::{SCHEMA_VERSION, SchemaState, SqliteStore, check, dump_schema, migrate, print_sql};
+use pillarbox_sqlite::{
+    SCHEMA_VERSION, SchemaState, SqliteStore, check, dump_schema, migrate, migrate_connection, print_sql,
+};
 use rusqlite::Connection;
+use rusqlite::config::DbConfig;
 
 use crate::fixture::{Database, hello, join, one_lane};
 
@@ -27,6 +30,35 @@ fn the_printed_sql_makes_the_same_schema() {
     assert_eq!(dump_schema(&by_hand).unwrap(), dump_schema(&Database::new().connect()).unwrap());
     assert_eq!(check(&path).unwrap(), SchemaState::Current);
     SqliteStore::open(&path).unwrap();
+}
+
+/// As the `sqlite3` shell opens a database since version 3.42.
+fn defensive(path: impl AsRef<Path>) -> Connection {
+    let connection = Connection::open(path).unwrap();
+    assert!(connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true).unwrap());
+    assert!(!connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false).unwrap());
+    connection
+}
+
+#[test]
+fn the_printed_sql_makes_the_same_schema_in_defensive_mode() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("by_hand.db");
+    let by_hand = defensive(&path);
+    by_hand.execute_batch(&print_sql()).unwrap();
+    assert_eq!(dump_schema(&by_hand).unwrap(), dump_schema(&Database::new().connect()).unwrap());
+    pillarbox_sqlite::publish(&by_hand, &pillarbox::NewEvent::new("t", "y")).unwrap();
+    SqliteStore::open(&path).unwrap();
+}
+
+#[test]
+fn a_migration_on_a_connection_in_defensive_mode_says_what_to_do() {
+    let connection = defensive(":memory:");
+    let error = migrate_connection(&connection).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("SQLITE_DBCONFIG_DEFENSIVE off"), "{error}");
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, false).unwrap();
+    assert!(!migrate_connection(&connection).unwrap().is_empty(), "it left nothing behind");
 }
 
 #[test]

@@ -75,7 +75,7 @@ impl Check {
             _ => Check::bad(
                 name,
                 Level::Failed,
-                format!("{} without an event: somebody deleted rows of the log by hand", counted(lost, "delivery")),
+                format!("{} without an event: rows of the log were deleted by hand", counted(lost, "delivery")),
                 "give them up with `pillarbox skip`, and let only `pillarbox prune` remove events",
             ),
         }

@@ -57,7 +57,7 @@ pub enum Facts {
         kept: Vec<Target>,
         /// The events of the key above [`Place::position`]; none if the rewind concerns all keys.
         events: Vec<KeyEvent>,
-        /// By which filters the events of the subscription were judged before.
+        /// The filters by which the events of the subscription were judged before.
         former_filters: FormerFilters,
     },
     /// What the lanes have recorded.
@@ -215,7 +215,7 @@ pub enum Edit {
     },
     /// It is no longer recorded that these positions were given up.
     Restore(RangeSet),
-    /// Of these positions, those that the lane was never to deliver count as covered from this epoch on.
+    /// Those of these positions that the lane was never to deliver count as covered from this epoch on.
     Account {
         /// The lane.
         lane: u32,
@@ -224,7 +224,7 @@ pub enum Edit {
         /// The positions.
         positions: RangeSet,
     },
-    /// By which filters events were judged before.
+    /// The filters by which events were judged before.
     SetFormerFilters(FormerFilters),
     /// The subscription is paused, or with None runs.
     SetPause(Option<Pause>),

@@ -33,9 +33,9 @@ pub struct Snapshot {
     pub retention_keep: Option<Duration>,
     /// When claims were last looked through.
     pub recovery_at: Option<Timestamp>,
-    /// By name.
+    /// The subscriptions, in the order of their names.
     pub subscriptions: Vec<SubscriptionRow>,
-    /// By number.
+    /// The instances, in the order of their numbers.
     pub instances: Vec<InstanceRow>,
 }
 
@@ -359,7 +359,7 @@ pub struct LaneLedger {
 /// What a store has recorded of an event for one subscription, beside the cursors.
 #[derive(Debug, Default)]
 pub struct Recorded {
-    /// By which filters events were judged before.
+    /// The filters by which events were judged before.
     pub former_filters: FormerFilters,
     /// See [`Fate::settled_by`].
     pub settled_by: Option<SettledBy>,

@@ -107,7 +107,7 @@ pub enum Mutant {
     OneRangeAboveFloor,
     /// What came out of turn is not written.
     NoRangesAboveFloor,
-    /// An instance that cannot beat any more goes on delivering until somebody tells it.
+    /// An instance that cannot beat any more goes on delivering until it is told to stop.
     NoOwnDeadline,
     /// It sends nothing more, but lets what is at the sinks go on.
     CallsOutliveDeadline,
@@ -117,6 +117,6 @@ pub enum Mutant {
     EarlyClock,
     /// A delayed event takes its place before what the owner before had read is read again.
     PromoteBeforeReading,
-    /// A lane that is loaded anew is read with the filter that the relay was started with.
+    /// A lane that is loaded again is read with the filter that the relay was started with.
     ReloadWithOldFilter,
 }

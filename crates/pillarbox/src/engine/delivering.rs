@@ -235,7 +235,7 @@ impl Engine {
         }
     }
 
-    /// What the failure of an attempt makes of its event. If nobody is charged it is the same attempt next time.
+    /// What the failure of an attempt makes of its event. If no attempt is charged, it is the same attempt next time.
     pub(super) fn failed(
         &mut self,
         index: usize,

@@ -28,10 +28,10 @@ pub enum Input {
     Delivered {
         /// Which one.
         batch: (usize, BatchId),
-        /// One an event.
+        /// One per event.
         outcomes: Vec<Outcome>,
     },
-    /// A batch was given up after [`Action::Abort`](super::Action::Abort); nobody knows what became of it. Its call is over for good.
+    /// A batch was given up after [`Action::Abort`](super::Action::Abort); its outcome is unknown. Its call is over for good.
     Aborted {
         /// Which one.
         batch: (usize, BatchId),
@@ -40,7 +40,7 @@ pub enum Input {
     HandedBack {
         /// Which batch.
         batch: (usize, BatchId),
-        /// One an event before the one that holds it up.
+        /// One per event before the one that holds it up.
         outcomes: Vec<Outcome>,
     },
     /// The doorbell: events may be there, and the fleet may have changed.

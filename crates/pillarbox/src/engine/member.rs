@@ -176,7 +176,7 @@ impl Member {
         if self.observe_soon { OBSERVE_MIN } else { self.beat_interval.min(self.lease_ttl / 3) }
     }
 
-    /// When to look at the fleet again: regularly, and as soon as somebody's lease is over.
+    /// When to look at the fleet again: regularly, and as soon as a lease is over.
     fn observe_at(&self) -> Option<Duration> {
         let last = self.last_look?;
         let regular = last + self.observe_wait();
@@ -430,7 +430,7 @@ impl Engine {
         }
     }
 
-    /// Lanes that are to be given up, loaded anew or paused drop what is not at the sink; once quiet they are loaded.
+    /// Lanes that are to be given up, loaded again or paused drop what is not at the sink; once quiet they are loaded.
     pub(super) fn quiesce(&mut self) {
         let subscribers = &self.subscribers;
         let is_quiet = |load: &mut (LaneRef, Epoch)| {
@@ -492,7 +492,7 @@ impl Engine {
     }
 }
 
-/// Whether a lane of these subscriptions belongs to an instance that nobody can see to live: nobody works on it, and it is taken
+/// Whether a lane of these subscriptions belongs to an instance that shows no sign of life: it is not worked on, and it is taken
 /// over in a while.
 fn orphaned(fleet: &Fleet, running: &[SubscriptionId], me: InstanceId) -> bool {
     let running: HashSet<&SubscriptionId> = running.iter().collect();

@@ -102,7 +102,7 @@ struct Begun {
 #[derive(Debug, Default)]
 struct KeyScan {
     look: u64,
-    /// By lane.
+    /// The keys of each lane.
     keys: Vec<HashSet<KeyHash>>,
     /// The last key that was told.
     to: Box<str>,
@@ -122,7 +122,7 @@ pub(super) enum Slice {
 #[derive(Debug)]
 struct KnownKeys {
     look: u64,
-    /// By lane.
+    /// The keys of each lane.
     keys: Vec<HashSet<KeyHash>>,
     /// How many looks at the fleet had begun.
     looks: u64,
@@ -408,7 +408,7 @@ impl Queue {
 
 impl Subscriber {
     /// Gives rows to what waits, and to what has been at the sink for too long or is of the same keys: rows of a key stand in order, and
-    /// nobody else may work on a key that is at work here.
+    /// no other instance may work on a key that is at work here.
     pub(super) fn spill_all(&mut self, now: Now, ids: &mut ClaimIds) {
         let Some(queue) = &mut self.queue else { return };
         let waiting = self.dispatcher.take(|item| item.claim.is_none());
@@ -595,7 +595,7 @@ impl Subscriber {
     }
 
     /// Takes in which keys have rows, once a look at the fleet that began later has shown that the lanes were this instance's still: a
-    /// rewind removes rows, and their events come again to whoever has the lane then.
+    /// rewind removes rows, and their events come again to the owner of the lane then.
     /// Whether a backlog waited for it.
     pub(super) fn adopt_keys(&mut self, looks: u64) -> bool {
         let Some(queue) = &mut self.queue else { return false };

@@ -28,7 +28,7 @@ const RECOVER_AGAIN: Duration = Duration::from_secs(1);
 pub(super) struct Queues {
     ids: ClaimIds,
     claim: Slot<Vec<Asked>>,
-    /// Requests of which nobody knows what became.
+    /// Requests with an unknown outcome.
     unknown: Vec<Asked>,
     finish: Slot<Vec<ClaimEnd>>,
     /// What is to be recovered, and when that was asked for.

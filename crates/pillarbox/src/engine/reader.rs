@@ -439,7 +439,7 @@ impl Engine {
     }
 }
 
-/// What retention has removed of what a scan looked for: what it kept for somebody is visible.
+/// What retention has removed of what a scan looked for: what it kept for deliveries is visible.
 fn gone_in(scan: &Scan, log_start: Position) -> RangeSet {
     scan.visible.missing(scan.after + 1, scan.covered_to.min(log_start - 1))
 }

@@ -147,7 +147,7 @@ impl Engine {
         self.actions.push(Action::Settle(Settlement { lanes: writes, dead }));
     }
 
-    /// Writes are gathered for a while, unless the window fills up or a lane waits for them to be given back or loaded anew.
+    /// Writes are gathered for a while, unless the window fills up or a lane waits for them to be given back or loaded again.
     pub(super) fn settle_is_due(&self, now: Now) -> bool {
         let gathered = self.settler.next_at().is_none_or(|at| now.mono >= at);
         let pressed =

@@ -35,7 +35,7 @@ pub(super) struct Subscriber {
     pub(super) dispatcher: Dispatcher,
     pub(super) breaker: Breaker,
     pub(super) flood_guard: FloodGuard,
-    /// Of the lines about attempts that failed, and about events that died of it.
+    /// The limits of the log lines about attempts that failed, and about events that became dead.
     pub(super) log_limits: [LineLimit; 2],
     /// Events read and not yet settled in the database.
     pub(super) window: Budget,
@@ -225,7 +225,7 @@ impl Subscriber {
         !same
     }
 
-    /// Takes up a definition that is newer than the one known. Lanes that were loaded under another one are loaded anew: where the
+    /// Takes up a definition that is newer than the one known. Lanes that were loaded under another one are loaded again: where the
     /// filter has changed, their epoch is over. Whether there was anything new.
     pub(super) fn adopt(&mut self, definition: &Definition) -> bool {
         if definition.number <= self.definition.number {
@@ -494,7 +494,7 @@ impl Subscriber {
         self.own_attempts.get(&(number, row.position)) == Some(&row.attempts)
     }
 
-    /// Forgets a lane: it is another's now, or loaded anew.
+    /// Forgets a lane: it is another's now, or loaded again.
     pub(super) fn drop_lane(&mut self, number: u32) {
         self.drop_lanes([number]);
     }

@@ -75,21 +75,21 @@ impl Probation {
         self.due.take_if(|due| *due == position);
     }
 
-    /// A poll was answered. Where nothing is left up to the horizon, nobody dies of it.
+    /// A poll was answered. If nothing is left up to the horizon, there is no event that could end the process.
     pub(super) fn note_poll(&mut self, all_read: bool) {
         self.passed |= self.polled && self.first.is_none() && all_read;
         self.polled = true;
     }
 
-    /// Whether it is to be written that the lane was not seized since it got on. The lowest event and what was due first will do:
-    /// whatever is left has moved up by one for the next owner. In quarantine every attempt is counted before it begins: there it
-    /// will do that something was parked or came back.
+    /// Whether the count of take-overs is to be reset, since the lane has made progress. It has when the lowest event is passed and the
+    /// first due delivery is done: the next owner then begins with another event. In quarantine, where every attempt is counted before
+    /// it begins, an event that was passed or that came back is enough.
     pub(super) fn resets_takeovers(&self) -> bool {
         let passed = if self.quarantined { self.passed || self.returned } else { self.passed && self.due.is_none() };
         self.takeovers > 0 && passed
     }
 
-    /// That is written.
+    /// The reset is written.
     pub(super) fn end(&mut self) {
         self.takeovers = 0;
     }

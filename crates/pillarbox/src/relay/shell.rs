@@ -66,7 +66,7 @@ pub(super) enum Answer {
 
 /// What there is to be dealt with.
 enum Next {
-    /// None: nobody can send one any more.
+    /// None: none can be sent any more.
     Command(Option<Command>),
     Answer(Answer),
     Time,
@@ -416,7 +416,7 @@ impl<S: Store + Operator> Shell<S> {
         });
     }
 
-    /// Tells everybody what the last step has changed.
+    /// Publishes what the last step has changed.
     fn publish(&mut self, now: Duration) {
         publish_figures(self.session.engine.take_figures());
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -484,7 +484,7 @@ async fn pause<S: Operator>(
     let change = Change::Pause { subscription: subscription.to_string(), by, reason: Some(reason.clone()) };
     match store.change(&change, false).await {
         Ok(changed) if changed.count > 0 => {
-            tracing::warn!(%subscription, reason, "the receiver has gone; the subscription is paused until somebody runs `pillarbox resume`");
+            tracing::warn!(%subscription, reason, "the receiver has gone; the subscription is paused until `pillarbox resume` is run");
         }
         // Somebody was faster.
         Ok(_) => {}

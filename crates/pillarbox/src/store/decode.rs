@@ -7,7 +7,7 @@ use crate::Filter;
 /// How many different names are kept for sharing.
 const NAMES_MAX: usize = 1024;
 
-/// Decides whether anybody wants an event, remembering the last answer.
+/// Decides whether a subscription wants an event, remembering the last answer.
 #[derive(Debug)]
 pub struct Wanted<'a> {
     filters: &'a [Filter],

@@ -48,7 +48,7 @@ impl Ephemeral {
     }
 }
 
-/// Removes what killed processes have left: nobody will ever run it again.
+/// Removes what killed processes have left: no process will run it again.
 pub(super) async fn remove_left_over(operator: &Log, status: &Status) {
     let left = |name: &str| name.starts_with(EPHEMERAL_PREFIX);
     for one in status.subscriptions.iter().filter(|one| one.orphaned && left(&one.name)) {

@@ -1,21 +1,17 @@
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use pillarbox_testkit::redis::Server;
 use pillarbox_testkit::sink_suite::Received;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, PushInfo, PushKind, RedisResult};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::{PATIENCE, own_name};
-
-/// How long a subscriber waits before it connects anew.
-const RECONNECT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Fields of an entry, in order.
 pub(super) type Fields = Vec<(String, Vec<u8>)>;
 
-/// Somebody who is subscribed to a channel and subscribes again when the connection is lost.
+/// A client that is subscribed to a channel, and subscribes again when its server was restarted.
 pub(super) struct Subscriber {
     channel: String,
     messages: Arc<Mutex<Vec<String>>>,
@@ -23,6 +19,8 @@ pub(super) struct Subscriber {
     count: watch::Receiver<usize>,
     /// How often the channel was subscribed to.
     subscribed: watch::Receiver<usize>,
+    /// The server, which ended the connection, runs again.
+    restarted: Arc<Notify>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -32,26 +30,28 @@ impl Subscriber {
         let (count_sender, count) = watch::channel(0);
         let (subscribed_sender, subscribed) = watch::channel(0);
         let messages = Arc::new(Mutex::new(Vec::new()));
-        let (kept, channel) = (messages.clone(), channel.to_owned());
+        let restarted = Arc::<Notify>::default();
+        let (kept, runs, channel) = (messages.clone(), restarted.clone(), channel.to_owned());
         let name = channel.clone();
         let task = tokio::spawn(async move {
             loop {
-                if let Ok((_connection, mut pushes)) = subscribe(&client, &name).await {
-                    subscribed_sender.send_modify(|count| *count += 1);
-                    while let Some(message) = next_message(&mut pushes).await {
-                        kept.lock().unwrap().push(message);
-                        count_sender.send_modify(|count| *count += 1);
-                    }
+                let (_connection, mut pushes) = subscribe(&client, &name).await.unwrap();
+                subscribed_sender.send_modify(|count| *count += 1);
+                while let Some(message) = next_message(&mut pushes).await {
+                    kept.lock().unwrap().push(message);
+                    count_sender.send_modify(|count| *count += 1);
                 }
-                // The server is down for a while.
-                tokio::time::sleep(RECONNECT_INTERVAL).await;
+                runs.notified().await;
             }
         });
-        Subscriber { channel, messages, count, subscribed, task }
+        Subscriber { channel, messages, count, subscribed, restarted, task }
     }
 
-    pub(super) fn subscriptions(&self) -> usize {
-        *self.subscribed.borrow()
+    /// Subscribes again, to a server that was restarted and answers.
+    pub(super) async fn subscribe_again(&self) {
+        let before = *self.subscribed.borrow();
+        self.restarted.notify_one();
+        self.until_subscribed(before + 1).await;
     }
 
     pub(super) async fn until_subscribed(&self, times: usize) {

@@ -309,7 +309,7 @@ async fn why_says_not_recorded<F: Fixture>(fixture: &F) -> Outcome {
         ensure!(member.settle(LaneWrite { cursor, release: true, ..write(lane, epoch, 0) }).await?, "could not settle");
         member.store.join(hello(subscription().topics([format!("t{position}")]))).await?;
     }
-    check(fixture, id, Cause::NotRecorded, &["not recorded any more"]).await
+    check(fixture, id, Cause::NotRecorded, &["no longer recorded"]).await
 }
 
 async fn what_retention_gave_up_is_not_said_of_an_operator<F: Fixture>(fixture: &F) -> Outcome {
