@@ -26,15 +26,9 @@ const GUEST_RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 const PROBE_ALONE_INTERVAL: Duration = Duration::from_secs(1);
 
-<<<<<<< HEAD
 /// The server ends the session of a keeper that asks nothing for so long: while it may have something to pass on, since one that stood
 /// still would keep it from all others; and while it sleeps and has nothing, since every commit would ring for no relay.
 const BUSY_IDLE_MAX: &str = "10s";
-=======
-/// The server ends the session of a keeper that asks nothing for so long: one that stands still awake would silence all others, and one
-/// that stands still asleep would let every commit ring in vain.
-const AWAKE_IDLE_MAX: &str = "10s";
->>>>>>> wt-e/wt-e
 const ASLEEP_IDLE_MAX: &str = "10min";
 
 /// A keeper that has been awake for so long and has not polled gives way to others, and does not come back for as long.
