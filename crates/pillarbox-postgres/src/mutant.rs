@@ -29,13 +29,13 @@ pub enum Mutant {
     VisibleApart,
     /// What was read is returned without being made durable.
     NoBarrier,
-    /// The same where the rows alone are read, in one statement.
+    /// The same where the rows alone are read, in one statement, and where single events are fetched.
     NoBarrierAtAGlance,
     /// A settlement looks at the epoch without locking the cursor.
     FenceInSubselect,
     /// A lane is loaded before its take-over is committed.
     LoadBeforeCommit,
-    /// A relay falls asleep without watching the writers that saw nobody asleep.
+    /// A relay falls asleep without watching the writers that saw no relay asleep.
     SleepWithoutWriters,
 }
 

@@ -267,7 +267,7 @@ async fn nobody_rings_where_nobody_sleeps() {
 }
 
 /// A session that holds these locks of the doorbell, as that of a relay does that stands still.
-async fn stands_still(database: &Database, locks: &[i32]) -> Client {
+pub(crate) async fn stands_still(database: &Database, locks: &[i32]) -> Client {
     let relay = joined(database).await;
     let client = database.client().await;
     until(&client, ASLEEP, 1).await;
@@ -282,7 +282,7 @@ async fn stands_still(database: &Database, locks: &[i32]) -> Client {
 }
 
 /// The key of the keeper's lock.
-const KEEPER: i32 = i32::MAX;
+pub(crate) const KEEPER: i32 = i32::MAX;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_keeper_that_stands_still_asleep_silences_nobody() {
