@@ -27,7 +27,20 @@ const LEAVE_PART: u32 = 5;
 /// How often a relay that starts tries again to join because somebody else keeps what it needs locked.
 const BUSY_JOINS_MAX: u32 = 2;
 
-/// How a relay runs; the limits are those of [`EngineConfig`].
+/// How a relay runs; its intervals and limits are those of [`EngineConfig`].
+///
+/// ```
+/// use std::time::Duration;
+/// use pillarbox::{Relay, RelayConfig, Subscription};
+/// # use pillarbox::{admin::Operator, store::Store};
+///
+/// # async fn run(store: impl Store + Operator) -> pillarbox::Result<Relay> {
+/// let mut config = RelayConfig { shutdown_grace: Duration::from_secs(10), ..RelayConfig::default() };
+/// config.engine.lease_ttl = Duration::from_secs(5);
+/// let print = async |delivery: pillarbox::Delivery| Ok(println!("{}", delivery.id));
+/// Relay::builder(store).config(config).handle(Subscription::stream("print"), print).start().await
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct RelayConfig {
     /// Intervals and limits.
