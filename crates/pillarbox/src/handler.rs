@@ -30,12 +30,6 @@ use crate::{Attempt, BoxFuture, Event, Failure, Outcome, Position, RetryPolicy};
 ///     Ok(())
 /// }
 /// ```
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a handler of events",
-    label = "expected an async function or closure of one `Delivery`",
-    note = "a handler takes a `pillarbox::Delivery` and returns `Result<(), pillarbox::Failure>`; `?` turns any error into a `Failure`",
-    note = "its future must be `Send`: hold no `Rc`, `RefCell` borrow or `MutexGuard` across an `.await`"
-)]
 pub trait Handler: Send + Sync + 'static {
     /// Handles one event.
     fn handle(&self, delivery: Delivery) -> impl Future<Output = Result<(), Failure>> + Send;
@@ -51,30 +45,39 @@ where
     }
 }
 
-/// What the compiler refuses, each for its own reason: the wrong argument, the wrong result, a future that cannot be sent, a function in
-/// place of a transactional handler, and a sink that is none.
+/// Every [`Handler`]: the bound that says in words what a handler is where a type is none. Nobody implements it.
 ///
-/// ```compile_fail,E0631
-/// fn is_handler(_: impl pillarbox::Handler) {}
-/// async fn mail(event: std::sync::Arc<pillarbox::Event>) -> Result<(), pillarbox::Failure> { Ok(()) }
-/// is_handler(mail);
-/// ```
-///
-/// ```compile_fail,E0271
-/// fn is_handler(_: impl pillarbox::Handler) {}
-/// async fn mail(delivery: pillarbox::Delivery) -> Result<(), std::io::Error> { Ok(()) }
-/// is_handler(mail);
-/// ```
-///
-/// ```compile_fail
-/// fn is_handler(_: impl pillarbox::Handler) {}
-/// async fn mail(delivery: pillarbox::Delivery) -> Result<(), pillarbox::Failure> {
-///     let count = std::rc::Rc::new(1);
-///     std::future::ready(()).await;
-///     Ok(drop(count))
-/// }
-/// is_handler(mail);
-/// ```
+/// The compiler shows the text of a bound only if several implementations come into question. With one, it shows which requirement of that
+/// one is not met. So there is a second one, for no type.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler of events",
+    label = "expected an async function or closure of one `Delivery`",
+    note = "a handler takes a `pillarbox::Delivery` and returns `Result<(), pillarbox::Failure>`; `?` turns any error into a `Failure`",
+    note = "its future must be `Send`: hold no `Rc`, `RefCell` borrow or `MutexGuard` across an `.await`"
+)]
+pub trait IsHandler<Kind> {}
+
+impl<H: Handler> IsHandler<Fits> for H {}
+
+impl<H: NoType> IsHandler<NeverFits> for H {}
+
+/// The kind of all handlers.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum Fits {}
+
+/// The kind of none: see [`IsHandler`].
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum NeverFits {}
+
+/// Implemented by no type.
+#[doc(hidden)]
+pub trait NoType {}
+
+/// What the compiler refuses: a function in place of a transactional handler, and a sink that is none. For functions that are no handlers
+/// see the test `compile_errors` of the testkit.
 ///
 /// ```compile_fail,E0277
 /// fn is_transact(_: impl pillarbox::store::Transact) {}

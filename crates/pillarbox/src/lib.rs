@@ -90,6 +90,8 @@ pub use counted::counted;
 pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, Headers, NewEvent, Payload, Position, Timestamp};
 pub use handler::{Delivery, Handler, heartbeat};
+#[doc(hidden)]
+pub use handler::{Fits, IsHandler, NeverFits, NoType};
 pub use relay::{Relay, RelayBuilder, RelayConfig};
 pub use retry::RetryPolicy;
 pub use sink::Failure;

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use self::shell::{LEAVE_TIMEOUT, Shell, rejoin_wait};
 use crate::engine::EngineConfig;
-use crate::handler::{AnyHandler, LastErrors};
+use crate::handler::{AnyHandler, IsHandler, LastErrors};
 use crate::{
     Delivery, Error, ErrorKind, Failpoint, Failure, Handler, Hello, InstanceId, Joined, Mode, Operator, PrunePolicy,
     Report, Result, Sink, SinkFeatures, Store, Subscription, SubscriptionView, Timestamp, Transact, with_state,
@@ -148,8 +148,8 @@ impl<S: Store + Operator> RelayBuilder<S> {
         self
     }
 
-    /// Calls a function for each event of a subscription.
-    pub fn handle(mut self, subscription: Subscription, handler: impl Handler) -> Self {
+    /// Calls a [`Handler`] for each event of a subscription: an async function, a closure, or a type of your own.
+    pub fn handle<Kind>(mut self, subscription: Subscription, handler: impl IsHandler<Kind> + Handler) -> Self {
         self.targets.push((subscription, Target::Handler(Arc::new(handler), Arc::default())));
         self
     }
