@@ -93,6 +93,19 @@ pub trait NoType {}
 struct Mistakes;
 
 /// An event at a handler, and which attempt it is. It dereferences to the [`Event`].
+///
+/// ```
+/// use pillarbox::{Delivery, Failure};
+///
+/// async fn ship(delivery: Delivery) -> Result<(), Failure> {
+///     println!("{} of key {:?}: attempt {} of {}", delivery.id, delivery.key, delivery.attempt(), delivery.max_attempts());
+///     let weight: u32 = delivery.json()?;
+///     if weight > 1_000 {
+///         return Err(Failure::permanent("too heavy to be shipped"));
+///     }
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Delivery {
     event: Arc<Event>,
@@ -139,7 +152,9 @@ impl Delivery {
         self.attempt >= self.max_attempts
     }
 
-    /// What the attempt before failed with. None: this is the first, or another relay made it, or too many others have failed since.
+    /// What the attempt before failed with, as this relay remembers it. None: this is the first attempt, another relay or an earlier run made
+    /// the one before, or more than 1,000 newer events of the subscription have failed since. The errors that are stored with a delivery
+    /// are not read for it, because every load and every claim would carry them; `pillarbox show` and `why` print them.
     pub fn previous_error(&self) -> Option<&str> {
         self.previous_error.as_deref()
     }
@@ -219,6 +234,20 @@ tokio::task_local! {
 
 /// Says that the handler which calls this makes progress, so that it is not cancelled for another `heartbeat_timeout`. Costs next to
 /// nothing and writes nothing. False: no handler runs in this task; call it from the handler's own task.
+///
+/// ```
+/// use pillarbox::{Delivery, Failure, heartbeat};
+///
+/// async fn render(delivery: Delivery) -> Result<(), Failure> {
+///     let frames: u32 = delivery.json()?;
+///     for frame in 0..frames {
+///         render_frame(frame).await?;
+///         heartbeat();
+///     }
+///     Ok(())
+/// }
+/// # async fn render_frame(frame: u32) -> std::io::Result<()> { Ok(()) }
+/// ```
 pub fn heartbeat() -> bool {
     PULSE.try_with(|pulse| pulse.set(Instant::now())).is_ok()
 }

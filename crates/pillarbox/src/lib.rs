@@ -95,7 +95,7 @@ pub use handler::{Fits, IsHandler, NeverFits, NoType};
 pub use relay::{Relay, RelayBuilder, RelayConfig};
 pub use retry::RetryPolicy;
 pub use sink::Failure;
-pub use stateful::{Stateful, with_state};
+pub use stateful::with_state;
 pub use subscription::{Filter, Mode, OnDead, Start, Subscription};
 #[doc(hidden)]
 pub use visible::{visible, visible_json};

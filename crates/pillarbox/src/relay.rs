@@ -75,6 +75,21 @@ impl Default for RelayConfig {
 ///
 /// When it loses the database for so long that others may take it for dead, it gives up what is at its sinks and comes back by itself,
 /// as another instance; what it gave up comes again.
+///
+/// ```
+/// use pillarbox::{Delivery, Relay, Subscription};
+/// # use pillarbox::{admin::Operator, store::Store};
+///
+/// # async fn run(store: impl Store + Operator, stop: impl Future<Output = ()>) -> Result<(), Box<dyn std::error::Error>> {
+/// let print = async |delivery: Delivery| Ok(println!("{}", delivery.id));
+/// let relay = Relay::builder(store).handle(Subscription::stream("print"), print).start().await?;
+/// tokio::select! {
+///     () = stop => relay.drain().await?,
+///     error = relay.failed() => return Err(error.into()),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Relay {
     subscriptions: Vec<SubscriptionView>,
@@ -111,7 +126,17 @@ enum Command {
     Idle(oneshot::Sender<()>),
 }
 
-/// Builds a [`Relay`].
+/// Builds a [`Relay`]: a store, and for each subscription the handler or sink that it delivers to.
+///
+/// ```
+/// use pillarbox::{Delivery, RelayBuilder, Subscription};
+/// # use pillarbox::{admin::Operator, store::Store};
+///
+/// /// Adds what every service of ours delivers.
+/// fn with_audit<S: Store + Operator>(builder: RelayBuilder<S>) -> RelayBuilder<S> {
+///     builder.handle(Subscription::stream("audit"), async |delivery: Delivery| Ok(println!("{}", delivery.id)))
+/// }
+/// ```
 pub struct RelayBuilder<S> {
     store: S,
     config: RelayConfig,
