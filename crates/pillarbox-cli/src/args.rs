@@ -8,6 +8,7 @@ use pillarbox::{Start, Timestamp};
 use uuid::Uuid;
 
 use crate::config::{parse_listen, parse_start};
+use crate::output::EXPLAIN;
 
 /// The heading of what every command takes.
 const GLOBAL: &str = "Global options";
@@ -69,12 +70,16 @@ pub(crate) enum Command {
     /// Publish one event, or one per line of standard input, and print the ids
     Publish(PublishArgs),
     /// Show subscriptions, instances and problems
+    #[command(after_help = EXPLAIN)]
     Status(StatusArgs),
     /// List events or deliveries
+    #[command(after_help = EXPLAIN)]
     List(ListArgs),
     /// Show one event with its deliveries and attempts
+    #[command(after_help = EXPLAIN)]
     Show(ShowArgs),
     /// Say why an event has or has not been delivered
+    #[command(after_help = EXPLAIN)]
     Why(WhyArgs),
     /// Set dead or waiting deliveries back to due now, in log order
     Requeue(RequeueArgs),
@@ -100,6 +105,7 @@ pub(crate) enum Command {
     /// Empty everything; for tests
     Reset(ConfirmArgs),
     /// Check every prerequisite, each with its fix
+    #[command(after_help = EXPLAIN)]
     Doctor,
     /// Check or print the configuration
     #[command(subcommand)]

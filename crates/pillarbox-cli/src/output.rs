@@ -20,7 +20,12 @@ pub(crate) struct Output {
     colors: bool,
     /// Standard error is a terminal.
     talks: bool,
+    /// Standard output is a terminal.
+    shows: bool,
 }
+
+/// Where terms are explained, as outputs and the help of commands say it.
+pub(crate) const EXPLAIN: &str = "`pillarbox explain WORD` says what a term means";
 
 /// A style of text on a terminal.
 #[derive(Debug, Clone, Copy)]
@@ -40,8 +45,8 @@ pub(crate) enum Style {
 impl Output {
     /// Looks at the terminal and at `NO_COLOR`.
     pub(crate) fn new(json: bool, quiet: bool) -> Self {
-        let colors = io::stdout().is_terminal() && !no_color();
-        Output { json, quiet, colors, talks: io::stderr().is_terminal() }
+        let shows = io::stdout().is_terminal();
+        Output { json, quiet, colors: shows && !no_color(), talks: io::stderr().is_terminal(), shows }
     }
 
     /// One line of data; what a terminal would act on is escaped.
@@ -113,6 +118,13 @@ impl Output {
         if !self.quiet {
             // A closed standard error is no reason to stop working.
             let _ = writeln!(io::stderr(), "{}", visible(text.as_ref()));
+        }
+    }
+
+    /// Where the terms of what was just shown are explained: for a person who sees both, not for a script.
+    pub(crate) fn say_where_terms_are(&self) {
+        if self.shows && self.talks && !self.json {
+            self.say(EXPLAIN);
         }
     }
 

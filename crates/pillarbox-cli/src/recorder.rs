@@ -1,4 +1,4 @@
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -6,6 +6,7 @@ use metrics_util::MetricKindMask;
 use pillarbox::admin::{PausedBy, State, Status, SubscriptionStatus};
 use pillarbox::store::RecoveryCause;
 use pillarbox::{Mode, metric};
+use tokio::time::Instant;
 
 /// A gauge that was not set for so long is of a subscription that is gone, and goes too. All others are set whenever they are asked for.
 const GAUGE_IDLE_MAX: Duration = Duration::from_secs(60);

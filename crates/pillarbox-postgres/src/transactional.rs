@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use pillarbox::Result;
 use pillarbox::sink::{BoxFuture, Outcome};
-use pillarbox::store::{Abort, ClaimPlace, ClaimedDelivery, Transact, TransactionHandler};
+use pillarbox::store::{Abort, ClaimPlace, ClaimedDelivery, IsTransactionHandler, Transact, TransactionHandler};
 use tokio_postgres::Transaction;
 
 use self::attempt::{Job, Source};
@@ -84,17 +84,17 @@ impl Transactional {
     ///
     /// They are made when they are needed, as many as functions run at once (the subscription's `workers`), with the application's own
     /// settings but `jit = off`: the URL's role needs its grants on the application's tables and those of a relay.
-    pub fn new<H>(url: &str, handler: H) -> Result<Self>
+    pub fn new<H, Kind>(url: &str, handler: H) -> Result<Self>
     where
-        H: for<'a> TransactionHandler<&'a Transaction<'a>>,
+        H: for<'a> IsTransactionHandler<&'a Transaction<'a>, Kind> + for<'a> TransactionHandler<&'a Transaction<'a>>,
     {
         Ok(Self::with_config(url.parse()?, handler))
     }
 
     /// As [`new`](Transactional::new), with what the URL means.
-    pub fn with_config<H>(config: PgConfig, handler: H) -> Self
+    pub fn with_config<H, Kind>(config: PgConfig, handler: H) -> Self
     where
-        H: for<'a> TransactionHandler<&'a Transaction<'a>>,
+        H: for<'a> IsTransactionHandler<&'a Transaction<'a>, Kind> + for<'a> TransactionHandler<&'a Transaction<'a>>,
     {
         let schema = Schema::of(&config);
         Self::on(Own::new(config, handler), schema)
@@ -120,7 +120,7 @@ impl Transactional {
     ///     Transactional::with_clients(pool, |pool| async move { pool.get().await }, book)
     /// }
     /// ```
-    pub fn with_clients<P, G, Fut, C, E, M, H>(pool: P, get: G, handler: H) -> Self
+    pub fn with_clients<P, G, Fut, C, E, M, H, Kind>(pool: P, get: G, handler: H) -> Self
     where
         P: Clone + Send + Sync + 'static,
         G: Fn(P) -> Fut + Send + Sync + 'static,
@@ -128,7 +128,7 @@ impl Transactional {
         C: PooledClient<M>,
         E: Into<Box<dyn StdError + Send + Sync>>,
         M: 'static,
-        H: for<'a> TransactionHandler<&'a Transaction<'a>>,
+        H: for<'a> IsTransactionHandler<&'a Transaction<'a>, Kind> + for<'a> TransactionHandler<&'a Transaction<'a>>,
     {
         Self::on(Pool::new(move || get(pool.clone()), handler), Schema::default())
     }
@@ -156,9 +156,10 @@ impl Transactional {
     /// }
     /// ```
     #[cfg(feature = "sqlx")]
-    pub fn with_sqlx<H>(pool: ::sqlx::PgPool, handler: H) -> Self
+    pub fn with_sqlx<H, Kind>(pool: ::sqlx::PgPool, handler: H) -> Self
     where
-        H: for<'a> TransactionHandler<&'a mut ::sqlx::PgConnection>,
+        H: for<'a> IsTransactionHandler<&'a mut ::sqlx::PgConnection, Kind>
+            + for<'a> TransactionHandler<&'a mut ::sqlx::PgConnection>,
     {
         Self::on(sqlx_pool::SqlxPool::new(pool, handler), Schema::default())
     }
@@ -201,7 +202,7 @@ impl Transact for Transactional {
 
 /// What the compiler refuses: a function of another transaction, and a connection that nothing can be published on.
 ///
-/// ```compile_fail,E0631
+/// ```compile_fail,E0277
 /// async fn book(_: &mut sqlx::PgConnection, _: pillarbox::Delivery) -> Result<(), pillarbox::Failure> { Ok(()) }
 /// pillarbox_postgres::Transactional::new("postgres://localhost", book);
 /// ```

@@ -4,6 +4,14 @@ use std::fmt;
 /// A failure. Its [`ErrorKind`] says what a caller can do about it.
 ///
 /// `Display` is one clause. The cause is kept as the source and is not part of `Display`.
+///
+/// ```
+/// use pillarbox::{ErrorKind, Timestamp};
+///
+/// let error = "tomorrow".parse::<Timestamp>().unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::Invalid);
+/// assert_eq!(error.to_string(), "'tomorrow' is not a time; write it like 2026-01-31T12:00:00Z");
+/// ```
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,

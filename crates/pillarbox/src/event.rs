@@ -30,6 +30,20 @@ pub const NAME_BYTES_MAX: usize = 1024;
 pub const HEADER_CORRELATION_ID: &str = "correlationid";
 
 /// One immutable row of the log.
+///
+/// ```
+/// use pillarbox::{Event, Payload};
+///
+/// fn describe(event: &Event) -> String {
+///     let bytes = match &event.payload {
+///         Payload::None => 0,
+///         Payload::Json(text) => text.len(),
+///         Payload::Bytes(bytes) => bytes.len(),
+///     };
+///     let tenant = event.headers.get("tenant").unwrap_or_default();
+///     format!("{} of {} ({tenant}), {bytes} bytes, inserted {}", event.r#type, event.topic, event.created_at)
+/// }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
     /// The place in the log.
@@ -116,6 +130,14 @@ pub fn lane_of(key: Option<KeyHash>, position: Position, lanes: u32) -> u32 {
 }
 
 /// The content of an event.
+///
+/// ```
+/// use pillarbox::Payload;
+///
+/// let payload = Payload::Json("[1, 2]".into());
+/// assert_eq!(payload.json::<Vec<u32>>()?, [1, 2]);
+/// # Ok::<(), pillarbox::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Payload {
     /// Nothing; a tombstone where the receiving protocol has one.
@@ -201,7 +223,22 @@ impl Headers {
     }
 }
 
-/// An event to be published: the part of an [`Event`] that an application decides.
+/// An event to be published: the part of an [`Event`] that an application decides. The crate of a store publishes it in your own
+/// transaction.
+///
+/// ```
+/// use std::time::Duration;
+/// use pillarbox::{NewEvent, Timestamp};
+///
+/// #[derive(serde::Serialize)]
+/// struct OrderPlaced { order: u64, cents: i64 }
+///
+/// let event = NewEvent::new("orders", "order.placed")
+///     .key("customer-7")
+///     .json(&OrderPlaced { order: 42, cents: 1_999 })
+///     .header("tenant", "acme")
+///     .deliver_at(Timestamp::now().plus(Duration::from_secs(3600)));
+/// ```
 #[derive(Debug, Clone)]
 pub struct NewEvent {
     /// See [`Event::topic`].
@@ -343,6 +380,14 @@ impl NewEvent {
 }
 
 /// Milliseconds since 1970-01-01 UTC; shown and read as RFC 3339.
+///
+/// ```
+/// use pillarbox::Timestamp;
+///
+/// let time: Timestamp = "2026-01-31T12:00:00Z".parse()?;
+/// assert_eq!(time.to_string(), "2026-01-31T12:00:00.000Z");
+/// # Ok::<(), pillarbox::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(pub i64);
 

@@ -30,12 +30,6 @@ use crate::{Attempt, BoxFuture, Event, Failure, Outcome, Position, RetryPolicy};
 ///     Ok(())
 /// }
 /// ```
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a handler of events",
-    label = "expected an async function or closure of one `Delivery`",
-    note = "a handler takes a `pillarbox::Delivery` and returns `Result<(), pillarbox::Failure>`; `?` turns any error into a `Failure`",
-    note = "its future must be `Send`: hold no `Rc`, `RefCell` borrow or `MutexGuard` across an `.await`"
-)]
 pub trait Handler: Send + Sync + 'static {
     /// Handles one event.
     fn handle(&self, delivery: Delivery) -> impl Future<Output = Result<(), Failure>> + Send;
@@ -51,30 +45,39 @@ where
     }
 }
 
-/// What the compiler refuses, each for its own reason: the wrong argument, the wrong result, a future that cannot be sent, a function in
-/// place of a transactional handler, and a sink that is none.
+/// Every [`Handler`]: the bound that says in words what a handler is where a type is none. Nobody implements it.
 ///
-/// ```compile_fail,E0631
-/// fn is_handler(_: impl pillarbox::Handler) {}
-/// async fn mail(event: std::sync::Arc<pillarbox::Event>) -> Result<(), pillarbox::Failure> { Ok(()) }
-/// is_handler(mail);
-/// ```
-///
-/// ```compile_fail,E0271
-/// fn is_handler(_: impl pillarbox::Handler) {}
-/// async fn mail(delivery: pillarbox::Delivery) -> Result<(), std::io::Error> { Ok(()) }
-/// is_handler(mail);
-/// ```
-///
-/// ```compile_fail
-/// fn is_handler(_: impl pillarbox::Handler) {}
-/// async fn mail(delivery: pillarbox::Delivery) -> Result<(), pillarbox::Failure> {
-///     let count = std::rc::Rc::new(1);
-///     std::future::ready(()).await;
-///     Ok(drop(count))
-/// }
-/// is_handler(mail);
-/// ```
+/// The compiler shows the text of a bound only if several implementations come into question. With one, it shows which requirement of that
+/// one is not met. So there is a second one, for no type.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler of events",
+    label = "expected an async function or closure of one `Delivery`",
+    note = "a handler takes a `pillarbox::Delivery` and returns `Result<(), pillarbox::Failure>`; `?` turns any error into a `Failure`",
+    note = "its future must be `Send`: hold no `Rc`, `RefCell` borrow or `MutexGuard` across an `.await`"
+)]
+pub trait IsHandler<Kind> {}
+
+impl<H: Handler> IsHandler<Fits> for H {}
+
+impl<H: NoType> IsHandler<NeverFits> for H {}
+
+/// The kind of all handlers.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum Fits {}
+
+/// The kind of none: see [`IsHandler`].
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum NeverFits {}
+
+/// Implemented by no type.
+#[doc(hidden)]
+pub trait NoType {}
+
+/// What the compiler refuses: a function in place of a transactional handler, and a sink that is none. For functions that are no handlers
+/// see the test `compile_errors` of the testkit.
 ///
 /// ```compile_fail,E0277
 /// fn is_transact(_: impl pillarbox::store::Transact) {}
@@ -90,6 +93,19 @@ where
 struct Mistakes;
 
 /// An event at a handler, and which attempt it is. It dereferences to the [`Event`].
+///
+/// ```
+/// use pillarbox::{Delivery, Failure};
+///
+/// async fn ship(delivery: Delivery) -> Result<(), Failure> {
+///     println!("{} of key {:?}: attempt {} of {}", delivery.id, delivery.key, delivery.attempt(), delivery.max_attempts());
+///     let weight: u32 = delivery.json()?;
+///     if weight > 1_000 {
+///         return Err(Failure::permanent("too heavy to be shipped"));
+///     }
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Delivery {
     event: Arc<Event>,
@@ -136,7 +152,9 @@ impl Delivery {
         self.attempt >= self.max_attempts
     }
 
-    /// What the attempt before failed with. None: this is the first, or another relay made it, or too many others have failed since.
+    /// What the attempt before failed with, as this relay remembers it. None: this is the first attempt, another relay or an earlier run made
+    /// the one before, or more than 1,000 newer events of the subscription have failed since. The errors that are stored with a delivery
+    /// are not read for it, because every load and every claim would carry them; `pillarbox show` and `why` print them.
     pub fn previous_error(&self) -> Option<&str> {
         self.previous_error.as_deref()
     }
@@ -216,6 +234,20 @@ tokio::task_local! {
 
 /// Says that the handler which calls this makes progress, so that it is not cancelled for another `heartbeat_timeout`. Costs next to
 /// nothing and writes nothing. False: no handler runs in this task; call it from the handler's own task.
+///
+/// ```
+/// use pillarbox::{Delivery, Failure, heartbeat};
+///
+/// async fn render(delivery: Delivery) -> Result<(), Failure> {
+///     let frames: u32 = delivery.json()?;
+///     for frame in 0..frames {
+///         render_frame(frame).await?;
+///         heartbeat();
+///     }
+///     Ok(())
+/// }
+/// # async fn render_frame(frame: u32) -> std::io::Result<()> { Ok(()) }
+/// ```
 pub fn heartbeat() -> bool {
     PULSE.try_with(|pulse| pulse.set(Instant::now())).is_ok()
 }

@@ -29,6 +29,7 @@
 //! | say which events go where, how often they are tried, in which order they wait | [`Subscription`], [`RetryPolicy`] |
 //! | handle events in your process | [`Handler`], [`Delivery`], [`Failure`], [`with_state`] |
 //! | run, drain and stop | [`Relay`], [`RelayConfig`] |
+//! | set the lease, limits and recovery of a relay | [`config`] |
 //! | ask and change what operators ask and change | [`admin`] |
 //! | deliver to another system | [`sink`] |
 //! | test your publishing and your handlers | [`testing`] |
@@ -42,11 +43,14 @@ mod backoff;
 mod breaker;
 mod budget;
 mod cloud_event;
+/// The intervals and limits of a relay, and how it recovers what others were working on: what is in
+/// [`RelayConfig::engine`].
+pub mod config;
 mod counted;
 mod database_clock;
 mod definition;
 mod dispatcher;
-/// The decisions of a relay, without IO: for simulations and for those who bring their own shell.
+/// The decisions of a relay, without IO: for simulations and for those who bring their own shell. Its configuration is in [`config`].
 #[doc(hidden)]
 pub mod engine;
 mod error;
@@ -86,10 +90,12 @@ pub use counted::counted;
 pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, Headers, NewEvent, Payload, Position, Timestamp};
 pub use handler::{Delivery, Handler, heartbeat};
+#[doc(hidden)]
+pub use handler::{Fits, IsHandler, NeverFits, NoType};
 pub use relay::{Relay, RelayBuilder, RelayConfig};
 pub use retry::RetryPolicy;
 pub use sink::Failure;
-pub use stateful::{Stateful, with_state};
+pub use stateful::with_state;
 pub use subscription::{Filter, Mode, OnDead, Start, Subscription};
 #[doc(hidden)]
 pub use visible::{visible, visible_json};

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use self::shell::{LEAVE_TIMEOUT, Shell, rejoin_wait};
 use crate::engine::EngineConfig;
-use crate::handler::{AnyHandler, LastErrors};
+use crate::handler::{AnyHandler, IsHandler, LastErrors};
 use crate::{
     Delivery, Error, ErrorKind, Failpoint, Failure, Handler, Hello, InstanceId, Joined, Mode, Operator, PrunePolicy,
     Report, Result, Sink, SinkFeatures, Store, Subscription, SubscriptionView, Timestamp, Transact, with_state,
@@ -27,7 +27,20 @@ const LEAVE_PART: u32 = 5;
 /// How often a relay that starts tries again to join because another session holds a lock that it needs.
 const BUSY_JOINS_MAX: u32 = 2;
 
-/// How a relay runs; the limits are those of [`EngineConfig`].
+/// How a relay runs; its intervals and limits are those of [`EngineConfig`].
+///
+/// ```
+/// use std::time::Duration;
+/// use pillarbox::{Relay, RelayConfig, Subscription};
+/// # use pillarbox::{admin::Operator, store::Store};
+///
+/// # async fn run(store: impl Store + Operator) -> pillarbox::Result<Relay> {
+/// let mut config = RelayConfig { shutdown_grace: Duration::from_secs(10), ..RelayConfig::default() };
+/// config.engine.lease_ttl = Duration::from_secs(5);
+/// let print = async |delivery: pillarbox::Delivery| Ok(println!("{}", delivery.id));
+/// Relay::builder(store).config(config).handle(Subscription::stream("print"), print).start().await
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct RelayConfig {
     /// Intervals and limits.
@@ -62,6 +75,21 @@ impl Default for RelayConfig {
 ///
 /// When it loses the database for so long that others may take it for dead, it gives up what is at its sinks and comes back by itself,
 /// as another instance; what it gave up comes again.
+///
+/// ```
+/// use pillarbox::{Delivery, Relay, Subscription};
+/// # use pillarbox::{admin::Operator, store::Store};
+///
+/// # async fn run(store: impl Store + Operator, stop: impl Future<Output = ()>) -> Result<(), Box<dyn std::error::Error>> {
+/// let print = async |delivery: Delivery| Ok(println!("{}", delivery.id));
+/// let relay = Relay::builder(store).handle(Subscription::stream("print"), print).start().await?;
+/// tokio::select! {
+///     () = stop => relay.drain().await?,
+///     error = relay.failed() => return Err(error.into()),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Relay {
     subscriptions: Vec<SubscriptionView>,
@@ -98,7 +126,17 @@ enum Command {
     Idle(oneshot::Sender<()>),
 }
 
-/// Builds a [`Relay`].
+/// Builds a [`Relay`]: a store, and for each subscription the handler or sink that it delivers to.
+///
+/// ```
+/// use pillarbox::{Delivery, RelayBuilder, Subscription};
+/// # use pillarbox::{admin::Operator, store::Store};
+///
+/// /// Adds what every service of ours delivers.
+/// fn with_audit<S: Store + Operator>(builder: RelayBuilder<S>) -> RelayBuilder<S> {
+///     builder.handle(Subscription::stream("audit"), async |delivery: Delivery| Ok(println!("{}", delivery.id)))
+/// }
+/// ```
 pub struct RelayBuilder<S> {
     store: S,
     config: RelayConfig,
@@ -135,8 +173,8 @@ impl<S: Store + Operator> RelayBuilder<S> {
         self
     }
 
-    /// Calls a function for each event of a subscription.
-    pub fn handle(mut self, subscription: Subscription, handler: impl Handler) -> Self {
+    /// Calls a [`Handler`] for each event of a subscription: an async function, a closure, or a type of your own.
+    pub fn handle<Kind>(mut self, subscription: Subscription, handler: impl IsHandler<Kind> + Handler) -> Self {
         self.targets.push((subscription, Target::Handler(Arc::new(handler), Arc::default())));
         self
     }

@@ -3,6 +3,16 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// When a failed event is tried again, and when it is given up.
+///
+/// ```
+/// use std::time::Duration;
+/// use pillarbox::{RetryPolicy, Subscription};
+///
+/// // Three attempts, after 10 s and 20 s.
+/// let policy = RetryPolicy { base: Duration::from_secs(10), jitter: false, ..RetryPolicy::handler().attempts(3) };
+/// assert_eq!(policy.attempts_take(), Duration::from_secs(30));
+/// let mailer = Subscription::stream("mailer").retry(policy);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RetryPolicy {
     /// Number of failures caused by the event after which it is dead.

@@ -113,7 +113,20 @@ pub enum Outcome {
     NotTried,
 }
 
-/// Why a delivery failed.
+/// Why a delivery failed, and whose fault it was. `?` turns any error into a failure of the event.
+///
+/// ```
+/// use pillarbox::{Delivery, Failure};
+///
+/// async fn charge(delivery: Delivery) -> Result<(), Failure> {
+///     let cents: i64 = delivery.json()?;
+///     if cents <= 0 {
+///         return Err(Failure::permanent("nothing to charge"));
+///     }
+///     bank(cents).await.map_err(|error| Failure::sink(format!("the bank cannot be reached: {error}")))
+/// }
+/// # async fn bank(cents: i64) -> std::io::Result<()> { Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
     /// The side at fault.

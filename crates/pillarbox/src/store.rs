@@ -20,8 +20,9 @@ pub use crate::queue::{
 };
 pub use crate::range_set::RangeSet;
 pub use crate::schema_state::SchemaState;
+pub use crate::stateful::Stateful;
 pub use crate::token::ResumeToken;
-pub use crate::transact::{Abort, ClaimPlace, ClaimedDelivery, Transact, TransactionHandler};
+pub use crate::transact::{Abort, ClaimPlace, ClaimedDelivery, IsTransactionHandler, Transact, TransactionHandler};
 
 pub mod decode;
 #[doc(hidden)]

@@ -14,6 +14,17 @@ const PROCESSING_TIMEOUT: RangeInclusive<Duration> =
 
 /// A named durable reader of the log: which events it wants and how they are processed. The [`Sink`](crate::Sink) that
 /// it delivers to is given separately.
+///
+/// ```
+/// use pillarbox::{RetryPolicy, Start, Subscription};
+///
+/// let index = Subscription {
+///     retry: RetryPolicy::sink(),
+///     lanes: 16,
+///     ..Subscription::stream("search-index").topics(["orders", "billing.*"]).start(Start::Now)
+/// };
+/// assert!(index.filter.matches("billing.invoices", "invoice.booked"));
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Subscription {
     /// The name under which its cursor is stored.
@@ -238,6 +249,13 @@ impl Filter {
 }
 
 /// How the instances share the events of a subscription.
+///
+/// ```
+/// use pillarbox::{Mode, Subscription};
+///
+/// assert_eq!(Subscription::stream("mailer").mode, Mode::Stream);
+/// assert_eq!(Subscription::queue("renderer").mode, Mode::Queue);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -249,6 +267,13 @@ pub enum Mode {
 }
 
 /// What a dead event does to its key.
+///
+/// ```
+/// use pillarbox::{OnDead, Subscription};
+///
+/// // Each measurement stands for itself: one that cannot be stored holds back no other.
+/// let meter = Subscription::stream("meter").topics(["measurements"]).on_dead(OnDead::Skip);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnDead {
@@ -259,6 +284,14 @@ pub enum OnDead {
 }
 
 /// Where a new subscription begins.
+///
+/// ```
+/// use pillarbox::{Start, Subscription};
+///
+/// let alerts = Subscription::stream("alerts").start(Start::Now);
+/// let january = Subscription::stream("report").start(Start::Time("2026-01-01T00:00:00Z".parse()?));
+/// # Ok::<(), pillarbox::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
     /// The first event that is still in the log.

@@ -1,6 +1,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use crate::handler::{Fits, NeverFits, NoType};
 use crate::{BoxFuture, ClaimId, Delivery, Failure, InstanceId, Outcome, SubscriptionId};
 
 /// Handles claimed events of a queue and ends their claims in one transaction of the store's database: what the handler writes there,
@@ -71,12 +72,6 @@ pub struct ClaimedDelivery {
 /// It is implemented for `async fn book(transaction: T, delivery: Delivery) -> Result<(), Failure>`, for async closures with the same
 /// arguments (their types written out) that capture nothing, and for what [`with_state`](crate::with_state) makes of a function that
 /// takes a state first.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a transactional handler for `{T}`",
-    label = "expected an async function of the transaction and a `Delivery`",
-    note = "a transactional handler is an `async fn` that takes a `{T}` and a `pillarbox::Delivery` and returns `Result<(), pillarbox::Failure>`",
-    note = "a handler that needs a state takes it first and is made by `pillarbox::with_state(state, function)`"
-)]
 pub trait TransactionHandler<T>: Send + Sync + 'static {
     /// Handles one event in the transaction.
     fn handle(&self, transaction: T, delivery: Delivery) -> impl Future<Output = Result<(), Failure>> + Send;
@@ -91,6 +86,22 @@ where
         self(transaction, delivery)
     }
 }
+
+/// Every [`TransactionHandler`]: the bound that says in words what one is where a type is none. Nobody implements it. A store's crate
+/// demands it before [`TransactionHandler`], with a `Kind` of its function's own, which the compiler finds out.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a transactional handler for `{T}`",
+    label = "expected an async function of the transaction and a `Delivery`",
+    note = "a transactional handler is an `async fn` that takes a `{T}` and a `pillarbox::Delivery` and returns `Result<(), pillarbox::Failure>`; `?` turns any error into a `Failure`",
+    note = "its future must be `Send`: hold no `Rc`, `RefCell` borrow or `MutexGuard` across an `.await`",
+    note = "a handler that needs a state takes it first and is made by `pillarbox::with_state(state, function)`"
+)]
+pub trait IsTransactionHandler<T, Kind> {}
+
+impl<T, H: TransactionHandler<T>> IsTransactionHandler<T, Fits> for H {}
+
+// For no type; why it is here says `IsHandler`.
+impl<T, H: NoType> IsTransactionHandler<T, NeverFits> for H {}
 
 /// Whose claims they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

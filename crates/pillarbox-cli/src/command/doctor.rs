@@ -44,6 +44,7 @@ pub(super) async fn run(scope: &Scope) -> Result<Exit> {
         fix: Some(problem.advice),
     }));
     print(&scope.output, &checks)?;
+    scope.output.say_where_terms_are();
     let mut failed = checks.iter().filter(|check| check.level == Level::Failed);
     Ok(match failed.next() {
         None => Exit::Done,

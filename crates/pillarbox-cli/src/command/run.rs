@@ -63,7 +63,11 @@ pub(super) async fn run(scope: &Scope, args: &RunArgs) -> Result<Exit> {
     };
     let (operator, plan) = prepared;
     if !args.until_idle {
-        background.spawn(health.clone().refresh(operator.clone()));
+        let operator = operator.clone();
+        background.spawn(health.clone().refresh(move || {
+            let operator = operator.clone();
+            async move { operator.status().await }
+        }));
     }
     let relay = tokio::select! {
         relay = patience().while_passing(async || start(&database, &config, &plan).await) => relay?,

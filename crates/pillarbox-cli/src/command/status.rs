@@ -91,6 +91,7 @@ fn print(output: &Output, status: &Status, problems: &[Problem]) -> Result<()> {
         let style = if problem.level == Level::Failed { Style::Red } else { Style::Yellow };
         output.styled(style, &sentence(problem), "")?;
     }
+    output.say_where_terms_are();
     Ok(())
 }
 

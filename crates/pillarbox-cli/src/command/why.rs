@@ -45,6 +45,7 @@ pub(super) async fn run(scope: &Scope, args: &WhyArgs) -> Result<Exit> {
             print_delivery(&scope.output, delivery)?;
         }
     }
+    scope.output.say_where_terms_are();
     Ok(Exit::Done)
 }
 

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use pillarbox::admin::PrunePolicy;
-use pillarbox::engine::{EngineConfig, Recovery};
+use pillarbox::config::{EngineConfig, Recovery};
 use pillarbox::{Filter, Mode, RelayConfig, RetryPolicy, Subscription, Timestamp};
 use pillarbox_sinks::duration;
 

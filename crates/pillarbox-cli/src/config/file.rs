@@ -2,7 +2,7 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use pillarbox::engine::RecoveryProfile;
+use pillarbox::config::RecoveryProfile;
 use pillarbox::limit::LANES_MAX;
 use pillarbox::{Mode, OnDead, RetryPolicy, Start, Subscription};
 use pillarbox_sinks::config::{count, maybe_count, parsed};

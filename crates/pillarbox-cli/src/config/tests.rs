@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use pillarbox::engine::{Recovery, RecoveryProfile};
+use pillarbox::config::{Recovery, RecoveryProfile};
 use pillarbox::{Mode, OnDead, RetryPolicy, Start};
 
 use super::*;

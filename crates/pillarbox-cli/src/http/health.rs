@@ -1,15 +1,19 @@
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pillarbox::Relay;
-use pillarbox::admin::{Operator, Status};
+use pillarbox::admin::Status;
 use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep_until};
 
-use crate::log::Log;
 use crate::recorder::Recorder;
 
 /// A status that is younger than this is not read again, however often it is asked for.
 const STATUS_AGE_MIN: Duration = Duration::from_secs(1);
+/// How often the status is read while pages are asked for, so that a probe finds one in memory that is hardly older than this.
+const STATUS_INTERVAL: Duration = Duration::from_secs(10);
+/// For how long after a page was asked for the status is kept young: longer than probes and scrapers pause.
+const ASKED_WITHIN: Duration = Duration::from_secs(120);
 /// After reading a status for some time nothing is read for this many times as long, so that probes of a large log cost little.
 const STATUS_REST: u32 = 4;
 /// How long a page waits for a status that is being read before it answers with the one before.
@@ -32,6 +36,8 @@ pub(crate) struct Health {
     part: Mutex<(Part, Instant)>,
     known: watch::Sender<Known>,
     attempt: Mutex<Attempt>,
+    /// When a page that shows the status was asked for last.
+    asked_at: Mutex<Option<Instant>>,
     /// A younger status was asked for.
     wanted: Notify,
     /// The part has changed.
@@ -92,9 +98,14 @@ impl Reading {
         self.began.elapsed() >= STATUS_AGE_MAX.max(self.took * STATUS_AGE_READINGS)
     }
 
-    /// Whether none was asked for in a while: else a younger one would be there by now.
+    /// When the next one begins if pages were asked for lately and none asks for it earlier.
+    fn next_at(&self) -> Instant {
+        self.began + STATUS_INTERVAL.max(self.took * STATUS_REST)
+    }
+
+    /// Whether no page was asked for lately: else a younger one would be there by now, with some time to spare.
     fn is_late(&self) -> bool {
-        self.began.elapsed() >= STATUS_AGE_MIN.max(self.took * STATUS_AGE_READINGS)
+        Instant::now() >= self.next_at() + STATUS_AGE_MIN.max(self.took * 2)
     }
 }
 
@@ -127,6 +138,7 @@ impl Health {
             part: Mutex::new((Part::Starting, Instant::now())),
             known: watch::channel(Known::default()).0,
             attempt: Mutex::new(Attempt::NotBefore(Instant::now())),
+            asked_at: Mutex::new(None),
             wanted: Notify::new(),
             changed: Notify::new(),
         })
@@ -173,6 +185,7 @@ impl Health {
     }
 
     async fn known_within(&self, wait: impl Fn(&Known) -> Duration) -> Known {
+        *self.asked_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         let mut news = self.known.subscribe();
         if !news.borrow().is_young(self.part().1) {
             let wait = wait(&news.borrow());
@@ -196,12 +209,25 @@ impl Health {
         *self.attempt.lock().unwrap_or_else(PoisonError::into_inner) = attempt;
     }
 
-    /// Reads the status whenever a younger one was asked for; until the process ends.
-    pub(crate) async fn refresh(self: Arc<Self>, operator: Arc<Log>) {
+    /// Waits until a page asks for a younger status, or until `next` if pages were asked for not long before.
+    async fn wanted_or(&self, next: Instant) {
+        let asked_at = *self.asked_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let keeps_young = asked_at.is_some_and(|asked_at| next < asked_at + ASKED_WITHIN);
+        tokio::select! {
+            () = self.wanted.notified() => {}
+            () = sleep_until(next), if keeps_young => {}
+        }
+    }
+
+    /// Reads the status whenever a page has asked for a younger one, and at intervals while pages are asked for; until the process ends.
+    pub(crate) async fn refresh<Answer>(self: Arc<Self>, read_status: impl Fn() -> Answer)
+    where
+        Answer: Future<Output = pillarbox::Result<Status>>,
+    {
         loop {
             let began = Instant::now();
             self.set_attempt(Attempt::UnderWay(began));
-            let read = tokio::time::timeout(STATUS_TIMEOUT, operator.status()).await;
+            let read = tokio::time::timeout(STATUS_TIMEOUT, read_status()).await;
             let rest = (began.elapsed() * STATUS_REST).max(STATUS_AGE_MIN);
             self.set_attempt(Attempt::NotBefore(began + rest));
             self.known.send_modify(|known| match read {
@@ -213,7 +239,10 @@ impl Health {
                 Err(_) => known.error = Some(format!("its status could not be read within {STATUS_TIMEOUT:?}")),
             });
             tokio::select! {
-                () = tokio::time::sleep_until((began + rest).into()) => self.wanted.notified().await,
+                () = async {
+                    sleep_until(began + rest).await;
+                    self.wanted_or(began + rest.max(STATUS_INTERVAL)).await;
+                } => {}
                 // What was read before says nothing of the part that this process takes now.
                 () = self.changed.notified() => {}
             }
@@ -223,6 +252,8 @@ impl Health {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicI64, Ordering};
+
     use pillarbox::Timestamp;
     use pillarbox::admin::LogStatus;
     use uuid::Uuid;
@@ -231,7 +262,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn status(horizon: i64) -> Arc<Status> {
+    fn status(horizon: i64) -> Status {
         let log = LogStatus {
             log_id: Uuid::nil(),
             incarnation: 1,
@@ -246,7 +277,7 @@ mod tests {
             recovery_at: None,
             alarms: Vec::new(),
         };
-        Arc::new(Status { at: Timestamp(0), log, subscriptions: Vec::new(), instances: Vec::new() })
+        Status { at: Timestamp(0), log, subscriptions: Vec::new(), instances: Vec::new() }
     }
 
     /// A relay that joined this long ago; its status was read then, which took 10 ms.
@@ -254,7 +285,7 @@ mod tests {
         let joined = Instant::now().checked_sub(age).unwrap();
         let health = Health::new(Recorder::detached(), Duration::from_secs(5));
         *health.part.lock().unwrap() = (Part::Working { silence: Duration::ZERO }, joined);
-        let reading = Reading { began: joined, took: 10 * MS, status: status(1) };
+        let reading = Reading { began: joined, took: 10 * MS, status: Arc::new(status(1)) };
         health.known.send_replace(Known { reading: Some(reading), error: None });
         health
     }
@@ -265,13 +296,13 @@ mod tests {
         tokio::spawn(async move {
             health.wanted.notified().await;
             tokio::time::sleep(wait).await;
-            let reading = Reading { began: Instant::now(), took: wait, status: status(2) };
+            let reading = Reading { began: Instant::now(), took: wait, status: Arc::new(status(2)) };
             health.known.send_replace(Known { reading: Some(reading), error: None });
         });
     }
 
     async fn told(health: &Health) -> (i64, Duration) {
-        let asked = tokio::time::Instant::now();
+        let asked = Instant::now();
         let known = health.known_in_time().await;
         (known.reading.unwrap().status.log.horizon, asked.elapsed())
     }
@@ -295,5 +326,55 @@ mod tests {
         assert!(position == 1 && waited < STATUS_WAIT + 5 * MS, "{waited:?}");
         health.set_attempt(Attempt::NotBefore(Instant::now() + Duration::from_secs(60)));
         assert!(told(&health).await.1 < STATUS_WAIT + 5 * MS, "reading has failed and rests");
+    }
+
+    /// A relay whose status takes this long to be read, and how often it was read; each reading tells its own number.
+    fn refreshing(took: Duration) -> (Arc<Health>, Arc<AtomicI64>) {
+        let health = Health::new(Recorder::detached(), Duration::from_secs(5));
+        *health.part.lock().unwrap() = (Part::Working { silence: Duration::ZERO }, Instant::now());
+        let readings = Arc::new(AtomicI64::new(0));
+        let (count, reader) = (readings.clone(), health.clone());
+        tokio::spawn(reader.refresh(move || {
+            let number = count.fetch_add(1, Ordering::Relaxed) + 1;
+            async move {
+                tokio::time::sleep(took).await;
+                Ok(status(number))
+            }
+        }));
+        (health, readings)
+    }
+
+    const PROBE_INTERVAL: Duration = Duration::from_secs(30);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_every_30_s_of_a_log_that_is_slow_to_read_is_answered_from_memory() {
+        let took = 2 * STATUS_WAIT_LATE;
+        let (health, _) = refreshing(took);
+        tokio::time::sleep(ASKED_WITHIN * 5).await;
+        let (number, waited) = told(&health).await;
+        assert!(number == 1 && waited >= STATUS_WAIT_LATE, "the first one waits: {waited:?}");
+        for _ in 0..20 {
+            tokio::time::sleep(PROBE_INTERVAL).await;
+            let known = health.known.borrow().clone();
+            let reading = known.reading.as_ref().unwrap();
+            let age = reading.began.elapsed();
+            assert!(!known.is_late() && age < PROBE_INTERVAL / 2, "{age:?}");
+            let (_, waited) = told(&health).await;
+            assert!(waited < STATUS_WAIT + 5 * MS, "{waited:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_status_that_nobody_asks_for_is_not_read() {
+        let (health, readings) = refreshing(MS);
+        tokio::time::sleep(ASKED_WITHIN).await;
+        assert_eq!(readings.load(Ordering::Relaxed), 1, "at the start");
+        told(&health).await;
+        tokio::time::sleep(ASKED_WITHIN + STATUS_INTERVAL).await;
+        let read = readings.load(Ordering::Relaxed);
+        let intervals = ASKED_WITHIN.as_secs() / STATUS_INTERVAL.as_secs();
+        assert!(read > 2 && read <= 2 + i64::try_from(intervals).unwrap(), "{read}");
+        tokio::time::sleep(ASKED_WITHIN * 10).await;
+        assert_eq!(readings.load(Ordering::Relaxed), read);
     }
 }

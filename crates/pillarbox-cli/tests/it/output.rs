@@ -1,6 +1,6 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread;
 
 use crate::place::{On, Place, on_each, stderr, stdout};
@@ -47,6 +47,31 @@ fn a_pipe_gets_no_colours(on: On) {
             assert!(!stdout(&output).contains('\x1b') && !stderr(&output).contains('\x1b'), "{args:?}");
             assert!(!stdout(&output).is_empty(), "{args:?}");
         }
+    }
+}
+
+/// What a command says on a terminal, to which all its streams lead.
+fn on_a_terminal(place: &Place, args: &[&str]) -> String {
+    let command = place.command(args);
+    let spawn = "import pty, sys; pty.spawn(sys.argv[1:])";
+    let mut terminal = Command::new("python3");
+    terminal.args(["-c", spawn]).arg(command.get_program()).args(command.get_args());
+    let output = terminal.current_dir(place.path("")).env("DATABASE_URL", place.url()).stdin(Stdio::null()).output();
+    stdout(&output.unwrap())
+}
+
+fn where_terms_are_explained_is_said_on_a_terminal_and_in_the_help(on: On) {
+    const EXPLAIN: &str = "`pillarbox explain WORD` says what a term means";
+    let place = Place::with_file_sink(on);
+    let id = place.publish(&[]);
+    for args in [&["status"][..], &["why", &id], &["doctor"]] {
+        assert_eq!(on_a_terminal(&place, args).matches(EXPLAIN).count(), 1, "{args:?}");
+        for more in [&["--json"], &["--quiet"]] {
+            assert!(!on_a_terminal(&place, &[args, more].concat()).contains("explain"), "{args:?} {more:?}");
+        }
+        let output = place.command(args).output().unwrap();
+        assert!(!stdout(&output).contains("explain") && !stderr(&output).contains("explain"), "{args:?}");
+        assert!(place.ok(&[args[0], "--help"]).contains(EXPLAIN), "{args:?}");
     }
 }
 
@@ -280,6 +305,7 @@ on_each!(
     a_reader_that_leaves_is_no_failure,
     a_reader_that_leaves_does_not_stop_the_publishing,
     a_pipe_gets_no_colours,
+    where_terms_are_explained_is_said_on_a_terminal_and_in_the_help,
     status_has_the_fields_of_the_contract,
     doctor_finds_nothing_wrong_with_a_new_database,
 );

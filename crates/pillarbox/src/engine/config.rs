@@ -1,6 +1,18 @@
 use std::time::Duration;
 
-/// The limits and intervals of an engine. Each is documented with its default.
+/// The limits and intervals of a relay, as [`RelayConfig::engine`](crate::RelayConfig::engine). Each is documented with its default.
+///
+/// ```
+/// use std::time::Duration;
+/// use pillarbox::RelayConfig;
+/// use pillarbox::config::{EngineConfig, Recovery, RecoveryProfile};
+///
+/// let mut config = RelayConfig::default();
+/// config.engine.lease_ttl = Duration::from_secs(5);
+/// config.engine.in_flight_max = 2_000;
+/// config.engine.recovery = Recovery { profile: RecoveryProfile::Conservative, ..Recovery::default() };
+/// assert_eq!(EngineConfig::default().lease_ttl, Duration::from_secs(10));
+/// ```
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
     /// How long an owner may be silent before its lanes are taken, where no lock proves its life; it stops by itself a fifth of

@@ -1,0 +1,1 @@
+pub use crate::engine::{EngineConfig, Recovery, RecoveryProfile};
