@@ -9,7 +9,7 @@ use std::time::Duration;
 ///
 /// let mut config = RelayConfig::default();
 /// config.engine.lease_ttl = Duration::from_secs(5);
-/// config.engine.in_flight_max = 2_000;
+/// config.engine.in_flight = 2_000;
 /// config.engine.recovery = Recovery { profile: RecoveryProfile::Conservative, ..Recovery::default() };
 /// assert_eq!(EngineConfig::default().lease_ttl, Duration::from_secs(10));
 /// ```
