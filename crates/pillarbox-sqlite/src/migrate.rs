@@ -1,19 +1,12 @@
 use std::path::Path;
 
-use pillarbox::store::SchemaState;
+use pillarbox::store::{Migration, SchemaState};
 use pillarbox::{ErrorKind, Result, Timestamp};
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use crate::connection::{begin, meta_number};
 use crate::error::{Db, DbError};
 use crate::home;
-
-/// One step of the schema. Steps are only ever added.
-struct Migration {
-    version: i64,
-    name: &'static str,
-    sql: &'static str,
-}
 
 const MIGRATIONS: [Migration; 5] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
@@ -26,24 +19,14 @@ const MIGRATIONS: [Migration; 5] = [
 /// The schema version that this build is made for.
 pub const SCHEMA_VERSION: i64 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 
-impl Migration {
-    /// Whether older versions of Pillarbox cannot work with what it changes; the first line says so.
-    fn is_breaking(&self) -> bool {
-        self.sql.starts_with("-- breaking: yes")
+/// The step with its record, as it is run and printed.
+fn script(step: &Migration) -> String {
+    let mut script = format!("{}\n{}\n", step.sql, sql!(schema, "record"));
+    if step.is_breaking() {
+        script += &format!("{}\n", sql!(schema, "record_breaking"));
     }
-
-    /// The step with its record, as it is run and printed.
-    fn script(&self) -> String {
-        let mut script = format!("{}\n{}\n", self.sql, sql!(schema, "record"));
-        if self.is_breaking() {
-            script += &format!("{}\n", sql!(schema, "record_breaking"));
-        }
-        let breaking = if self.is_breaking() { "1" } else { "0" };
-        script
-            .replace("@version@", &self.version.to_string())
-            .replace("@name@", self.name)
-            .replace("@breaking@", breaking)
-    }
+    let breaking = if step.is_breaking() { "1" } else { "0" };
+    script.replace("@version@", &step.version.to_string()).replace("@name@", step.name).replace("@breaking@", breaking)
 }
 
 /// What [`migrate`] did.
@@ -84,7 +67,7 @@ pub fn migrate_connection(connection: &Connection) -> Result<Vec<String>> {
     };
     let mut applied = Vec::new();
     for migration in MIGRATIONS.iter().filter(|migration| migration.version > from) {
-        tx.execute_batch(&migration.script()).map_err(DbError::from)?;
+        tx.execute_batch(&script(migration)).map_err(DbError::from)?;
         applied.push(format!("{} {}", migration.version, migration.name));
     }
     tx.commit().map_err(DbError::from)?;
@@ -131,7 +114,7 @@ fn turn_on_wal(connection: &Connection) -> Db<()> {
 /// The SQL that [`migrate`] runs on an empty database.
 pub fn print_sql() -> String {
     let mut sql = format!("{};\nbegin immediate;\n", sql!(connection, "turn_on_wal"));
-    MIGRATIONS.iter().for_each(|migration| sql += &migration.script());
+    MIGRATIONS.iter().for_each(|migration| sql += &script(migration));
     sql + "commit;\n"
 }
 

@@ -63,6 +63,7 @@ pub mod limit;
 pub mod metric;
 mod operator;
 mod ownership;
+mod panic;
 mod queue;
 mod range_set;
 mod relay;
@@ -86,6 +87,8 @@ pub use counted::counted;
 pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, Headers, NewEvent, Payload, Position, Timestamp};
 pub use handler::{Delivery, Handler, heartbeat};
+#[doc(hidden)]
+pub use panic::{handler_panicked, panic_text};
 pub use relay::{Relay, RelayBuilder, RelayConfig};
 pub use retry::RetryPolicy;
 pub use sink::Failure;
