@@ -390,13 +390,6 @@ fn lost(session: &Session) -> DbError {
     DbError::own(pillarbox::ErrorKind::Unavailable, "the connection that listens to PostgreSQL was lost")
 }
 
-/// The instance whose lock is watched by `me`: the next higher one, the lowest after the highest.
-pub(crate) fn neighbour_of(me: InstanceId, instances: impl IntoIterator<Item = InstanceId>) -> Option<InstanceId> {
-    let mut others: Vec<_> = instances.into_iter().filter(|other| *other != me).collect();
-    others.sort_unstable();
-    others.iter().find(|other| **other > me).or(others.first()).copied()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -472,13 +465,5 @@ mod tests {
         state.heard(second(67));
         state.keep_silence_in_mind(second(67));
         assert!(!state.silent && !state.told_silent);
-    }
-
-    #[test]
-    fn every_instance_is_watched_by_exactly_one_other() {
-        let all = [3, 5, 9].map(InstanceId);
-        let watched: Vec<_> = all.iter().filter_map(|me| neighbour_of(*me, all)).collect();
-        assert_eq!(watched, [5, 9, 3].map(InstanceId));
-        assert_eq!(neighbour_of(InstanceId(3), [InstanceId(3)]), None);
     }
 }

@@ -1,24 +1,9 @@
-use pillarbox::{Error, ErrorKind};
+use pillarbox::ErrorKind;
 use tokio_postgres::error::SqlState;
 
-/// The result of what is done inside this crate.
-pub(crate) type Db<T> = Result<T, DbError>;
-
-/// A failure on the way to PostgreSQL or by it. Becomes an [`Error`] at the edge of the crate.
-#[derive(Debug)]
-pub(crate) enum DbError {
-    /// PostgreSQL or the client library said so.
-    Postgres(tokio_postgres::Error),
-    /// We said so.
-    Own(Error),
-}
+pillarbox::store_failure!(Postgres(tokio_postgres::Error), explain);
 
 impl DbError {
-    /// A failure that this crate found itself.
-    pub(crate) fn own(kind: ErrorKind, message: impl Into<String>) -> Self {
-        DbError::Own(Error::new(kind, message))
-    }
-
     /// PostgreSQL's code of the failure.
     pub(crate) fn code(&self) -> Option<&SqlState> {
         match self {
@@ -35,28 +20,10 @@ impl DbError {
     }
 }
 
-impl From<tokio_postgres::Error> for DbError {
-    fn from(error: tokio_postgres::Error) -> Self {
-        DbError::Postgres(error)
-    }
-}
-
-impl From<Error> for DbError {
-    fn from(error: Error) -> Self {
-        DbError::Own(error)
-    }
-}
-
-impl From<DbError> for Error {
-    fn from(error: DbError) -> Self {
-        match error {
-            DbError::Own(error) => error,
-            DbError::Postgres(error) => {
-                let kind = kind_of(&error);
-                Error::with_source(kind, message_of(kind, &error), error)
-            }
-        }
-    }
+/// The kind of PostgreSQL's error, with what happened, why, and what to do.
+fn explain(error: &tokio_postgres::Error) -> (ErrorKind, String) {
+    let kind = kind_of(error);
+    (kind, message_of(kind, error))
 }
 
 fn kind_of(error: &tokio_postgres::Error) -> ErrorKind {

@@ -179,7 +179,7 @@ async fn check_sequence(session: &Session) -> Db<()> {
     let (known, drawn): (Position, Position) = (row.get("known"), row.get("drawn"));
     if drawn < known {
         let what = format!("positions up to {known} were handed out, and now only those up to {drawn} are");
-        return Err(not_itself(&what));
+        return Err(DbError::not_itself(&what));
     }
     Ok(())
 }
@@ -198,17 +198,6 @@ async fn promoted(session: &mut Session, here: Home, from: i32, to: i32) -> Db<(
         );
     }
     Ok(tx.commit().await?)
-}
-
-/// That the log was replaced by another state of it, with what to do.
-pub(crate) fn not_itself(what: &str) -> DbError {
-    DbError::own(
-        ErrorKind::Foreign,
-        format!(
-            "the log is not the continuation of itself: {what}; if this is a restored backup run \
-             `pillarbox migrate --adopt` to go on with what it holds, or `--fresh` to deliver nothing old"
-        ),
-    )
 }
 
 /// Gives a log that has no home yet its home here. A copy stays foreign: [`check`] refuses it.

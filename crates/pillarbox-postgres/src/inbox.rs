@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use pillarbox::Result;
+use pillarbox::admin::retention::at_least;
 use pillarbox::admin::{PrunePolicy, Pruned};
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::Type;
@@ -9,7 +10,6 @@ use uuid::Uuid;
 use crate::client::PgClient;
 use crate::connection::Session;
 use crate::error::Db;
-use crate::operator::prune::at_least;
 use crate::schema::{DEFAULT, Schema};
 
 /// The longest age: a hundred years, which means for ever.

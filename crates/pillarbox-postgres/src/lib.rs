@@ -37,9 +37,10 @@ pub use migrate::{Migrated, SCHEMA_VERSION, check, dump_schema, migrate, print_r
 #[cfg(feature = "mutants")]
 pub use mutant::{BEFORE_TAKE, BETWEEN_STATEMENTS, HORIZON_GATE, Hook, Mutant, SETTLE_STEPS};
 pub use operator::PENDING_COUNT_MAX;
+pub use pillarbox::admin::{Limits, PAYLOAD_BYTES_MAX_HIGHEST};
+pub use pillarbox::store::PAGE_BYTES_MAX;
 pub use pillarbox::store::SchemaState;
-pub use publish::{EventSql, Limits, PAYLOAD_BYTES_MAX_HIGHEST, Parameter, PublishStatement, publish, publish_all};
-pub use reader::PAGE_BYTES_MAX;
+pub use publish::{EventSql, Parameter, PublishStatement, publish, publish_all};
 pub use schema::Schema;
 pub use store::PostgresStore;
 pub use transactional::{PooledClient, Transactional};

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::store::SchemaState;
+use pillarbox::store::{Migration, SchemaState};
 use pillarbox::{ErrorKind, Result, Timestamp};
 use tokio_postgres::GenericClient;
 
@@ -21,13 +21,6 @@ const MIGRATION_LOCK: i32 = 3;
 const DOORBELL_LOCK_MS: u32 = 100;
 const DOORBELL_TRIES: u32 = 30;
 const DOORBELL_PAUSE: Duration = Duration::from_millis(200);
-
-/// One step of the schema. Steps are only ever added.
-struct Migration {
-    version: i64,
-    name: &'static str,
-    sql: &'static str,
-}
 
 const MIGRATIONS: [Migration; 10] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
@@ -62,24 +55,17 @@ async fn refuse_encoding(client: &impl GenericClient) -> Db<()> {
 /// The schema version that this build is made for.
 pub const SCHEMA_VERSION: i64 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 
-impl Migration {
-    /// Whether older versions of Pillarbox cannot work with what it changes; the first line says so.
-    fn is_breaking(&self) -> bool {
-        self.sql.starts_with("-- breaking: yes")
+/// The step with its record, as it is run and printed.
+fn script(step: &Migration, schema: &str) -> String {
+    let mut record = format!("{}\n", sql!(schema, "record"));
+    if step.is_breaking() {
+        record += &format!("{}\n", sql!(schema, "record_breaking"));
     }
-
-    /// The step with its record, as it is run and printed.
-    fn script(&self, schema: &str) -> String {
-        let mut record = format!("{}\n", sql!(schema, "record"));
-        if self.is_breaking() {
-            record += &format!("{}\n", sql!(schema, "record_breaking"));
-        }
-        let record = record
-            .replace("@version@", &self.version.to_string())
-            .replace("@name@", self.name)
-            .replace("@breaking@", &self.is_breaking().to_string());
-        fill_in(&format!("{}\n{record}", self.sql), schema)
-    }
+    let record = record
+        .replace("@version@", &step.version.to_string())
+        .replace("@name@", step.name)
+        .replace("@breaking@", &step.is_breaking().to_string());
+    fill_in(&format!("{}\n{record}", step.sql), schema)
 }
 
 /// Puts the schema's name and what follows from it in the place of the tokens.
@@ -132,7 +118,7 @@ async fn migrate_session(session: &mut Session, schema: &str) -> Db<Migrated> {
     for migration in MIGRATIONS.iter().filter(|migration| migration.version > from) {
         let step = format!("{} {}", migration.version, migration.name);
         tracing::info!(step, schema, "changing the schema");
-        tx.batch_execute(&migration.script(schema)).await?;
+        tx.batch_execute(&script(migration, schema)).await?;
         applied.push(step);
     }
     let created = state == SchemaState::Missing;
@@ -212,7 +198,7 @@ pub(crate) async fn require(session: &Session) -> Db<()> {
 /// The SQL that [`migrate`] runs on a database without the schema, for other tools; needs no connection.
 pub fn print_sql(schema: &str, doorbell: bool) -> String {
     let mut sql = String::from("begin;\n");
-    MIGRATIONS.iter().for_each(|migration| sql += &migration.script(schema));
+    MIGRATIONS.iter().for_each(|migration| sql += &script(migration, schema));
     if !doorbell {
         sql += &doorbell_sql(schema, false);
     }

@@ -1,13 +1,14 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
+use pillarbox::admin::retention::stored_time;
 use pillarbox::admin::snapshot::{InstanceRow, LaneRow, Snapshot, SubscriptionRow};
 use pillarbox::admin::{
     Books, Change, Changed, Check, ClaimRecord, EventRecord, ListQuery, ListRow, Operator, Pause, PrunePolicy, Pruned,
     Status,
 };
 use pillarbox::store::{Cursor, InstanceId, SubscriptionId};
-use pillarbox::{Mode, NewEvent, OnDead, Position, Result, RetryPolicy};
+use pillarbox::{Filter, Mode, NewEvent, OnDead, Position, Result, RetryPolicy};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
@@ -15,8 +16,6 @@ use uuid::Uuid;
 use crate::connection::{Session, lock_class};
 use crate::error::{Db, DbError};
 use crate::event_id::salted_position;
-use crate::ownership::parse_filter;
-use crate::publish::FOREVER_MS;
 use crate::schema::Schema;
 use crate::store::PostgresStore;
 use crate::types::{Time, range_set};
@@ -135,10 +134,7 @@ pub(crate) async fn load_snapshot(tx: &Transaction<'_>) -> Db<Snapshot> {
         log_start: meta.try_get("log_start")?,
         pruned_to: meta.try_get("pruned_to")?,
         fresh_floor: meta.try_get("fresh_floor")?,
-        retention_keep: match meta.try_get("retention_keep_ms")? {
-            FOREVER_MS => None,
-            keep => Some(Duration::from_millis(keep.max(0) as u64)),
-        },
+        retention_keep: stored_time(meta.try_get("retention_keep_ms")?),
         recovery_at: meta.try_get::<_, Option<Time>>("recovery_at")?.map(|time| time.0),
         subscriptions,
         instances: instances.iter().map(|row| instance_row(row, &held)).collect::<Db<_>>()?,
@@ -165,7 +161,7 @@ fn subscription_row(row: &Row) -> Db<SubscriptionRow> {
     Ok(SubscriptionRow {
         id: SubscriptionId(row.try_get("id")?),
         name: row.try_get("name")?,
-        filter: parse_filter(row.try_get("filter")?),
+        filter: Filter::stored(row.try_get("filter")?),
         definition: row.try_get("definition")?,
         mode: if row.try_get::<_, &str>("mode")? == "queue" { Mode::Queue } else { Mode::Stream },
         on_dead: if row.try_get::<_, &str>("on_dead")? == "skip" { OnDead::Skip } else { OnDead::Block },

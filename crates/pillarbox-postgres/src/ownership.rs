@@ -18,11 +18,11 @@ pub(crate) use self::lanes::load;
 use self::lanes::{check_anchors, take};
 use self::locks::LockBook;
 pub(crate) use self::subscriptions::{
-    Events, first_since, former_filters, parse_filter, put_former_filters, record_progress, start_floor,
+    Events, first_since, former_filters, put_former_filters, record_progress, start_floor,
 };
 use self::subscriptions::{define, fence};
 use crate::connection::{DIRECTLY, PgConfig, SCHEMA, Session, lock_class};
-use crate::doorbell::{Doorbell, announce, neighbour_of};
+use crate::doorbell::{Doorbell, announce};
 use crate::error::{Db, DbError};
 use crate::types::Time;
 
@@ -221,7 +221,7 @@ impl Membership {
             ended
         };
         self.doorbell.observed(
-            neighbour_of(self.id, held.intersection(&rows).copied()),
+            pillarbox::store::neighbour_of(self.id, held.intersection(&rows).copied()),
             rows.len() > 1,
             doorbell,
             commit,

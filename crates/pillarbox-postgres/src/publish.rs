@@ -6,8 +6,7 @@ use crate::client::PgClient;
 use crate::schema::{DEFAULT, Schema};
 use crate::types::Json;
 
-pub(crate) use limits::FOREVER_MS;
-pub use limits::{Limits, PAYLOAD_BYTES_MAX_HIGHEST};
+pub(crate) use limits::store_limits;
 pub use statement::{EventSql, Parameter, PublishStatement};
 
 mod limits;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::{StreamExt, future};
+pub(crate) use pillarbox::store::PAGE_BYTES_MAX;
 use pillarbox::store::decode::{Names, Wanted};
 use pillarbox::store::{Page, PollRequest, Scan, ScanRequest, Writer};
 use pillarbox::{ErrorKind, Event, Filter, Headers, Payload, Position, Timestamp};
@@ -16,11 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::connection::Session;
 use crate::error::{Db, DbError};
 use crate::event_id::IdSalt;
-use crate::home;
 use crate::types::{DueTime, RawJson, Text, Time};
-
-/// The most bytes of events that one page returns, beyond the first of each scan; also of what is fetched or claimed at once.
-pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// A writer counts as idle only after it has been so for this long.
 const IDLE_MARGIN: Duration = Duration::from_secs(60);
@@ -103,7 +100,7 @@ impl Reader {
         let before = if seen.session == session.number { seen.horizon } else { seen.shown };
         if seen.incarnation == incarnation && horizon < before {
             let what = format!("positions up to {before} were handed out, and now only those up to {horizon} are");
-            return Err(home::not_itself(&what));
+            return Err(DbError::not_itself(&what));
         }
         let idle = writers.as_ref().map_or_else(Vec::new, |writers| self.seen.idle(writers, self.idle_margin));
         let prepared = std::mem::take(&mut self.seen.prepared);

@@ -2,8 +2,7 @@ use std::collections::HashMap;
 
 use pillarbox::Position;
 use pillarbox::store::{
-    AttemptError, DeliveryRow, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, RangeSet, Settlement,
-    SubscriptionId,
+    AttemptError, DeliveryRow, ERRORS_KEPT_MAX, LaneRef, LaneWrite, RangeSet, Settlement, SubscriptionId,
 };
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -13,8 +12,8 @@ use uuid::Uuid;
 use crate::connection::Session;
 use crate::doorbell::announce;
 use crate::error::{Db, DbError};
+use crate::queue;
 use crate::types::{Time, multirange};
-use crate::{home, queue};
 
 /// How long a row of `progress` grows before another begins: how exactly `show` can say when an event was settled.
 const PROGRESS_SPAN_MS: f64 = 60_000.0;
@@ -161,7 +160,7 @@ async fn above_horizon(client: &Client, error: DbError, writes: &[LaneWrite]) ->
     let highest = highest(writes);
     let horizon = client.query_one(sql!(event, "horizon"), &[]).await;
     match horizon.and_then(|row| row.try_get::<_, Position>(0)) {
-        Ok(horizon) => home::not_itself(&format!(
+        Ok(horizon) => DbError::not_itself(&format!(
             "position {highest} was read, and only those up to {horizon} have been handed out"
         )),
         Err(error) => error.into(),
@@ -322,24 +321,7 @@ async fn finish_rows(client: &Client, statement: &Statement, writes: &[LaneWrite
 
 /// The stored errors with some more, the oldest beyond the limit left out.
 pub(crate) fn with_errors<'a>(kept: &str, more: impl IntoIterator<Item = &'a AttemptError>) -> String {
-    let mut errors = parse_errors(kept);
-    errors.extend(more.into_iter().map(storable));
-    errors.drain(..errors.len().saturating_sub(ERRORS_KEPT_MAX));
-    serde_json::to_string(&errors).expect("errors are JSON")
-}
-
-/// An error as it is kept.
-pub(crate) fn storable(error: &AttemptError) -> AttemptError {
-    let mut error = error.clone();
-    error.message.truncate(error.message.floor_char_boundary(ERROR_BYTES_MAX));
-    // PostgreSQL's text cannot hold it.
-    error.message = error.message.replace('\0', "\u{fffd}");
-    error
-}
-
-/// The stored errors of a delivery, oldest first.
-pub(crate) fn parse_errors(text: &str) -> Vec<AttemptError> {
-    serde_json::from_str(text).unwrap_or_default()
+    AttemptError::to_store(AttemptError::stored(kept).into_iter().chain(more.into_iter().cloned()))
 }
 
 pub(crate) async fn close_dead(client: &Client, statements: &Statements, dead: &RangeSet) -> Db<()> {

@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use pillarbox::admin::Limits;
 use pillarbox::store::{
     ClaimEnd, ClaimRequest, Claims, Epoch, Fleet, Hello, InstanceId, Joined, LaneRef, LaneState, Page, PollRequest,
     RecoverRequest, Recovered, Report, Settlement, Store, StoreFeatures, Take, Wake,
@@ -15,7 +16,7 @@ use crate::event_id::IdSalt;
 use crate::leaves::Upkeep;
 use crate::operator::premises;
 use crate::ownership::{self, Membership, Role, session_name};
-use crate::publish::Limits;
+use crate::publish::store_limits;
 use crate::queue::Claiming;
 use crate::reader::Reader;
 use crate::schema::Schema;
@@ -137,7 +138,7 @@ impl PostgresStore {
     async fn store_limits(&self, limits: Limits) -> Db<()> {
         let mut session = self.desk().await?;
         let tx = session.begin().await?;
-        limits.store(&tx).await?;
+        store_limits(&tx, &limits).await?;
         Ok(tx.commit().await?)
     }
 

@@ -5,7 +5,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use pillarbox::Position;
-use pillarbox::store::{ClaimRequest, InstanceId, SubscriptionId, Wake};
+use pillarbox::store::{ClaimRequest, SubscriptionId, Wake};
 use rusqlite::Connection;
 use tokio::sync::Notify;
 use uuid::Uuid;
@@ -455,24 +455,9 @@ fn commits_durably(connection: &Connection) -> bool {
     connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0)).is_ok_and(|level| level >= FULL)
 }
 
-/// The instance whose lock is watched by `me`: the next higher one, the lowest after the highest.
-pub(crate) fn neighbour_of(me: InstanceId, instances: impl IntoIterator<Item = InstanceId>) -> Option<InstanceId> {
-    let mut others: Vec<_> = instances.into_iter().filter(|other| *other != me).collect();
-    others.sort_unstable();
-    others.iter().find(|other| **other > me).or(others.first()).copied()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_instance_is_watched_by_exactly_one_other() {
-        let all = [3, 5, 9].map(InstanceId);
-        let watched: Vec<_> = all.iter().filter_map(|me| neighbour_of(*me, all)).collect();
-        assert_eq!(watched, [5, 9, 3].map(InstanceId));
-        assert_eq!(neighbour_of(InstanceId(3), [InstanceId(3)]), None);
-    }
 
     #[tokio::test]
     async fn a_commit_of_this_process_rings_without_the_thread() {

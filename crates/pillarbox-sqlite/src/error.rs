@@ -1,24 +1,9 @@
 use pillarbox::{Error, ErrorKind};
 use rusqlite::ErrorCode;
 
-/// A failure inside this crate, before it gets the words that a caller reads.
-#[derive(Debug)]
-pub(crate) enum DbError {
-    /// SQLite said so.
-    Sql(rusqlite::Error),
-    /// This crate said so.
-    Own(Error),
-}
-
-/// The result of most functions inside this crate.
-pub(crate) type Db<T> = std::result::Result<T, DbError>;
+pillarbox::store_failure!(Sql(rusqlite::Error), explain);
 
 impl DbError {
-    /// A failure with its own words.
-    pub(crate) fn own(kind: ErrorKind, message: impl Into<String>) -> Self {
-        DbError::Own(Error::new(kind, message))
-    }
-
     /// A failure of the file system.
     pub(crate) fn io(message: impl Into<String>, source: std::io::Error) -> Self {
         let kind = match source.kind() {
@@ -36,30 +21,6 @@ impl DbError {
                 matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
             }
             DbError::Own(error) => error.kind() == ErrorKind::Busy,
-        }
-    }
-}
-
-impl From<rusqlite::Error> for DbError {
-    fn from(error: rusqlite::Error) -> Self {
-        DbError::Sql(error)
-    }
-}
-
-impl From<Error> for DbError {
-    fn from(error: Error) -> Self {
-        DbError::Own(error)
-    }
-}
-
-impl From<DbError> for Error {
-    fn from(error: DbError) -> Self {
-        match error {
-            DbError::Own(error) => error,
-            DbError::Sql(error) => {
-                let (kind, message) = explain(&error);
-                Error::with_source(kind, message, error)
-            }
         }
     }
 }

@@ -89,17 +89,6 @@ pub(crate) fn check(connection: &Connection, path: &Path) -> Db<()> {
     }
 }
 
-/// That the log was replaced by another state of it, with what to do.
-pub(crate) fn not_itself(what: &str) -> DbError {
-    DbError::own(
-        ErrorKind::Foreign,
-        format!(
-            "the log is not the continuation of itself: {what}; if this is a restored backup run \
-             `pillarbox migrate --adopt` to go on with what it holds, or `--fresh` to deliver nothing old"
-        ),
-    )
-}
-
 /// Gives a log that has no home yet its home here. A copy stays foreign: [`check`] refuses it.
 pub(crate) fn move_in(connection: &Connection, path: &Path) -> Db<()> {
     match Home::stored(connection)? {

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use pillarbox::store::SchemaState;
+use pillarbox::store::{Migration, SchemaState};
 use pillarbox::{ErrorKind, Result, Timestamp};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
@@ -8,13 +8,6 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension};
 use crate::connection::{begin, meta_number};
 use crate::error::{Db, DbError};
 use crate::home;
-
-/// One step of the schema. Steps are only ever added.
-struct Migration {
-    version: i64,
-    name: &'static str,
-    sql: &'static str,
-}
 
 const MIGRATIONS: [Migration; 5] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
@@ -31,24 +24,14 @@ const REWRITE_END: &str = "pragma writable_schema = reset;\n";
 /// The schema version that this build is made for.
 pub const SCHEMA_VERSION: i64 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 
-impl Migration {
-    /// Whether older versions of Pillarbox cannot work with what it changes; the first line says so.
-    fn is_breaking(&self) -> bool {
-        self.sql.starts_with("-- breaking: yes")
+/// The step with its record, as it is run and printed.
+fn script(step: &Migration) -> String {
+    let mut script = format!("{}\n{}\n", step.sql, sql!(schema, "record"));
+    if step.is_breaking() {
+        script += &format!("{}\n", sql!(schema, "record_breaking"));
     }
-
-    /// The step with its record, as it is run and printed.
-    fn script(&self) -> String {
-        let mut script = format!("{}\n{}\n", self.sql, sql!(schema, "record"));
-        if self.is_breaking() {
-            script += &format!("{}\n", sql!(schema, "record_breaking"));
-        }
-        let breaking = if self.is_breaking() { "1" } else { "0" };
-        script
-            .replace("@version@", &self.version.to_string())
-            .replace("@name@", self.name)
-            .replace("@breaking@", breaking)
-    }
+    let breaking = if step.is_breaking() { "1" } else { "0" };
+    script.replace("@version@", &step.version.to_string()).replace("@name@", step.name).replace("@breaking@", breaking)
 }
 
 /// What a script writes into the definition of a table.
@@ -107,7 +90,7 @@ pub fn migrate_connection(connection: &Connection) -> Result<Vec<String>> {
     };
     let mut applied = Vec::new();
     for migration in MIGRATIONS.iter().filter(|migration| migration.version > from) {
-        let script = migration.script();
+        let script = script(migration);
         if Rewrite::of(&script).is_some() {
             refuse_defensive(&tx)?;
         }
@@ -172,7 +155,7 @@ fn refuse_defensive(connection: &Connection) -> Db<()> {
 pub fn print_sql() -> String {
     let mut sql = format!("{};\nbegin immediate;\n", sql!(connection, "turn_on_wal"));
     for migration in &MIGRATIONS {
-        let script = migration.script();
+        let script = script(migration);
         match Rewrite::of(&script) {
             Some(Rewrite { before, old, new, after }) => sql = format!("{}{before}{after}", sql.replace(old, new)),
             None => sql += &script,

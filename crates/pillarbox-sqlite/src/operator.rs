@@ -1,21 +1,21 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use pillarbox::admin::retention::stored_time;
 use pillarbox::admin::snapshot::{InstanceRow, LaneRow, Snapshot, SubscriptionRow};
 use pillarbox::admin::{
     Books, Change, Changed, Check, ClaimRecord, EventRecord, ListQuery, ListRow, Operator, Pause, PrunePolicy, Pruned,
     Status,
 };
 use pillarbox::store::{InstanceId, SubscriptionId};
-use pillarbox::{Mode, NewEvent, OnDead, Position, Result, RetryPolicy, Timestamp};
+use pillarbox::{Filter, Mode, NewEvent, OnDead, Position, Result, RetryPolicy, Timestamp};
 use rusqlite::{Connection, Row};
 use uuid::Uuid;
 
 use crate::connection::{horizon, meta_number, raise_revision, read, write};
 use crate::error::Db;
 use crate::home::{log_id, meta_optional};
-use crate::ownership::{LockFolder, cursor_of, parse_filter};
-use crate::publish::FOREVER_MS;
+use crate::ownership::{LockFolder, cursor_of};
 use crate::reader::id_of;
 use crate::store::SqliteStore;
 
@@ -114,7 +114,7 @@ pub(crate) fn load_snapshot(tx: &Connection, folder: &LockFolder) -> Db<Snapshot
         incarnation: meta_number(tx, "incarnation")?,
         schema_version: meta_number(tx, "schema_version")?,
         fresh_floor: meta_number(tx, "fresh_floor")?,
-        retention_keep: (keep != FOREVER_MS).then(|| Duration::from_millis(keep.max(0) as u64)),
+        retention_keep: stored_time(keep),
         recovery_at: meta_optional(tx, "recovery_at")?.map(Timestamp),
         now,
         horizon: horizon(tx)?,
@@ -145,7 +145,7 @@ fn subscription_row(row: &Row<'_>) -> rusqlite::Result<SubscriptionRow> {
     Ok(SubscriptionRow {
         id: SubscriptionId(row.get("id")?),
         name: row.get("name")?,
-        filter: parse_filter(&row.get::<_, String>("filter")?),
+        filter: Filter::stored(&row.get::<_, String>("filter")?),
         definition: row.get("definition")?,
         mode: if row.get::<_, String>("mode")? == "queue" { Mode::Queue } else { Mode::Stream },
         on_dead: if row.get::<_, String>("on_dead")? == "skip" { OnDead::Skip } else { OnDead::Block },

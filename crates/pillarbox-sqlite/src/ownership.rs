@@ -16,7 +16,7 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
 
 use crate::connection::{Purpose, horizon, meta_number, open, raise_queue_revision, raise_revision, read, write};
-use crate::doorbell::{Bell, neighbour_of};
+use crate::doorbell::Bell;
 use crate::error::{Db, DbError};
 use crate::queue::RowsCounted;
 use crate::queue::arrange_all;
@@ -123,7 +123,7 @@ impl Writer {
         }
         self.bury(&fleet)?;
         let held = fleet.instances.iter().filter(|instance| instance.lock == Lock::Held).map(|instance| instance.id);
-        let neighbour = neighbour_of(me, held).and_then(|id| self.folder.open(id));
+        let neighbour = pillarbox::store::neighbour_of(me, held).and_then(|id| self.folder.open(id));
         self.bell.observed(revision, neighbour);
         Ok(fleet)
     }
@@ -444,17 +444,12 @@ fn subscription_view(row: &Row<'_>) -> rusqlite::Result<SubscriptionView> {
         created: false,
         definition: Definition {
             number: row.get("definition")?,
-            filter: parse_filter(&row.get::<_, String>("filter")?),
+            filter: Filter::stored(&row.get::<_, String>("filter")?),
             on_dead: if row.get::<_, String>("on_dead")? == "skip" { OnDead::Skip } else { OnDead::Block },
             retry: RetryPolicy::stored(&row.get::<_, String>("retry")?),
             processing_timeout: Duration::from_millis(row.get::<_, i64>("processing_timeout_ms")?.max(0) as u64),
         },
     })
-}
-
-/// A stored filter. One that cannot be read wants everything: too much is delivered rather than too little.
-pub(crate) fn parse_filter(text: &str) -> Filter {
-    serde_json::from_str(text).unwrap_or_default()
 }
 
 /// All that is in the database of the fleet; locks are looked at afterwards.
@@ -633,7 +628,7 @@ pub(crate) fn check_anchor(connection: &Connection, anchor: Option<(Position, Uu
         return Ok(());
     }
     let now = found.map_or("there is none now".into(), |other| format!("event {other} is now"));
-    Err(home::not_itself(&format!("event {id} was settled at position {position}, where {now}")))
+    Err(DbError::not_itself(&format!("event {id} was settled at position {position}, where {now}")))
 }
 
 /// The folder of the liveness locks beside the database.

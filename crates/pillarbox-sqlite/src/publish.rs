@@ -1,6 +1,7 @@
 use std::cell::Cell;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
+use pillarbox::admin::Limits;
 use pillarbox::limit::NAME_BYTES_MAX;
 use pillarbox::{Error, ErrorKind, Headers, NewEvent, Payload, Position, Result, Timestamp};
 use rusqlite::types::{ToSqlOutput, ValueRef};
@@ -152,66 +153,29 @@ fn payload_value(payload: &Payload) -> ToSqlOutput<'_> {
     })
 }
 
-/// The largest `payload_bytes_max` that a log may be given.
-pub const PAYLOAD_BYTES_MAX_HIGHEST: usize = 256 * 1024 * 1024;
-
-/// What is stored for a time that never ends.
-pub(crate) const FOREVER_MS: i64 = i64::MAX;
-
-/// Changes the limits of the log, for all its publishers in all languages.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// The largest payload, up to [`PAYLOAD_BYTES_MAX_HIGHEST`]. None: as it is.
-    pub payload_bytes_max: Option<usize>,
-    /// How long a `dedup_key` is remembered. None: as it is.
-    pub dedup_window: Option<Duration>,
-    /// Events are kept at least this long, whatever a call of [`prune`](pillarbox::admin::Operator::prune) asks for; `Some(None)`:
-    /// for ever. None: as it is, at first no minimum.
-    pub retention_keep: Option<Option<Duration>>,
-    /// The same for dead deliveries, from their death.
-    pub retention_dead: Option<Option<Duration>>,
-    /// The same for what inboxes have accepted.
-    pub retention_inbox: Option<Option<Duration>>,
-}
-
-impl Limits {
-    pub(crate) fn store(&self, connection: &Connection) -> Db<()> {
-        if let Some(bytes) = self.payload_bytes_max {
-            if !(1..=PAYLOAD_BYTES_MAX_HIGHEST).contains(&bytes) {
-                return Err(DbError::own(
-                    ErrorKind::Invalid,
-                    format!("payload_bytes_max = {bytes} is outside 1 to {PAYLOAD_BYTES_MAX_HIGHEST}"),
-                ));
-            }
-            set_payload_limit(connection, bytes as i64)?;
-        }
-        let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(FOREVER_MS);
-        if let Some(window) = self.dedup_window {
-            set_meta(connection, "dedup_window_ms", milliseconds(window))?;
-        }
-        for (name, time) in [
-            ("retention_keep_ms", self.retention_keep),
-            ("retention_dead_ms", self.retention_dead),
-            ("retention_inbox_ms", self.retention_inbox),
-        ] {
-            if let Some(time) = time {
-                set_meta(connection, name, time.map_or(FOREVER_MS, milliseconds))?;
-            }
-        }
-        Ok(())
+/// Writes limits, in the caller's transaction.
+pub(crate) fn store_limits(connection: &Connection, limits: &Limits) -> Db<()> {
+    let limits = limits.to_store()?;
+    if let Some(bytes) = limits.payload_bytes_max {
+        set_payload_limit(connection, bytes.into())?;
     }
+    let times = [
+        ("dedup_window_ms", limits.dedup_window_ms),
+        ("retention_keep_ms", limits.retention_keep_ms),
+        ("retention_dead_ms", limits.retention_dead_ms),
+        ("retention_inbox_ms", limits.retention_inbox_ms),
+    ];
+    times.into_iter().try_for_each(|(name, time)| time.map_or(Ok(()), |time| set_meta(connection, name, time)))
 }
 
 /// Writes the limit into the table's check, in the way that SQLite's manual gives for changes of a check constraint.
 fn set_payload_limit(connection: &Connection, bytes: i64) -> Db<()> {
     let check = |bytes: i64| format!("check (length(cast(payload as blob)) <= {bytes})");
     let before = check(meta_number(connection, "payload_bytes_max")?);
-    let version: i64 = connection.query_row("pragma schema_version", [], |row| row.get(0))?;
-    connection.execute_batch("pragma writable_schema = on")?;
-    let sql =
-        "update sqlite_master set sql = replace(sql, ?1, ?2) where name = 'pillarbox_event' and instr(sql, ?1) > 0";
-    let changed = connection.execute(sql, [before, check(bytes)]);
-    connection.execute_batch("pragma writable_schema = off")?;
+    let version: i64 = connection.pragma_query_value(None, "schema_version", |row| row.get(0))?;
+    connection.pragma_update(None, "writable_schema", true)?;
+    let changed = connection.execute(sql!(schema, "set_check"), [before, check(bytes)]);
+    connection.pragma_update(None, "writable_schema", false)?;
     if changed? != 1 {
         return Err(DbError::own(ErrorKind::Schema, "the event table was changed by hand; its limit cannot be set"));
     }

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use pillarbox::admin::State;
 use pillarbox::store::{
-    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, DeliveryRow, Failed, InstanceId, KEYS_TOLD_MAX,
-    LaneRef, Queued, SUSPECT_AFTER, SubscriptionId, WAITING_COUNTED, recount_after,
+    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, DeliveryRow, Failed, InstanceId,
+    KEYS_TOLD_MAX, LaneRef, PAGE_BYTES_MAX, Queued, SUSPECT_AFTER, SubscriptionId, WAITING_COUNTED, recount_after,
 };
 use pillarbox::{Event, Position, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
@@ -13,8 +13,8 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use crate::connection::{meta_number, raise_queue_revision, read, write};
 use crate::error::Db;
 use crate::ownership::{Writer, delivery_of, require_row};
-use crate::reader::{Decoder, PAGE_BYTES_MAX};
-use crate::settle::{add_error, error_list};
+use crate::reader::Decoder;
+use crate::settle::add_error;
 
 /// How many delayed deliveries that are due take their place with one claim; the next claim finds the others.
 const DUE_AT_ONCE_MAX: i64 = 1_000;
@@ -301,7 +301,7 @@ pub(crate) fn put_queued(tx: &Transaction<'_>, me: Option<InstanceId>, lane: Lan
             delivery.due_at.0,
             delivery.since.0,
             now.0,
-            error_list(error.clone()),
+            AttemptError::to_store(error.clone()),
             claim.and(me).map(|me| me.0),
             claim.map(|claim| claim.0),
         ];

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pillarbox::store::decode::{Names, Wanted};
-use pillarbox::store::{Page, PollRequest, Scan, ScanRequest};
+use pillarbox::store::{PAGE_BYTES_MAX, Page, PollRequest, Scan, ScanRequest};
 use pillarbox::{Event, Headers, Payload, Position, Timestamp};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Row, RowIndex, Transaction, params};
@@ -17,10 +17,6 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::connection::{Purpose, open, read};
 use crate::doorbell::Bell;
 use crate::error::{Db, DbError};
-use crate::home;
-
-/// The most bytes of events that one page returns, beyond the first of each scan.
-pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// Why an event is malformed: a client may bind whatever bytes as text.
 const NO_TEXT: &str = "is no text in UTF-8, which SQLite does not check";
@@ -91,7 +87,7 @@ impl Reader {
             if seen.0 == incarnation && horizon < seen.1 {
                 let what =
                     format!("positions up to {} were handed out, and now only those up to {horizon} are", seen.1);
-                return Err(home::not_itself(&what));
+                return Err(DbError::not_itself(&what));
             }
             if seen.0 != incarnation {
                 self.barrier.forget();
@@ -108,7 +104,7 @@ impl Reader {
         })
     }
 
-    /// The events at exactly these positions, from the log or kept aside.
+    /// The events at exactly these positions, from the log or kept aside: the first ones that fit a page, one at least.
     pub(crate) fn fetch(&mut self, positions: &[Position]) -> Db<Vec<Arc<Event>>> {
         let mut positions = positions.to_vec();
         positions.sort_unstable();
@@ -117,11 +113,16 @@ impl Reader {
         let (events, horizon) = read(&self.connection, |snapshot| {
             let mut statement = snapshot.prepare_cached(sql!(event, "fetch"))?;
             let mut events = Vec::with_capacity(positions.len());
+            let mut room = PAGE_BYTES_MAX;
             for position in &positions {
                 let mut rows = statement.query([position])?;
-                if let Some(row) = rows.next()? {
-                    events.push(Arc::new(decoder.event(row)?));
+                let Some(row) = rows.next()? else { continue };
+                let event = decoder.event(row)?;
+                if event.size() > room && !events.is_empty() {
+                    break;
                 }
+                room = room.saturating_sub(event.size());
+                events.push(Arc::new(event));
             }
             Ok((events, crate::connection::horizon(snapshot)?))
         })?;

@@ -1,15 +1,11 @@
 use std::collections::HashSet;
 
-use pillarbox::store::{
-    AttemptError, DeliveryRow, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, LaneRef, LaneWrite, Queued, RangeSet, Settlement,
-    SubscriptionId,
-};
+use pillarbox::store::{AttemptError, DeliveryRow, LaneRef, LaneWrite, Queued, RangeSet, Settlement, SubscriptionId};
 use pillarbox::{Position, Timestamp};
 use rusqlite::{OptionalExtension, Transaction, params};
 
 use crate::connection::{horizon, meta_number, raise_queue_revision, raise_revision, write};
-use crate::error::Db;
-use crate::home;
+use crate::error::{Db, DbError};
 use crate::ownership::{Writer, record_progress};
 use crate::queue::put_queued;
 
@@ -80,7 +76,7 @@ fn settle_lane(tx: &Transaction<'_>, write: &LaneWrite, horizon: Position) -> Db
     if highest > horizon {
         // Written, it would skip the events that get these positions next.
         let what = format!("position {highest} was read, and only those up to {horizon} have been handed out");
-        return Err(home::not_itself(&what));
+        return Err(DbError::not_itself(&what));
     }
     let (anchor_position, anchor_id) = cursor.anchor.map(|(position, id)| (position, id.to_string())).unzip();
     tx.prepare_cached(sql!(cursor, "settle"))?.execute(params![
@@ -186,24 +182,9 @@ pub(crate) fn add_error(
 ) -> Db<()> {
     let kept: String =
         tx.prepare_cached(sql!(delivery, "errors"))?.query_row(params![subscription.0, position], |row| row.get(0))?;
-    let errors = error_list(parse_errors(&kept).into_iter().chain([error.clone()]));
+    let errors = AttemptError::to_store(AttemptError::stored(&kept).into_iter().chain([error.clone()]));
     tx.prepare_cached(sql!(delivery, "set_errors"))?.execute(params![subscription.0, position, errors])?;
     Ok(())
-}
-
-/// Errors as they are stored: the last few, none too long.
-pub(crate) fn error_list(errors: impl IntoIterator<Item = AttemptError>) -> String {
-    let mut errors: Vec<_> = errors.into_iter().collect();
-    errors.drain(..errors.len().saturating_sub(ERRORS_KEPT_MAX));
-    for error in &mut errors {
-        error.message.truncate(error.message.floor_char_boundary(ERROR_BYTES_MAX));
-    }
-    serde_json::to_string(&errors).expect("errors are JSON")
-}
-
-/// The stored errors of a delivery, oldest first.
-pub(crate) fn parse_errors(text: &str) -> Vec<AttemptError> {
-    serde_json::from_str(text).unwrap_or_default()
 }
 
 /// What retention has removed is not dead. Between the events of a journal, which stay, it looks alike to a reader.

@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use pillarbox::admin::Limits;
 use pillarbox::store::{
     ClaimEnd, ClaimRequest, Claims, Epoch, Fleet, Hello, Joined, LaneRef, LaneState, Page, PollRequest, RecoverRequest,
     Recovered, Report, Settlement, Store, StoreFeatures, Take, Wake,
@@ -14,7 +15,7 @@ use crate::connection::{Purpose, open};
 use crate::doorbell::{Bell, Doorbell};
 use crate::error::{Db, DbError};
 use crate::ownership::{LockFolder, Membership, Writer};
-use crate::publish::Limits;
+use crate::publish::store_limits;
 use crate::reader::Reader;
 use crate::witness::Keeper;
 use crate::worker::Worker;
@@ -96,7 +97,7 @@ impl SqliteStore {
 
     /// Changes the log's limits for all publishers.
     pub async fn set_limits(&self, limits: Limits) -> Result<()> {
-        self.operate(move |desk| crate::connection::write(&desk.connection, |tx| limits.store(tx))).await
+        self.operate(move |desk| crate::connection::write(&desk.connection, |tx| store_limits(tx, &limits))).await
     }
 
     /// Runs an operator's work off the async threads, on a connection that no poll waits for.

@@ -222,11 +222,7 @@ impl Writer {
 
     fn call(&self, transaction: &Transaction<'_>, delivery: Delivery) -> std::result::Result<(), Failure> {
         let called = std::panic::catch_unwind(AssertUnwindSafe(|| (self.function)(transaction, delivery)));
-        called.unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into());
-            Err(Failure { kind: "panic", ..Failure::event(format!("the handler panicked: {text}")) })
-        })
+        called.unwrap_or_else(|panic| Err(pillarbox::handler_panicked(pillarbox::panic_text(&*panic))))
     }
 }
 

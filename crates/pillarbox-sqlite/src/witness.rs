@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::connection::{horizon, meta_number, read, set_meta, write};
 use crate::error::{Db, DbError};
-use crate::home::{log_id, meta_optional, not_itself};
+use crate::home::{log_id, meta_optional};
 use crate::ownership::LockFolder;
 
 /// At least this long between two writes of a running store.
@@ -52,7 +52,9 @@ impl Witness {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(DbError::io(format!("{} cannot be read", path.display()), error)),
         };
-        Self::parse(&bytes).map(Some).ok_or_else(|| not_itself(&format!("{} was changed by hand", path.display())))
+        Self::parse(&bytes)
+            .map(Some)
+            .ok_or_else(|| DbError::not_itself(&format!("{} was changed by hand", path.display())))
     }
 
     fn parse(bytes: &[u8]) -> Option<Self> {
@@ -88,16 +90,18 @@ impl Witness {
     /// Refuses a log that is behind what was seen of it.
     fn vouch_for(&self, log: &Witness) -> Db<()> {
         if self.log_id != log.log_id {
-            return Err(not_itself(&format!("log {} was here, and now log {} is", self.log_id, log.log_id)));
+            return Err(DbError::not_itself(&format!("log {} was here, and now log {} is", self.log_id, log.log_id)));
         }
         if self.incarnation > log.incarnation {
             let (seen, now) = (self.incarnation, log.incarnation);
-            return Err(not_itself(&format!("it was in incarnation {seen}, and now it is in incarnation {now}")));
+            return Err(DbError::not_itself(&format!(
+                "it was in incarnation {seen}, and now it is in incarnation {now}"
+            )));
         }
         if self.incarnation == log.incarnation && self.horizon > log.horizon {
             let (seen, now) = (self.horizon, log.horizon);
             let what = format!("positions up to {seen} were handed out, and now only those up to {now} are");
-            return Err(not_itself(&what));
+            return Err(DbError::not_itself(&what));
         }
         Ok(())
     }

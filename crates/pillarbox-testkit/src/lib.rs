@@ -4,6 +4,7 @@
 mod auditor;
 mod blindfold;
 mod broken;
+pub mod by_hand;
 mod certificate;
 mod drive;
 mod folder_guard;

@@ -1,8 +1,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::admin::retention::time_to_store;
 use pillarbox::store::InstanceId;
 use pillarbox::{Event, NewEvent, Position, Relay, Result, Timestamp};
+use uuid::Uuid;
 
 use crate::memory_lane::Lane;
 use crate::memory_log::SubscriptionRow;
@@ -26,8 +28,8 @@ impl Fixture for MemoryFixture {
     type Store = MemoryStore;
     type Operator = MemoryStore;
 
-    /// What a log in memory has no part for: positions that a publisher chooses (`fill`), a policy in the database (`stored_policy`),
-    /// deduplication (`dedup`), transactions that applications write in (`transact`), and an inbox (`inbox`).
+    /// What a log in memory has no part for: deduplication (`dedup`), transactions that applications write in (`transact`), and an inbox
+    /// (`inbox`).
     fn features(&self) -> FixtureFeatures {
         FixtureFeatures {
             concurrent_writers: true,
@@ -37,6 +39,8 @@ impl Fixture for MemoryFixture {
             bury: true,
             hold: true,
             transactions: true,
+            stored_policy: true,
+            fill: true,
             ..FixtureFeatures::default()
         }
     }
@@ -93,6 +97,23 @@ impl Fixture for MemoryFixture {
         let of_lane = |lane: &Lane| 1 + lane.deliveries.len() + lane.entries.len();
         let of = |row: &SubscriptionRow| 1 + row.lanes.iter().map(of_lane).sum::<usize>();
         inner.subscriptions.iter().map(of).sum::<usize>() as u64
+    }
+
+    async fn leave_gap(&self) -> Position {
+        let transaction = self.log.begin();
+        let position = self.log.insert(transaction, NewEvent::new("gap", "t"));
+        self.log.abort(transaction);
+        position
+    }
+
+    async fn fill(&self, position: Position) -> Uuid {
+        self.log.fill(position)
+    }
+
+    async fn allow_retention(&self, limit: Option<Duration>) {
+        let mut inner = self.log.inner();
+        inner.retention.keep_ms = time_to_store(limit);
+        inner.retention.dead_ms = time_to_store(limit);
     }
 
     async fn bury(&self, instance: InstanceId) {

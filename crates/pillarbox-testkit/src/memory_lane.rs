@@ -1,6 +1,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
+use pillarbox::admin::retention::Jump;
 use pillarbox::admin::{REASON_HOLD, State};
 use pillarbox::store::{
     AttemptError, Cursor, DEAD_HEADS_MAX, DeliveryRow, ERRORS_KEPT_MAX, Epoch, InstanceId, LaneState, LaneWrite,
@@ -185,33 +186,25 @@ impl Lane {
         position <= self.cursor.floor || self.cursor.settled.contains(position)
     }
 
-    /// Moves the floor to `end`, past what is `awaited` and what may yet appear (`unknown`): that is given up, but for what was `passed`
-    /// once.
-    pub(crate) fn jump(
-        &mut self,
-        end: Position,
-        passed: RangeSet,
-        awaited: &RangeSet,
-        unknown: &RangeSet,
-        now: Timestamp,
-        broken: Option<Broken>,
-    ) {
-        let mut left_out = self.cursor.settled.missing(self.cursor.floor + 1, end);
-        // A cursor that was cut at its limit does not count all that have a delivery.
-        let mut covered = passed.within(self.cursor.floor + 1, end);
-        covered.union(&self.deliveries.range(..=end).map(|(position, _)| *position..=*position).collect());
-        left_out.subtract(&covered);
+    /// The positions of its deliveries.
+    pub(crate) fn positions(&self) -> RangeSet {
+        self.deliveries.keys().map(|position| *position..=*position).collect()
+    }
+
+    /// Goes past what the subscription's hold no longer keeps.
+    pub(crate) fn jump(&mut self, jump: Jump, now: Timestamp, broken: Option<Broken>) {
+        let Jump { cursor, covered, left_out } = jump;
         self.entries.push(Covered { covered, epoch: self.epoch, after: self.wrote_at, before: now });
-        for position in left_out.iter().flatten() {
-            if (awaited.contains(position) || unknown.contains(position)) && broken != Some(Broken::HoldLeavesNoRecord)
-            {
-                self.skipped.insert(position, (REASON_HOLD.to_owned(), now));
-            }
-        }
         self.before_start.union(&left_out);
-        self.cursor.floor = end;
-        self.cursor.settled.remove_range(0, end);
+        self.cursor = cursor;
         self.epoch += Epoch::from(broken != Some(Broken::HoldWithoutFence));
+    }
+
+    /// Records that the event at this position was given up because the subscription's hold was over.
+    pub(crate) fn give_up(&mut self, position: Position, now: Timestamp, broken: Option<Broken>) {
+        if broken != Some(Broken::HoldLeavesNoRecord) {
+            self.skipped.insert(position, (REASON_HOLD.to_owned(), now));
+        }
     }
 
     pub(crate) fn next_arrival(&self) -> i64 {

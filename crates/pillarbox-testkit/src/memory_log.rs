@@ -4,11 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pillarbox::admin::Pause;
+use pillarbox::admin::retention::StoredRetention;
 use pillarbox::limit::PAYLOAD_BYTES_MAX;
 use pillarbox::store::{
     Cursor, Definition, Epoch, Fleet, FormerFilters, Hello, InstanceId, InstanceView, Joined, LaneRef, LaneState,
-    LaneView, Lock, RangeSet, RecoveryCause, Report, Settlement, SubscriptionId, SubscriptionView, Take, TakeCause,
-    Writer,
+    LaneView, Lock, PAGE_BYTES_MAX, RangeSet, RecoveryCause, Report, Settlement, SubscriptionId, SubscriptionView,
+    Take, TakeCause, Writer,
 };
 use pillarbox::{Error, ErrorKind, Event, Headers, Mode, NewEvent, Position, Result, Start, Subscription, Timestamp};
 use tokio::sync::watch;
@@ -100,6 +101,8 @@ pub(crate) struct Inner {
     pub(crate) kept: BTreeMap<Position, Arc<Event>>,
     pub(crate) log_start: Position,
     pub(crate) dead: RangeSet,
+    /// What the log demands of retention, whatever a call asks for.
+    pub(crate) retention: StoredRetention,
     transactions: BTreeMap<Tx, Transaction>,
     tx_next: u64,
     pub(crate) instances: BTreeMap<InstanceId, Instance>,
@@ -173,6 +176,7 @@ impl MemoryLog {
             positions: HashMap::new(),
             unflushed: BTreeSet::new(),
             flushed_to: 0,
+            retention: StoredRetention { keep_ms: 0, dead_ms: 0, inbox_ms: 0 },
             kept: BTreeMap::new(),
             log_start: 1,
             dead: RangeSet::new(),
@@ -351,6 +355,20 @@ impl MemoryLog {
         positions
     }
 
+    /// Inserts an event at this position, as a publisher may that names it; the id.
+    pub fn fill(&self, position: Position) -> Uuid {
+        let mut inner = self.inner();
+        let next = inner.next;
+        let event = Event { position, ..inner.event(NewEvent::new("t", "y").key("a")) };
+        inner.next = next;
+        inner.positions.insert(event.id, position);
+        let id = event.id;
+        inner.rows.insert(position, Arc::new(event));
+        drop(inner);
+        self.ring();
+        id
+    }
+
     /// Makes everything that is visible durable.
     pub fn flush(&self) {
         self.inner().flush();
@@ -392,7 +410,13 @@ impl MemoryLog {
         let inner = self.inner();
         let positions: BTreeSet<Position> = positions.iter().copied().collect();
         let find = |position: &Position| inner.rows.get(position).or_else(|| inner.kept.get(position)).cloned();
-        Ok(positions.iter().filter_map(find).collect())
+        let mut room = PAGE_BYTES_MAX;
+        let fits = |(index, event): &(usize, Arc<Event>)| {
+            let fits = event.size() <= room || *index == 0;
+            room = room.saturating_sub(event.size());
+            fits
+        };
+        Ok(positions.iter().filter_map(find).enumerate().take_while(fits).map(|(_, event)| event).collect())
     }
 
     /// See [`Store::settle`](pillarbox::store::Store::settle).

@@ -1,13 +1,15 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::admin::retention::{ExpiringHold, RISEN_MAX, log_risen};
 use pillarbox::admin::snapshot::{self, Lost, Snapshot};
 use pillarbox::admin::{
-    Books, Change, Changed, Check, EventRecord, Fate, Level, ListQuery, ListRow, LogStatus, Operator, PrunePolicy,
-    Pruned, REASON_DEAD, Status,
+    Books, Change, Changed, Check, DeliveryRecord, EventRecord, Fate, Level, ListQuery, ListRow, ListedDelivery,
+    LogStatus, Operator, PrunePolicy, Pruned, REASON_DEAD, Status,
 };
 use pillarbox::store::{RangeSet, lane_of};
-use pillarbox::{Event, Filter, NewEvent, Position, Result, Timestamp};
+use pillarbox::{Event, NewEvent, Position, Result, Timestamp};
 use uuid::Uuid;
 
 use crate::memory_lane::Row;
@@ -30,14 +32,7 @@ impl MemoryLog {
     /// See [`Operator::books`].
     pub fn books(&self) -> Books {
         let inner = self.inner();
-        Books {
-            incarnation: inner.incarnation,
-            log_start: inner.log_start,
-            horizon: inner.next - 1,
-            dead: inner.dead.clone(),
-            lanes: inner.books_of(&inner.snapshot()),
-            former_filters: inner.subscriptions.iter().map(|row| (row.name.clone(), row.formers.clone())).collect(),
-        }
+        inner.snapshot().books(inner.ledger())
     }
 
     /// The floor of every lane, by subscription and number; for auditors.
@@ -156,8 +151,15 @@ impl Operator for MemoryStore {
     async fn doctor(&self) -> Result<Vec<Check>> {
         let finding = "the log is in memory and ends with the process".to_owned();
         let durability = Check { name: "durability".to_owned(), level: Level::Warning, finding, fix: None };
-        let snapshot = self.log().inner().snapshot();
-        Ok(vec![durability, snapshot.check_subscriptions(), snapshot.check_instances()])
+        let inner = self.log().inner();
+        let snapshot = inner.snapshot();
+        let risen = inner.rows.keys().filter(|position| inner.dead.contains(**position)).count();
+        Ok(vec![
+            durability,
+            Check::dead_ranges(risen as i64),
+            snapshot.check_subscriptions(),
+            snapshot.check_instances(),
+        ])
     }
 
     async fn reset(&self) -> Result<()> {
@@ -196,47 +198,38 @@ impl Inner {
 
     fn list(&self, query: &ListQuery) -> Result<Vec<ListRow>> {
         let snapshot = self.snapshot();
-        let mut rows: Vec<ListRow> = match (&query.subscription, query.state) {
-            (None, None) => self.rows.values().map(|event| backlog_row(event).list_row(event.id)).collect(),
-            (Some(name), _) => self.unfinished_rows(snapshot.subscription(name)?),
-            (None, Some(_)) => snapshot.subscriptions.iter().flat_map(|row| self.unfinished_rows(row)).collect(),
-        };
-        let topics = Filter { topics: query.topic.iter().cloned().collect(), types: Vec::new() };
-        let correlated = |row: &ListRow| {
-            query.correlation_id.is_none()
-                || self.event_at(row.position).is_some_and(|event| event.correlation_id() == query.correlation_id)
+        let mut rows: Vec<ListRow> = match query.lists_the_log() {
+            true => self.rows.values().map(|event| backlog_row(event).list_row(event.id)).collect(),
+            false => snapshot.listed(query)?.into_iter().flat_map(|row| self.unfinished_rows(row)).collect(),
         };
         rows.retain(|row| {
+            let headers = || self.event_at(row.position).map(|event| event.headers.clone()).unwrap_or_default();
             query.state.is_none_or(|state| row.state == Some(state))
-                && query.key.as_ref().is_none_or(|key| row.key.as_ref() == Some(key))
-                && topics.matches(&row.topic, &row.r#type)
-                && correlated(row)
+                && query.matches(&row.topic, row.key.as_deref(), headers)
         });
-        rows.sort_by(|a, b| (a.position, &a.subscription).cmp(&(b.position, &b.subscription)));
-        rows.truncate(query.limit);
-        Ok(rows)
+        Ok(query.in_order(rows))
     }
 
     fn unfinished_rows(&self, subscription: &snapshot::SubscriptionRow) -> Vec<ListRow> {
         let row = |(event, record): Unfinished| match record {
             None => backlog_row(&event).unsettled_row(event.id, subscription, None, self.now),
-            Some(record) => Some(ListRow {
-                subscription: Some(subscription.name.clone()),
-                state: Some(record.state),
-                attempts: Some(record.attempts),
-                due_at: Some(record.due_at),
-                claim: record.claim,
-                error: record.errors.last().map(|error| error.message.clone()),
-                ..backlog_row(&event).list_row(event.id)
-            }),
+            Some(record) => {
+                let DeliveryRecord { state, attempts, due_at, claim, errors, .. } = record;
+                let delivery = ListedDelivery { state: Some(state), attempts, due_at, claim, errors };
+                Some(backlog_row(&event).delivery_row(event.id, subscription, delivery))
+            }
         };
         self.unfinished(subscription).into_iter().filter_map(row).collect()
     }
 
     fn prune(&mut self, policy: &PrunePolicy) -> Pruned {
         let mut pruned = Pruned::default();
+        let policy = &policy.at_least(self.retention);
         // What it commits makes everything durable that it has seen.
         self.flush();
+        if !policy.dry_run {
+            self.deliver_risen();
+        }
         if let Some(dead) = policy.dead {
             let old = |row: &Row, now: Timestamp| row.died_at.is_some_and(|died_at| now.since(died_at) > dead);
             let now = self.now;
@@ -258,11 +251,8 @@ impl Inner {
         let takes_events = unreceived || policy.takes_events(!self.subscriptions.is_empty());
         if let Some(keep) = policy.keep.filter(|_| takes_events) {
             if policy.held {
-                let skipped = |log: &Self| log.lanes().map(|(_, lane)| lane.skipped.len() as u64).sum::<u64>();
-                let before = skipped(self);
                 let lanes: Vec<_> = self.subscriptions.iter().map(|row| row.lanes.clone()).collect();
-                self.expire_holds(keep, policy.slice);
-                pruned.undelivered = skipped(self) - before;
+                self.expire_holds(keep, policy.slice, &mut pruned);
                 if policy.dry_run {
                     self.subscriptions.iter_mut().zip(lanes).for_each(|(row, before)| row.lanes = before);
                 }
@@ -277,30 +267,58 @@ impl Inner {
         pruned
     }
 
-    /// Moves subscriptions on whose hold is over for some of what they have not settled, and records what they lose.
-    fn expire_holds(&mut self, keep: Duration, slice: usize) {
-        let (now, broken, locked) = (self.now, self.options.broken, self.locked());
-        for row in self.subscriptions.iter_mut().filter(|row| !locked.contains(&row.id)) {
-            let Some(hold) = row.hold.map(|hold| hold.max(keep)) else { continue };
-            let next = self.rows.range(row.floor() + 1..).take(slice);
-            let over = next.take_while(|(_, event)| now.since(event.created_at) > hold).last();
-            let Some((&end, _)) = over else { continue };
-            // What was settled when a filter ended was received, also where the cursor was cut since.
-            let received = |event: &Event| row.formers.judge_of(event.key_hash(), event.position).is_some();
-            let wanted = |event: &Event| row.definition.filter.wants(event) && !received(event);
-            let awaited: Vec<&Arc<Event>> =
-                self.rows.range(..=end).map(|(_, event)| event).filter(|event| wanted(event)).collect();
-            // What is not visible and not proven dead may come from whoever writes now.
-            let mut unknown: RangeSet = [1..=end].into_iter().collect();
-            unknown.subtract(&self.rows.range(..=end).map(|(position, _)| *position..=*position).collect());
-            unknown.subtract(&self.dead);
-            let count = row.lanes.len() as u32;
-            for (number, lane) in (0..).zip(&mut row.lanes).filter(|(_, lane)| lane.cursor.floor < end) {
-                let passed = row.formers.passed_by(number, count as usize);
-                let own = awaited.iter().filter(|event| lane_of(event.key_hash(), event.position, count) == number);
-                let own: RangeSet = own.map(|event| event.position..=event.position).collect();
-                lane.jump(end, passed, &own, &unknown, now, broken);
+    /// Delivers late what has appeared at positions that were proven dead.
+    fn deliver_risen(&mut self) {
+        if self.dead.is_empty() || !self.locked().is_empty() {
+            return;
+        }
+        let is_dead = |event: &&Arc<Event>| self.dead.contains(event.position);
+        let found: Vec<Arc<Event>> = self.rows.values().filter(is_dead).take(RISEN_MAX as usize).cloned().collect();
+        let (snapshot, mut risen) = (self.snapshot(), RangeSet::new());
+        for event in &found {
+            for row in &mut self.subscriptions {
+                let Some(of) = snapshot.subscriptions.iter().find(|of| of.id == row.id) else { continue };
+                row.deliver_late(of, &backlog_row(event), snapshot.now);
             }
+            self.dead.remove(event.position);
+            risen.insert(event.position);
+        }
+        if !risen.is_empty() {
+            log_risen(&risen);
+        }
+    }
+
+    /// Moves subscriptions on whose hold is over for some of what they have not settled, and records what they lose.
+    fn expire_holds(&mut self, keep: Duration, slice: usize, pruned: &mut Pruned) {
+        let (snapshot, locked) = (self.snapshot(), self.locked());
+        let Inner { rows, subscriptions, dead, options, now, .. } = self;
+        for row in subscriptions.iter_mut().filter(|row| !locked.contains(&row.id)) {
+            let Some(of) = snapshot.subscriptions.iter().find(|of| of.id == row.id) else { continue };
+            let Some(mut hold) = ExpiringHold::new(of, &row.formers, keep, *now) else { continue };
+            let next = rows.range(of.floor() + 1..).take(slice);
+            next.take_while(|(_, event)| hold.take(&backlog_row(event))).for_each(drop);
+            // What is not visible and not proven dead may come from whoever writes now.
+            let unknown = hold.unknown(dead);
+            let mut left_out = BTreeMap::new();
+            for lane in hold.lanes() {
+                let jump = hold.jump(lane, &row.lanes[lane.lane as usize].positions());
+                left_out.insert(lane.lane, jump.left_out.clone());
+                row.lanes[lane.lane as usize].jump(jump, *now, options.broken);
+            }
+            let count = row.lanes.len() as u32;
+            let lane_at = |position| lane_of(rows[&position].key_hash(), position, count);
+            let lost = hold.lost().iter().flatten().map(|position| (lane_at(position), position));
+            let open = left_out.iter().flat_map(|(lane, left_out)| {
+                let mut settled = unknown.clone();
+                settled.subtract(left_out);
+                let mut open = unknown.clone();
+                open.subtract(&settled);
+                open.iter().flatten().map(|position| (*lane, position)).collect::<Vec<_>>()
+            });
+            for (lane, position) in lost.chain(open) {
+                row.lanes[lane as usize].give_up(position, *now, options.broken);
+            }
+            pruned.undelivered += hold.lost().count();
         }
     }
 

@@ -2,15 +2,13 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
+use pillarbox::admin::retention::{Late, stored_time};
 use pillarbox::admin::snapshot::{
-    Figures, InstanceRow, LOST_SPOKEN_OF, LaneLedger, LaneRow, Lost, Recorded, Snapshot, SubscriptionRow,
+    Figures, InstanceRow, LOST_SPOKEN_OF, LaneLedger, LaneRow, Ledger, Lost, Recorded, Snapshot, SubscriptionRow,
 };
-use pillarbox::admin::{
-    BacklogRow, ClaimRecord, DeliveryRecord, Fate, LaneBook, REASON_HOLD, RecoveredCount, SettledBy, State,
-};
-use pillarbox::store::{DeliveryRow, InstanceId, RangeSet, SubscriptionId, lane_of};
+use pillarbox::admin::{BacklogRow, ClaimRecord, DeliveryRecord, Fate, REASON_HOLD, RecoveredCount, SettledBy, State};
+use pillarbox::store::{DeliveryRow, InstanceId, SubscriptionId, lane_of};
 use pillarbox::{Event, OnDead, Timestamp};
 
 use crate::Broken;
@@ -34,7 +32,7 @@ impl Inner {
             log_start: self.log_start,
             pruned_to: self.log_start - 1,
             fresh_floor: 0,
-            retention_keep: Some(Duration::ZERO),
+            retention_keep: stored_time(self.retention.keep_ms),
             recovery_at: self.recovery_at,
             subscriptions,
             instances: self.instances.iter().map(|(id, instance)| instance.row(*id)).collect(),
@@ -152,17 +150,44 @@ impl Inner {
         self.subscriptions.iter().filter_map(lost).collect()
     }
 
-    pub(crate) fn books_of(&self, snapshot: &Snapshot) -> Vec<LaneBook> {
-        let book = |row: &SubscriptionRow| {
-            let stored = self.subscriptions.iter().find(|stored| stored.id == row.id);
-            let lanes = row.lanes.iter().zip(stored.into_iter().flat_map(|stored| &stored.lanes));
-            lanes.map(|(lane, stored)| stored.book(row, lane)).collect::<Vec<_>>()
-        };
-        snapshot.subscriptions.iter().flat_map(book).collect()
+    /// What the log has recorded.
+    pub(crate) fn ledger(&self) -> Ledger {
+        let mut ledger = Ledger { dead: self.dead.clone(), ..Ledger::default() };
+        for row in &self.subscriptions {
+            ledger.former_filters.insert(row.id, row.formers.clone());
+            for (number, lane) in (0..).zip(&row.lanes) {
+                ledger.lanes.insert((row.id, number), lane.ledger());
+                ledger.deliveries.insert((row.id, number), lane.positions());
+                let skipped = ledger.skipped.entry(row.id).or_default();
+                lane.skipped.keys().for_each(|position| skipped.insert(*position));
+            }
+        }
+        ledger
     }
 }
 
 impl memory_log::SubscriptionRow {
+    /// An event that appeared at a position proven dead is delivered late, if at all.
+    pub(crate) fn deliver_late(&mut self, row: &SubscriptionRow, line: &BacklogRow<'_>, now: Timestamp) {
+        let position = line.position;
+        match row.late(line, now) {
+            None => {}
+            Some(Late::Forget) => self.formers.forget(line.key_hash, position),
+            Some(Late::ReadAgain(lane)) => self.lanes[lane.lane as usize].epoch += 1,
+            Some(Late::Deliver { lane, state, due_at }) => {
+                let lane = &mut self.lanes[lane.lane as usize];
+                if lane.before_start.contains(position) {
+                    return;
+                }
+                let (key, arrival) = (line.key.map(Into::into), lane.next_arrival());
+                let delivery = DeliveryRow { position, key, arrival, state, attempts: 0, due_at, since: now };
+                lane.deliveries.entry(position).or_insert_with(|| Row::new(delivery, now));
+                lane.revision += 1;
+                self.formers.replay(line.key_hash, position, &line.topic, &line.r#type);
+            }
+        }
+    }
+
     fn row(&self) -> SubscriptionRow {
         let lane = |(number, lane): (u32, &Lane)| LaneRow {
             lane: number,
@@ -206,12 +231,6 @@ impl Lane {
     /// What its settlements have recorded.
     pub(crate) fn ledger(&self) -> LaneLedger {
         LaneLedger { covered: self.covered(), before_start: self.before_start.clone() }
-    }
-
-    fn book(&self, row: &SubscriptionRow, lane: &LaneRow) -> LaneBook {
-        let deliveries: RangeSet = self.deliveries.keys().map(|position| *position..=*position).collect();
-        let skipped: RangeSet = self.skipped.keys().map(|position| *position..=*position).collect();
-        row.book(lane, self.ledger(), deliveries, skipped)
     }
 }
 

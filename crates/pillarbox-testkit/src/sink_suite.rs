@@ -4,7 +4,7 @@ use std::task::Poll;
 
 use pillarbox::sink::{Attempt, Batch, BoxFuture, Origin, Sink};
 use pillarbox::store::SubscriptionId;
-use pillarbox::{Event, Headers, Payload, Timestamp};
+use pillarbox::{Event, Headers, Payload, Timestamp, panic_text};
 use uuid::Uuid;
 
 use crate::store_suite::SuiteReport;
@@ -102,15 +102,10 @@ async fn caught(mut case: BoxFuture<'_, ()>) -> Result<(), String> {
         // After a panic the case is not looked at again.
         match catch_unwind(AssertUnwindSafe(|| case.as_mut().poll(context))) {
             Ok(poll) => poll.map(Ok),
-            Err(panic) => Poll::Ready(Err(told(&*panic))),
+            Err(panic) => Poll::Ready(Err(panic_text(&*panic).to_owned())),
         }
     };
     std::future::poll_fn(step).await
-}
-
-fn told(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("it panicked").to_owned()
 }
 
 /// An event to be delivered to a sink under test.

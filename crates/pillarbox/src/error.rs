@@ -90,6 +90,17 @@ impl Error {
     }
 }
 
+/// That the log was replaced by another state of it, with what to do.
+pub fn not_itself(what: &str) -> Error {
+    Error::new(
+        ErrorKind::Foreign,
+        format!(
+            "the log is not the continuation of itself: {what}; if this is a restored backup run \
+             `pillarbox migrate --adopt` to go on with what it holds, or `--fresh` to deliver nothing old"
+        ),
+    )
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)

@@ -403,6 +403,11 @@ impl Timestamp {
         Timestamp(self.0.saturating_add(i64::try_from(after.as_millis()).unwrap_or(i64::MAX)))
     }
 
+    /// The time `before` this one.
+    pub fn minus(self, before: Duration) -> Self {
+        Timestamp(self.0.saturating_sub(i64::try_from(before.as_millis()).unwrap_or(i64::MAX)))
+    }
+
     /// How long ago `earlier` was; zero if it lies ahead.
     pub fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0).max(0) as u64)

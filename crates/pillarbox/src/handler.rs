@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::{Attempt, BoxFuture, Event, Failure, Outcome, Position, RetryPolicy};
+use crate::{Attempt, BoxFuture, Event, Failure, Outcome, Position, RetryPolicy, handler_panicked, panic_text};
 
 /// A function that is called for each event of a subscription, in the same process.
 ///
@@ -270,9 +270,7 @@ pub(crate) async fn call(handler: &dyn AnyHandler, delivery: Delivery, patience:
     match patient(patience, guarded).await {
         Ok(Ok(Ok(()))) => Outcome::Delivered,
         Ok(Ok(Err(failure))) => Outcome::Failed(failure),
-        Ok(Err(panic)) => {
-            Outcome::Failed(Failure { kind: "panic", ..Failure::event(format!("the handler panicked: {panic}")) })
-        }
+        Ok(Err(panic)) => Outcome::Failed(handler_panicked(&panic)),
         Err(message) => Outcome::Failed(Failure { kind: "timeout", ..Failure::event(message) }),
     }
 }
@@ -315,14 +313,9 @@ impl<T> Future for CatchUnwind<'_, T> {
         // The future is dropped after a panic and never looked at again.
         match std::panic::catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))) {
             Ok(poll) => poll.map(Ok),
-            Err(panic) => Poll::Ready(Err(panic_message(&*panic))),
+            Err(panic) => Poll::Ready(Err(panic_text(&*panic).to_owned())),
         }
     }
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }
 
 #[cfg(test)]

@@ -67,6 +67,7 @@ pub mod limit;
 pub mod metric;
 mod operator;
 mod ownership;
+mod panic;
 mod queue;
 mod range_set;
 mod relay;
@@ -92,6 +93,7 @@ pub use event::{Event, Headers, NewEvent, Payload, Position, Timestamp};
 pub use handler::{Delivery, Handler, heartbeat};
 #[doc(hidden)]
 pub use handler::{Fits, IsHandler, NeverFits, NoType};
+pub use panic::{handler_panicked, panic_text};
 pub use relay::{Relay, RelayBuilder, RelayConfig};
 pub use retry::RetryPolicy;
 pub use sink::Failure;

@@ -31,6 +31,13 @@ pub(crate) struct Ownership {
     lease_end: Option<Duration>,
 }
 
+/// The instance whose lock is watched by `me`: the next higher one, the lowest after the highest.
+pub fn neighbour_of(me: InstanceId, instances: impl IntoIterator<Item = InstanceId>) -> Option<InstanceId> {
+    let mut others: Vec<_> = instances.into_iter().filter(|other| *other != me).collect();
+    others.sort_unstable();
+    others.iter().find(|other| **other > me).or(others.first()).copied()
+}
+
 /// What to do about lanes.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Plan {
@@ -198,6 +205,14 @@ fn seize_wait(takeovers: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_instance_is_watched_by_exactly_one_other() {
+        let all = [3, 5, 9].map(InstanceId);
+        let watched: Vec<_> = all.iter().filter_map(|me| neighbour_of(*me, all)).collect();
+        assert_eq!(watched, [5, 9, 3].map(InstanceId));
+        assert_eq!(neighbour_of(InstanceId(3), [InstanceId(3)]), None);
+    }
     use crate::{Definition, LaneView, SubscriptionView};
 
     const SUBSCRIPTION: SubscriptionId = SubscriptionId(1);

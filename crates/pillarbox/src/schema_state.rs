@@ -1,5 +1,23 @@
 use crate::{Error, ErrorKind, Result};
 
+/// One step of the schema. Steps are only ever added.
+#[derive(Debug)]
+pub struct Migration {
+    /// What the schema is at afterwards.
+    pub version: i64,
+    /// What it is about.
+    pub name: &'static str,
+    /// Its statements.
+    pub sql: &'static str,
+}
+
+impl Migration {
+    /// Whether older versions of Pillarbox cannot work with what it changes; the first line says so.
+    pub fn is_breaking(&self) -> bool {
+        self.sql.starts_with("-- breaking: yes")
+    }
+}
+
 /// How a database's schema stands to this build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SchemaState {

@@ -9,22 +9,24 @@ use uuid::Uuid;
 use crate::{Event, Filter, Position, Result, State, Subscription, Timestamp};
 
 pub use crate::definition::{Definition, FORMER_FILTERS_MAX, FormerFilter, FormerFilters, PassedUnder};
-pub use crate::error::Retryability;
+pub use crate::error::{Retryability, not_itself};
 pub use crate::event::{KeyHash, lane_of};
 pub use crate::failpoint::Failpoint;
 pub use crate::grace::Grace;
+pub use crate::ownership::neighbour_of;
 pub use crate::queue::{
     CRASH, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, Failed, KEYS_TOLD_MAX, QUEUED_KEYS_MAX, Queued,
     RecoverRequest, Recovered, RecoveredAttempt, RecoveryCause, SUSPECT_AFTER, WAITING_COUNTED, recount_after,
     recovered, tell_keys,
 };
 pub use crate::range_set::RangeSet;
-pub use crate::schema_state::SchemaState;
+pub use crate::schema_state::{Migration, SchemaState};
 pub use crate::stateful::Stateful;
 pub use crate::token::ResumeToken;
 pub use crate::transact::{Abort, ClaimPlace, ClaimedDelivery, IsTransactionHandler, Transact, TransactionHandler};
 
 pub mod decode;
+mod failure;
 #[doc(hidden)]
 pub mod sql;
 
@@ -75,8 +77,8 @@ pub trait Store: Send + Sync + 'static {
     fn poll(&self, request: &PollRequest) -> impl Future<Output = Result<Page>> + Send;
 
     /// Returns the events at exactly these positions, from the log or from the copies kept for deliveries, ascending
-    /// and without missing ones. If events are large, a store may also leave out the last of the requested events, but
-    /// never all that exist: the caller requests those after the last returned event again.
+    /// and without missing ones. Of large events it returns the first ones, [`PAGE_BYTES_MAX`] bytes together at most but one event at
+    /// least: the caller requests those after the last returned event again.
     fn fetch(&self, positions: &[Position]) -> impl Future<Output = Result<Vec<Arc<Event>>>> + Send;
 
     /// Writes what became of events, in one transaction that first locks each lane's cursor at the given epoch. The
@@ -372,11 +374,35 @@ pub struct AttemptError {
     pub message: String,
 }
 
+impl AttemptError {
+    /// The errors that are kept with a delivery, oldest first, from their stored text.
+    pub fn stored(text: &str) -> Vec<AttemptError> {
+        serde_json::from_str(text).unwrap_or_default()
+    }
+
+    /// The text that stores these errors: the last few, each as it is stored.
+    pub fn to_store(errors: impl IntoIterator<Item = AttemptError>) -> String {
+        let mut errors: Vec<_> = errors.into_iter().map(AttemptError::storable).collect();
+        errors.drain(..errors.len().saturating_sub(ERRORS_KEPT_MAX));
+        serde_json::to_string(&errors).expect("errors are JSON")
+    }
+
+    /// The error as it is stored: not too long, and without the character that PostgreSQL's text cannot hold.
+    pub fn storable(mut self) -> AttemptError {
+        self.message.truncate(self.message.floor_char_boundary(ERROR_BYTES_MAX));
+        self.message = self.message.replace('\0', "\u{fffd}");
+        self
+    }
+}
+
 /// Maximum length of a stored error message, in bytes.
 pub const ERROR_BYTES_MAX: usize = 2048;
 
 /// Maximum number of errors kept with a delivery.
 pub const ERRORS_KEPT_MAX: usize = 5;
+
+/// The most bytes of events that one answer of a store holds, beyond the first event: of each scan of a poll, and of a fetch.
+pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// What a poll reads.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -224,6 +224,11 @@ pub struct Filter {
 }
 
 impl Filter {
+    /// A filter from its stored text. One that cannot be read wants everything: too much is delivered rather than too little.
+    pub fn stored(text: &str) -> Self {
+        serde_json::from_str(text).unwrap_or_default()
+    }
+
     /// Whether every event is wanted.
     pub fn is_all(&self) -> bool {
         let all = |patterns: &[String]| patterns.is_empty() || patterns.iter().any(|pattern| pattern == "*");

@@ -3,11 +3,17 @@ use std::path::PathBuf;
 use anyhow::Result;
 use pillarbox::NewEvent;
 use pillarbox::admin::Operator;
+use pillarbox::store::sql::statement;
 use rusqlite::{Connection, OpenFlags};
 use uuid::Uuid;
 
 use super::Database;
 use crate::log::Log;
+
+const SQL: &str = include_str!("outlet.sql");
+const LIMIT_ON_SQLITE: &str = statement(SQL, "limit_on_sqlite");
+#[cfg(feature = "postgres")]
+const LIMIT_ON_POSTGRES: &str = statement(SQL, "limit_on_postgres");
 
 /// Where events are published.
 pub(crate) enum Outlet {
@@ -38,14 +44,13 @@ impl Outlet {
     pub(crate) async fn payload_bytes_max(&self) -> usize {
         let limit: Option<i64> = match self {
             Outlet::Log(_, path) => {
-                let sql = "select value from pillarbox_meta where name = 'payload_bytes_max'";
                 let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
                 let connection = Connection::open_with_flags(path, flags).ok();
-                connection.and_then(|connection| connection.query_row(sql, [], |row| row.get(0)).ok())
+                connection.and_then(|connection| connection.query_row(LIMIT_ON_SQLITE, [], |row| row.get(0)).ok())
             }
             #[cfg(feature = "postgres")]
             Outlet::Postgres(client, schema) => {
-                let sql = format!("select {schema}.payload_bytes_max()::bigint");
+                let sql = LIMIT_ON_POSTGRES.replace("@schema@", &schema.to_string());
                 client.query_one(&sql, &[]).await.and_then(|row| row.try_get(0)).ok()
             }
         };

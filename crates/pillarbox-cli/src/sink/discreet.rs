@@ -1,11 +1,10 @@
-use std::any::Any;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Poll;
 
-use pillarbox::Failure;
 use pillarbox::sink::{Batch, BoxFuture, Outcome, Sink, SinkFeatures};
+use pillarbox::{Failure, panic_text};
 
 use crate::secret::Redactions;
 
@@ -61,7 +60,7 @@ async fn caught<T>(mut future: BoxFuture<'_, T>) -> Result<T, String> {
         // After a panic the future is dropped and never looked at again.
         match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
             Ok(poll) => poll.map(Ok),
-            Err(panic) => Poll::Ready(Err(text_of(&*panic).to_owned())),
+            Err(panic) => Poll::Ready(Err(panic_text(&*panic).to_owned())),
         }
     })
     .await
@@ -70,12 +69,6 @@ async fn caught<T>(mut future: BoxFuture<'_, T>) -> Result<T, String> {
 /// As the relay would call it.
 fn panicked(said: &str) -> Failure {
     Failure::unclear("panic", format!("the sink panicked: {said}"))
-}
-
-/// What a panic says.
-fn text_of(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@ use std::collections::HashMap;
 
 use pillarbox::Position;
 use pillarbox::admin::Books;
-use pillarbox::admin::snapshot::LaneLedger;
+use pillarbox::admin::snapshot::{LaneLedger, Ledger};
 use pillarbox::store::{Epoch, FormerFilters, RangeSet, SubscriptionId};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
@@ -13,34 +13,23 @@ use crate::ownership::record_progress;
 
 pub(super) async fn books(tx: &Transaction<'_>) -> Db<Books> {
     let snapshot = load_snapshot(tx).await?;
-    let mut ledgers = ledgers(tx, None).await?;
+    let lanes = ledgers(tx, None).await?;
     let (skipped, deliveries, dead) = tokio::try_join!(
         tx.query_typed(sql!(skip, "ranges"), &[]),
         tx.query_typed(sql!(delivery, "ranges"), &[]),
         tx.query_typed(sql!(dead_range, "ranges"), &[]),
     )?;
-    let former_filters = tx.query_typed(sql!(subscription, "former_filters_by_name"), &[]).await?;
-    let (skipped, mut deliveries) = (by_lane(&skipped)?, by_lane(&deliveries)?);
-    let mut lanes = Vec::new();
-    for row in &snapshot.subscriptions {
-        for lane in &row.lanes {
-            let place = (row.id, lane.lane);
-            let skipped = skipped.get(&(row.id, 0)).cloned().unwrap_or_default();
-            let deliveries = deliveries.remove(&place).unwrap_or_default();
-            lanes.push(row.book(lane, ledgers.remove(&place).unwrap_or_default(), deliveries, skipped));
-        }
-    }
-    Ok(Books {
-        incarnation: snapshot.incarnation,
-        log_start: snapshot.log_start,
-        horizon: snapshot.horizon,
-        dead: by_lane(&dead)?.into_values().next().unwrap_or_default(),
+    let former_filters = tx.query_typed(sql!(subscription, "former_filters_of_all"), &[]).await?;
+    let former_filters = former_filters
+        .iter()
+        .map(|row| Ok((SubscriptionId(row.try_get("id")?), FormerFilters::parse(row.try_get("former_filters")?))));
+    Ok(snapshot.books(Ledger {
         lanes,
-        former_filters: former_filters
-            .iter()
-            .map(|row| Ok((row.try_get("name")?, FormerFilters::parse(row.try_get("former_filters")?))))
-            .collect::<Db<_>>()?,
-    })
+        deliveries: by_lane(&deliveries)?,
+        skipped: by_lane(&skipped)?.into_iter().map(|((id, _), ranges)| (id, ranges)).collect(),
+        dead: by_lane(&dead)?.into_values().next().unwrap_or_default(),
+        former_filters: former_filters.collect::<Db<_>>()?,
+    }))
 }
 
 /// Ranges of positions by lane.

@@ -97,7 +97,7 @@ async fn anchors(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<Check> {
     let Some(row) = broken else { return Ok(Check::anchors(Ok(()))) };
     let (position, id): (i64, Uuid) = (row.try_get("position")?, row.try_get("id")?);
     let what = format!("event {id} was settled at position {position} and is no longer there");
-    Ok(Check::anchors(Err(home::not_itself(&what).into())))
+    Ok(Check::anchors(Err(DbError::not_itself(&what).into())))
 }
 
 async fn dead_ranges(tx: &Transaction<'_>) -> Db<Check> {

@@ -1,6 +1,7 @@
 use pillarbox::Position;
 use pillarbox::admin::snapshot::{Snapshot, SubscriptionRow};
-use pillarbox::admin::{ListQuery, ListRow, State};
+use pillarbox::admin::{ListQuery, ListRow, ListedDelivery, State};
+use pillarbox::store::AttemptError;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
@@ -8,33 +9,26 @@ use uuid::Uuid;
 use super::status::{Pages, backlog_row};
 use super::{IN_ORDER, claim_record, load_snapshot};
 use crate::error::Db;
-use crate::settle::parse_errors;
 use crate::types::Time;
 
 /// The events of the log, or without naming one: what each subscription has not finished.
 pub(super) async fn list(tx: &Transaction<'_>, query: &ListQuery) -> Db<Vec<ListRow>> {
     let matcher = Matcher::new(query);
-    if query.subscription.is_none() && query.state.is_none() {
+    if query.lists_the_log() {
         return events(tx, &matcher, query.limit).await;
     }
     let snapshot = load_snapshot(tx).await?;
-    let subscriptions: Vec<&SubscriptionRow> = match &query.subscription {
-        Some(name) => vec![snapshot.subscription(name)?],
-        None => snapshot.subscriptions.iter().collect(),
-    };
     let mut rows = Vec::new();
-    for subscription in subscriptions {
+    for subscription in snapshot.listed(query)? {
         rows.extend(deliveries(tx, subscription, query, &matcher).await?);
-        if matches!(query.state, None | Some(State::Pending | State::Delayed)) {
+        if query.lists_unsettled() {
             rows.extend(unsettled(tx, &snapshot, subscription, query, &matcher).await?);
         }
     }
-    rows.sort_by(|a, b| (a.position, &a.subscription).cmp(&(b.position, &b.subscription)));
-    rows.truncate(query.limit);
-    Ok(rows)
+    Ok(query.in_order(rows))
 }
 
-/// The parts of a query that concern the event itself.
+/// The parts of a query that concern the event itself, as `ListQuery::matches` compares them, for the server.
 #[derive(Default)]
 pub(super) struct Matcher<'a> {
     pub(super) key: Option<&'a str>,
@@ -146,15 +140,14 @@ async fn deliveries(
     let sql = sql!(delivery, "list").replace("@rows@", &looked_at(query));
     let rows = tx.query_typed(&sql, &parameters).await?;
     let entry = |row: &Row| {
-        Ok(ListRow {
-            subscription: Some(subscription.name.clone()),
+        let delivery = ListedDelivery {
             state: State::from_name(row.try_get("state")?),
-            attempts: Some(row.try_get::<_, i32>("attempts")? as u32),
-            due_at: Some(row.try_get::<_, Time>("due_at")?.0),
+            attempts: row.try_get::<_, i32>("attempts")? as u32,
+            due_at: row.try_get::<_, Time>("due_at")?.0,
             claim: claim_record(row)?,
-            error: parse_errors(row.try_get("errors")?).pop().map(|error| error.message),
-            ..backlog_row(row)?.list_row(id_of(row)?)
-        })
+            errors: AttemptError::stored(row.try_get("errors")?),
+        };
+        Ok(backlog_row(row)?.delivery_row(id_of(row)?, subscription, delivery))
     };
     rows.iter().map(entry).collect()
 }

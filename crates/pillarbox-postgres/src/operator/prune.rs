@@ -2,7 +2,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use pillarbox::admin::snapshot::{LaneRow, SubscriptionRow};
+use pillarbox::admin::retention::{ExpiringHold, StoredRetention};
+use pillarbox::admin::snapshot::LaneRow;
 use pillarbox::admin::{PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD};
 use pillarbox::store::{Cursor, FormerFilters, RangeSet, SubscriptionId};
 use pillarbox::{Position, Timestamp};
@@ -18,7 +19,6 @@ use crate::connection::Session;
 use crate::error::Db;
 use crate::leaves::{self, Leaf, Removes, Upkeep};
 use crate::ownership::{Events, first_since, former_filters, put_former_filters, record_progress};
-use crate::publish::FOREVER_MS;
 use crate::queue::Keys;
 use crate::types::{Time, multirange};
 
@@ -81,8 +81,7 @@ async fn tidy(
 ) -> Db<Option<Duration>> {
     let tx = session.begin().await?;
     let limits = tx.query_one(sql!(retention, "lock_limits"), &[]).await?;
-    let keep = at_least(policy.keep, limits.try_get("retention_keep_ms")?);
-    let dead = at_least(policy.dead, limits.try_get("retention_dead_ms")?);
+    let PrunePolicy { keep, dead, .. } = policy.at_least(stored_retention(&limits)?);
     let now = limits.try_get::<_, Time>("now")?.0;
     let slice = i64::try_from(policy.slice.max(1)).unwrap_or(i64::MAX);
     let mut keys = Keys::default();
@@ -91,7 +90,7 @@ async fn tidy(
         risen = risen::deliver_risen(&tx, suspects, &mut keys).await?;
     }
     if let Some(age) = dead {
-        prune_dead(&tx, before(now, age), slice, pruned, &mut keys).await?;
+        prune_dead(&tx, now.minus(age), slice, pruned, &mut keys).await?;
     }
     tx.commit().await?;
     looked.is_done(upkeep, risen);
@@ -103,7 +102,7 @@ async fn tidy(
         if policy.held {
             expire_holds(&tx, keep, slice, pruned).await?;
         }
-        tx.execute(sql!(retention, "prune_skips"), &[&Time(before(now, keep))]).await?;
+        tx.execute(sql!(retention, "prune_skips"), &[&Time(now.minus(keep))]).await?;
     }
     let kept_to = prune_kept(&tx, upkeep, pruned).await?;
     tx.execute(sql!(retention, "prune_progress"), &[]).await?;
@@ -138,14 +137,13 @@ async fn prune_former_filters(tx: &Transaction<'_>) -> Db<()> {
     Ok(())
 }
 
-/// What was asked for, but not less than the log's own policy; None: for ever.
-pub(crate) fn at_least(asked: Option<Duration>, stored_ms: i64) -> Option<Duration> {
-    let stored = Duration::from_millis(stored_ms.max(0) as u64);
-    asked.filter(|_| stored_ms != FOREVER_MS).map(|asked| asked.max(stored))
-}
-
-fn before(now: Timestamp, age: Duration) -> Timestamp {
-    Timestamp(now.0.saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX)))
+/// What the log itself demands, from the columns of `limits` and `lock_limits`.
+fn stored_retention(row: &Row) -> Db<StoredRetention> {
+    Ok(StoredRetention {
+        keep_ms: row.try_get("retention_keep_ms")?,
+        dead_ms: row.try_get("retention_dead_ms")?,
+        inbox_ms: row.try_get("retention_inbox_ms")?,
+    })
 }
 
 /// Empties the lowest leaf that is old enough and that every subscription has passed, if there is one.
@@ -184,21 +182,18 @@ async fn has_subscription(client: &impl GenericClient) -> Db<bool> {
 /// What all slices together would remove now. What is in the way for a moment is not looked for.
 async fn would_prune(session: &mut Session, policy: &PrunePolicy) -> Db<Pruned> {
     let limits = session.query_one(sql!(retention, "limits"), &[]).await?;
-    let (keep, dead) = (
-        at_least(policy.keep, limits.try_get("retention_keep_ms")?),
-        at_least(policy.dead, limits.try_get("retention_dead_ms")?),
-    );
+    let PrunePolicy { keep, dead, .. } = policy.at_least(stored_retention(&limits)?);
     let now = limits.try_get::<_, Time>("now")?.0;
     let mut pruned = Pruned::default();
     if let Some(age) = dead {
         pruned.dead =
-            session.query_one(sql!(retention, "count_dead"), &[&Time(before(now, age))]).await?.try_get::<_, i64>(0)?
+            session.query_one(sql!(retention, "count_dead"), &[&Time(now.minus(age))]).await?.try_get::<_, i64>(0)?
                 as u64;
     }
     if let Some(keep) = keep
         && policy.takes_events(has_subscription(&**session).await?)
     {
-        count_leaves(session, before(now, keep), keep, &mut pruned).await?;
+        count_leaves(session, now.minus(keep), keep, &mut pruned).await?;
         count_undelivered(session, keep, &mut pruned).await?;
     }
     Ok(pruned)
@@ -212,9 +207,9 @@ async fn count_undelivered(session: &mut Session, keep: Duration, pruned: &mut P
     tx.rollback().await?;
     let none: Option<&str> = None;
     for subscription in &snapshot.subscriptions {
-        let Some(hold) = subscription.hold else { continue };
+        let Some(oldest) = subscription.kept_since(keep, snapshot.now) else { continue };
         let formers = former_filters(&**session, subscription.id).await?;
-        let (oldest, mut floor) = (before(snapshot.now, hold.max(keep)), Some(subscription.floor()));
+        let mut floor = Some(subscription.floor());
         while let Some(above) = floor {
             let values: [&(dyn ToSql + Sync); 6] = [&above, &none, &none, &none, &none, &LOOKED_AT_ONCE];
             let rows = session.query(sql!(event, "backlog"), &values).await?;
@@ -275,7 +270,7 @@ async fn floor_after_holds(session: &Session, keep: Duration) -> Db<Option<(Stri
         let mut floor: Position = row.try_get("floor")?;
         if let Some(hold) = row.try_get::<_, Option<i64>>("hold_ms")? {
             let hold = Duration::from_millis(hold.max(0) as u64).max(keep);
-            let oldest = before(row.try_get::<_, Time>("now")?.0, hold);
+            let oldest = row.try_get::<_, Time>("now")?.0.minus(hold);
             let young = sql!(retention, "first_since");
             let last = sql!(retention, "last_above");
             let young = session.query_opt(young, &[&floor, &Time(oldest)]).await?;
@@ -313,7 +308,7 @@ async fn candidate(
         return Ok(None);
     };
     let newest = row.try_get::<_, Option<Time>>("newest")?.map(|time| time.0);
-    if newest.is_some_and(|newest| newest >= before(now, keep)) {
+    if newest.is_some_and(|newest| newest >= now.minus(keep)) {
         return Ok(None);
     }
     let high: Position = row.try_get("high")?;
@@ -331,22 +326,21 @@ async fn expire_holds(tx: &Transaction<'_>, keep: Duration, slice: i64, pruned: 
     let mut by_number: Vec<_> = snapshot.subscriptions.iter().collect();
     by_number.sort_by_key(|subscription| subscription.id);
     for subscription in by_number {
-        let Some(hold) = subscription.hold else { continue };
-        let oldest = before(snapshot.now, hold.max(keep));
+        let Some(oldest) = subscription.kept_since(keep, snapshot.now) else { continue };
         let first = tx.query_opt(sql!(retention, "next_time"), &[&subscription.floor()]).await?;
         let first = first.map(|row| row.try_get::<_, Time>(0)).transpose()?;
         if first.is_some_and(|first| first.0 < oldest) {
-            expire_hold(tx, subscription.id, oldest, slice, pruned).await?;
+            expire_hold(tx, subscription.id, keep, slice, pruned).await?;
         }
     }
     Ok(())
 }
 
-/// Gives up what a subscription has not settled of the next `slice` events, as far as they are older than `oldest`.
+/// Gives up what a subscription has not settled of the next `slice` events, as far as its hold no longer keeps them.
 async fn expire_hold(
     tx: &Transaction<'_>,
     id: SubscriptionId,
-    oldest: Timestamp,
+    keep: Duration,
     slice: i64,
     pruned: &mut Pruned,
 ) -> Db<()> {
@@ -356,86 +350,58 @@ async fn expire_hold(
     let Some(subscription) = snapshot.subscriptions.iter().find(|subscription| subscription.id == id) else {
         return Ok(());
     };
-    let floor = subscription.floor();
+    let formers = former_filters(tx, id).await?;
+    let Some(mut hold) = ExpiringHold::new(subscription, &formers, keep, snapshot.now) else { return Ok(()) };
     // The horizon, then the writers, then the events, as in a poll: up to it, what they do not show is dead or comes from whoever
     // writes now. What is drawn later is left to the next run.
     let horizon: Position = tx.query_one(sql!(event, "horizon"), &[]).await?.try_get(0)?;
     let writers = !tx.query(sql!(event, "writers"), &[]).await?.is_empty();
-    let none: Option<&str> = None;
+    let (floor, none) = (subscription.floor(), None::<&str>);
     let rows = tx.query(sql!(event, "backlog"), &[&floor, &none, &none, &none, &none, &slice]).await?;
     let lines = rows.iter().map(backlog_row).collect::<Db<Vec<_>>>()?;
-    let over: Vec<_> = lines.iter().take_while(|line| line.created_at < oldest && line.position <= horizon).collect();
-    let Some(end) = over.last().map(|line| line.position) else { return Ok(()) };
-    let (mut dropped, mut gone) = (RangeSet::new(), 0);
-    let formers = former_filters(tx, id).await?;
-    let lost = over.iter().filter(|line| line.is_lost_to(subscription, &formers));
-    lost.for_each(|line| dropped.insert(line.position));
+    let taken = lines.iter().take_while(|line| line.position <= horizon && hold.take(line)).count();
+    let Some(end) = hold.end() else { return Ok(()) };
+    let mut unknown = RangeSet::new();
     if writers {
-        let mut visible = RangeSet::new();
-        over.iter().for_each(|line| visible.insert(line.position));
-        let unknown = unknown(tx, subscription, &visible, (floor + 1, end)).await?;
-        for range in unknown.iter() {
-            give_up(tx, id, (*range.start(), *range.end()), REASON_HOLD_OPEN).await?;
+        let dead = tx.query(sql!(dead_range, "within"), &[&(floor + 1), &end]).await?;
+        let range = |row: &Row| Ok(row.try_get::<_, Position>("low")?..=row.try_get("high")?);
+        let dead = dead.iter().map(range).collect::<Db<RangeSet>>()?;
+        unknown = hold.unknown(&dead);
+    }
+    for lane in hold.lanes() {
+        jump(tx, id, lane, &mut hold, end).await?;
+    }
+    for (ranges, reason) in [(&unknown, REASON_HOLD_OPEN), (hold.lost(), REASON_HOLD)] {
+        for range in ranges.iter() {
+            give_up(tx, id, range.into_inner(), reason).await?;
         }
-        gone = unknown.count();
-    }
-    for range in dropped.iter() {
-        give_up(tx, id, (*range.start(), *range.end()), REASON_HOLD).await?;
-    }
-    for lane in subscription.lanes.iter().filter(|lane| lane.cursor.floor < end) {
-        jump(tx, id, lane, formers.passed_by(lane.lane, subscription.lanes.len()), end).await?;
     }
     ring(tx).await?;
-    if !dropped.is_empty() || gone > 0 {
-        tracing::error!(
-            subscription = subscription.name,
-            events = dropped.count() + gone,
-            to = end,
-            "events were dropped undelivered: the subscription's hold is over"
-        );
-    }
-    pruned.undelivered += dropped.count();
-    pruned.more |= over.len() as i64 == slice;
+    hold.log(&unknown);
+    pruned.undelivered += hold.lost().count();
+    pruned.more |= taken as i64 == slice;
     Ok(())
 }
 
-/// Positions that may yet become visible: not proven dead, and not settled by every lane. They are given up by number.
-async fn unknown(
+/// Moves a lane's floor to `end`; its owner loads it again.
+async fn jump(
     tx: &Transaction<'_>,
-    subscription: &SubscriptionRow,
-    visible: &RangeSet,
-    (low, high): (Position, Position),
-) -> Db<RangeSet> {
-    let mut unknown = visible.missing(low, high);
-    for row in tx.query(sql!(dead_range, "within"), &[&low, &high]).await? {
-        unknown.remove_range(row.try_get("low")?, row.try_get("high")?);
+    id: SubscriptionId,
+    lane: &LaneRow,
+    hold: &mut ExpiringHold<'_>,
+    end: Position,
+) -> Db<()> {
+    let (number, floor) = (lane.lane as i32, lane.cursor.floor);
+    let mut deliveries = RangeSet::new();
+    for row in tx.query(sql!(delivery, "positions_within"), &[&id.0, &number, &floor, &end]).await? {
+        deliveries.insert(row.try_get("position")?);
     }
-    let mut unsettled = RangeSet::new();
-    for lane in &subscription.lanes {
-        unsettled.union(&lane.cursor.settled.missing(lane.cursor.floor + 1, high));
+    let jump = hold.jump(lane, &deliveries);
+    for (epoch, ranges) in jump.records(lane.epoch) {
+        record_progress(tx, id, lane.lane, epoch, ranges).await?;
     }
-    unknown.subtract(&unsettled.missing(low, high));
-    Ok(unknown)
-}
-
-/// Moves a lane's floor to `end`. The books say what it has settled, now or when a filter ended (`passed`), and what it left out; its
-/// owner loads it again.
-async fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, passed: RangeSet, end: Position) -> Db<()> {
-    let Cursor { floor, settled, .. } = &lane.cursor;
-    let mut covered = settled.within(floor + 1, end);
-    covered.union(&passed.within(floor + 1, end));
-    // A cursor that was cut at its limit does not count all that have a delivery.
-    for row in tx.query(sql!(delivery, "positions_within"), &[&id.0, &(lane.lane as i32), floor, &end]).await? {
-        covered.insert(row.try_get(0)?);
-    }
-    let left_out = covered.missing(floor + 1, end);
-    let books = [(lane.epoch, covered), (0, left_out)];
-    for (epoch, ranges) in &books {
-        record_progress(tx, id, lane.lane, *epoch, ranges).await?;
-    }
-    let mut settled = settled.clone();
-    settled.remove_range(0, end);
-    tx.execute(sql!(cursor, "jump"), &[&id.0, &(lane.lane as i32), &end, &multirange(&settled)]).await?;
+    let Cursor { floor, settled, .. } = &jump.cursor;
+    tx.execute(sql!(cursor, "jump"), &[&id.0, &number, floor, &multirange(settled)]).await?;
     Ok(())
 }
 

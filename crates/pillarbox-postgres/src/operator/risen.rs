@@ -1,7 +1,8 @@
 use std::sync::atomic::Ordering;
 
 use pillarbox::admin::BacklogRow;
-use pillarbox::admin::snapshot::{LaneRow, Snapshot, SubscriptionRow};
+use pillarbox::admin::retention::{DEAD_RANGES_LOOKED_AT_MAX, DeadLook, Late, RISEN_MAX, log_risen};
+use pillarbox::admin::snapshot::{Snapshot, SubscriptionRow};
 use pillarbox::store::{FormerFilters, RangeSet};
 use pillarbox::{Mode, Position};
 use tokio_postgres::Transaction;
@@ -16,12 +17,6 @@ use crate::leaves::Upkeep;
 use crate::queue::Keys;
 use crate::types::Time;
 
-/// How many are looked after at once; the next run finds the others.
-const RISEN_MAX: i64 = 1000;
-
-/// How many dead ranges are looked at in one run; the next one goes on from there.
-const RANGES_MAX: i64 = 10_000;
-
 /// Dead ranges of which some have an event: those that begin at `first` or above, and below `below`.
 pub(super) struct Suspects {
     first: Position,
@@ -31,16 +26,14 @@ pub(super) struct Suspects {
 /// What a run of retention has looked at.
 pub(super) struct Looked {
     pub(super) suspects: Option<Suspects>,
-    /// Where the next run goes on.
-    next: Position,
+    look: DeadLook,
+    below: Position,
 }
 
 impl Looked {
     /// The next run goes on from here, unless it has to look at the same again: `risen` were found.
     pub(super) fn is_done(&self, upkeep: &Upkeep, risen: u64) {
-        if risen < RISEN_MAX as u64 {
-            upkeep.dead_looked_at.store(self.next, Ordering::Relaxed);
-        }
+        upkeep.dead_looked_at.store(self.look.next(self.below, risen), Ordering::Relaxed);
     }
 }
 
@@ -48,12 +41,12 @@ impl Looked {
 /// position. Goes on where the last run has stopped, from the newest ranges to the oldest and over again. Reads without a lock.
 pub(super) async fn look(session: &Session, upkeep: &Upkeep) -> Db<Looked> {
     let below = upkeep.dead_looked_at.load(Ordering::Relaxed);
-    let place = [(&below as _, Type::INT8), (&RANGES_MAX as _, Type::INT8)];
+    let place = [(&below as _, Type::INT8), (&DEAD_RANGES_LOOKED_AT_MAX as _, Type::INT8)];
     let row = session.query_typed_one(sql!(dead_range, "look"), &place).await?;
-    let (ranges, first): (i64, Option<Position>) = (row.try_get("ranges")?, row.try_get("first")?);
-    let next = first.filter(|_| ranges == RANGES_MAX).unwrap_or(Position::MAX);
+    let look = DeadLook { ranges: row.try_get("ranges")?, first: row.try_get("first")? };
     let found: bool = row.try_get("found")?;
-    Ok(Looked { suspects: first.filter(|_| found).map(|first| Suspects { first, below }), next })
+    let suspects = look.first.filter(|_| found).map(|first| Suspects { first, below });
+    Ok(Looked { suspects, look, below })
 }
 
 /// The events that were found in dead ranges are delivered late, with an alarm, and are dead no more. How many there were.
@@ -82,11 +75,7 @@ pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects, key
         bring_back(tx, *range.start(), *range.end()).await?;
     }
     ring(tx).await?;
-    tracing::error!(
-        events = risen.count(),
-        positions = %risen,
-        "events appeared at positions that were taken for dead and are delivered late; applications must not insert positions"
-    );
+    log_risen(&risen);
     Ok(risen.count())
 }
 
@@ -97,21 +86,23 @@ async fn deliver(
     line: &BacklogRow<'_>,
     keys: &mut Keys,
 ) -> Db<()> {
-    let Some(lane) = subscription.lane_of(line.key, line.position) else { return Ok(()) };
-    if !subscription.filter.matches(&line.topic, &line.r#type) {
-        // It was never sent, also where a former filter had passed its position and would have wanted it.
-        return judge_again(tx, subscription.id, |formers| formers.forget(line.key_hash, line.position)).await;
-    }
-    if !lane.has_settled(line.position) {
-        return read_again(tx, subscription, lane).await;
-    }
-    let (id, number, position) = (subscription.id.0, (lane.lane as i32), line.position);
+    let (lane, state, due_at) = match subscription.late(line, snapshot.now) {
+        None => return Ok(()),
+        Some(Late::Forget) => {
+            return judge_again(tx, subscription.id, |formers| formers.forget(line.key_hash, line.position)).await;
+        }
+        Some(Late::ReadAgain(lane)) => {
+            let place = [(&subscription.id.0 as _, Type::INT8), (&(lane.lane as i32) as _, Type::INT4)];
+            tx.execute_typed(sql!(cursor, "raise_epoch"), &place).await?;
+            return Ok(());
+        }
+        Some(Late::Deliver { lane, state, due_at }) => (lane.lane, state.name(), due_at),
+    };
+    let (id, number, position) = (subscription.id.0, lane as i32, line.position);
     let place = [(&id as _, Type::INT8), (&number as _, Type::INT4), (&position as _, Type::INT8)];
     if tx.query_typed_one(sql!(progress, "is_before_start"), &place).await?.try_get(0)? {
         return Ok(());
     }
-    let due_at = line.delayed_until(snapshot.now);
-    let state = if due_at.is_some() { "delayed" } else { "pending" };
     let is_queue = subscription.mode == Mode::Queue;
     let values = [
         (&id as _, Type::INT8),
@@ -119,7 +110,7 @@ async fn deliver(
         (&number as _, Type::INT4),
         (&line.key as _, Type::TEXT),
         (&state as _, Type::TEXT),
-        (&Time(due_at.unwrap_or(snapshot.now)) as _, Type::TIMESTAMPTZ),
+        (&Time(due_at) as _, Type::TIMESTAMPTZ),
         (&is_queue as _, Type::BOOL),
     ];
     keys.note(id, line.key.filter(|_| is_queue).map(str::to_owned));
@@ -128,17 +119,7 @@ async fn deliver(
         formers.replay(line.key_hash, position, &line.topic, &line.r#type);
     };
     judge_again(tx, subscription.id, judge).await?;
-    touch_lanes(tx, subscription.id, [lane.lane]).await
-}
-
-/// The owner may have closed the hole in memory already: it is made to load the lane again, where the hole is open.
-async fn read_again(tx: &Transaction<'_>, subscription: &SubscriptionRow, lane: &LaneRow) -> Db<()> {
-    tx.execute_typed(
-        sql!(cursor, "raise_epoch"),
-        &[(&subscription.id.0, Type::INT8), (&(lane.lane as i32), Type::INT4)],
-    )
-    .await?;
-    Ok(())
+    touch_lanes(tx, subscription.id, [lane]).await
 }
 
 /// Takes `low..=high` out of the dead ranges.

@@ -1,6 +1,6 @@
 use pillarbox::admin::snapshot::{Recorded, SubscriptionRow};
 use pillarbox::admin::{DeliveryRecord, EventRecord, SettledBy, State};
-use pillarbox::store::{FormerFilters, SubscriptionId};
+use pillarbox::store::{AttemptError, FormerFilters, SubscriptionId};
 use pillarbox::{Event, Position};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
@@ -9,7 +9,6 @@ use uuid::Uuid;
 use super::{claim_record, load_snapshot, positions_of};
 use crate::error::Db;
 use crate::reader::Decoder;
-use crate::settle::parse_errors;
 use crate::types::Time;
 
 pub(super) async fn show(tx: &Transaction<'_>, id: Uuid) -> Db<Option<EventRecord>> {
@@ -72,7 +71,7 @@ async fn record(tx: &Transaction<'_>, id: SubscriptionId, position: Position, ro
         due_at: row.try_get::<_, Time>("due_at")?.0,
         since: row.try_get::<_, Time>("since")?.0,
         claim: claim_record(row)?,
-        errors: parse_errors(row.try_get("errors")?),
+        errors: AttemptError::stored(row.try_get("errors")?),
         head: if state == State::Blocked { head(tx, id, position).await? } else { None },
     })
 }

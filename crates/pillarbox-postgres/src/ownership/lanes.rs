@@ -13,8 +13,7 @@ use uuid::Uuid;
 
 use super::subscriptions::subscription_view;
 use crate::connection::Session;
-use crate::error::Db;
-use crate::home;
+use crate::error::{Db, DbError};
 use crate::operator::{BY_INDEX, IN_ORDER};
 use crate::ownership::name_endings;
 use crate::types::{Time, range_set};
@@ -123,7 +122,7 @@ pub(super) fn check_anchors(missing: &[Missing], kept_from: Position) -> Db<()> 
         return Ok(());
     };
     let now = found.map_or("there is none now".into(), |other| format!("event {other} is now"));
-    Err(home::not_itself(&format!("event {id} was settled at position {position}, where {now}")))
+    Err(DbError::not_itself(&format!("event {id} was settled at position {position}, where {now}")))
 }
 
 /// What taking lanes led to.

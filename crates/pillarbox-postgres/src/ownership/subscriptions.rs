@@ -355,15 +355,10 @@ pub(crate) fn subscription_view(row: &Row) -> Db<SubscriptionView> {
         created: false,
         definition: Definition {
             number: row.try_get("definition")?,
-            filter: parse_filter(row.try_get("filter")?),
+            filter: Filter::stored(row.try_get("filter")?),
             on_dead: if row.try_get::<_, &str>("on_dead")? == "skip" { OnDead::Skip } else { OnDead::Block },
             retry: RetryPolicy::stored(row.try_get("retry")?),
             processing_timeout: Duration::from_millis(row.try_get::<_, i64>("processing_timeout_ms")?.max(0) as u64),
         },
     })
-}
-
-/// A stored filter. One that cannot be read wants everything: too much is delivered rather than too little.
-pub(crate) fn parse_filter(text: &str) -> Filter {
-    serde_json::from_str(text).unwrap_or_default()
 }

@@ -4,7 +4,6 @@ use tokio_postgres::types::ToSql;
 use super::Keys;
 use crate::connection::Session;
 use crate::error::Db;
-use crate::settle::storable;
 use crate::types::Time;
 
 /// What ending claims led to.
@@ -62,5 +61,5 @@ fn fate_name(fate: &ClaimFate) -> &'static str {
 }
 
 fn json(error: &AttemptError) -> String {
-    serde_json::to_string(&storable(error)).expect("an error is JSON")
+    serde_json::to_string(&error.clone().storable()).expect("an error is JSON")
 }

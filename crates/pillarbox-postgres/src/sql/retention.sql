@@ -1,10 +1,10 @@
 -- What retention looks for and removes.
 
 -- name: lock_limits
-select retention_keep_ms, retention_dead_ms, clock_timestamp() as now from meta for update
+select retention_keep_ms, retention_dead_ms, retention_inbox_ms, clock_timestamp() as now from meta for update
 
 -- name: limits
-select retention_keep_ms, retention_dead_ms, clock_timestamp() as now from meta
+select retention_keep_ms, retention_dead_ms, retention_inbox_ms, clock_timestamp() as now from meta
 
 -- name: has_subscription
 select exists (select from subscription)

@@ -60,9 +60,6 @@ select former_filters from subscription where id = $1 for update
 -- name: former_filters_of_all
 select id, former_filters from subscription
 
--- name: former_filters_by_name
-select name, former_filters from subscription
-
 -- name: set_former_filters
 update subscription set former_filters = $2 where id = $1
 

@@ -167,11 +167,8 @@ async fn work<S: Session>(session: &mut S, backend: &mut i32, job: &Job<'_>) -> 
 async fn call<S: Session>(session: &mut S, delivery: Delivery) -> Result<(), Failure> {
     // The future is made inside, so that a function that panics before its first await is caught too.
     let guarded = AssertUnwindSafe(async { session.call(delivery).await });
-    guarded.catch_unwind().await.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into());
-        Err(Failure { kind: "panic", ..Failure::event(format!("the handler panicked: {text}")) })
-    })
+    let called = guarded.catch_unwind().await;
+    called.unwrap_or_else(|panic| Err(pillarbox::handler_panicked(pillarbox::panic_text(&*panic))))
 }
 
 /// A failure with which the connection was lost may have nothing to do with the event. The client itself notices a little later.

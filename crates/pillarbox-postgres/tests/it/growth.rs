@@ -196,30 +196,11 @@ const TIDY: [&str; 4] =
 /// What makes a ground have more of something.
 fn grow(dimension: Dimension) -> &'static str {
     match dimension {
-        Dimension::Log => LOG,
-        Dimension::Records => RECORDS,
-        Dimension::Dead => DEAD,
-        Dimension::DeadHeads => DEAD_HEADS,
-        Dimension::Delayed => DELAYED,
-        Dimension::Due => DUE,
-        Dimension::Waiting => WAITING,
-        Dimension::Pairs => PAIRS,
-        Dimension::Claims => CLAIMS,
-        Dimension::Working => WORKING,
-        Dimension::DeadRanges => DEAD_RANGES,
-        Dimension::Backlog => BACKLOG,
-        Dimension::Holes => HOLES,
-        Dimension::AboveHole => ABOVE_HOLE,
-        Dimension::Subscriptions => SUBSCRIPTIONS,
-    }
-}
-
-const LOG: &str = "
+        Dimension::Log => "
     insert into pillarbox.event (topic, key, type, payload, created_at)
     select 't', 'k' || g, 'y', '{}', $passed_at from generate_series(1, $n) as g;
-    update pillarbox.cursor set floor = $events + $n";
-
-const RECORDS: &str = "
+    update pillarbox.cursor set floor = $events + $n",
+        Dimension::Records => "
     insert into pillarbox.progress (subscription, lane, epoch, floor_from, floor_to, started_at, ended_at)
     select s.id, 0, 1, g - 1, g, now() - interval '1 minute', now() - interval '1 minute'
     from pillarbox.subscription as s, generate_series(1, $n) as g where s.name <> 'held';
@@ -227,93 +208,82 @@ const RECORDS: &str = "
     select s.id, g, g, 'r' from pillarbox.subscription as s, generate_series(1, $n) as g where s.name <> 'held';
     insert into pillarbox.inbox (consumer, id) select 'consumer', gen_random_uuid() from generate_series(1, $n);
     insert into pillarbox.dedup_0 (digest, id, created_at)
-    select sha256(g::text::bytea), gen_random_uuid(), now() from generate_series(1, $n) as g";
-
-const DEAD: &str = "
+    select sha256(g::text::bytea), gen_random_uuid(), now() from generate_series(1, $n) as g",
+        Dimension::Dead => "
     insert into pillarbox.delivery
         (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
     select s.id, g, 0, g, 'd' || g, 'dead', 3, now(), now(), now(), s.mode = 'queue'
     from pillarbox.subscription as s, generate_series(1, $n) as g where s.name <> 'held';
     insert into pillarbox.event_kept (position, id, topic, key, type, payload, headers, created_at)
-    select position, id, topic, key, type, payload::json, headers, created_at from pillarbox.event_view where position <= $n";
-
-const DEAD_HEADS: &str = "
+    select position, id, topic, key, type, payload::json, headers, created_at from pillarbox.event_view where position <= $n",
+        Dimension::DeadHeads => "
     insert into pillarbox.delivery
         (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
     select s.id, g, 0, g, 'd' || g, 'dead', 3, now(), now(), now(), s.mode = 'queue'
     from pillarbox.subscription as s, generate_series(1, $n) as g where s.name in ('queue', 'stream');
     insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
     select s.id, 1000000 + g, 0, 1000000 + g, 'd' || g, 'pending', 0, now(), now(), true
-    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'";
-
-const DELAYED: &str = "
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'",
+        Dimension::Delayed => "
     insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
     select s.id, g, 0, g, 'd' || g, 'delayed', 0, now() + interval '1 day', now(), s.mode = 'queue'
-    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name <> 'held'";
-
-const DUE: &str = "
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name <> 'held'",
+        Dimension::Due => "
     insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
     select s.id, 1000000 + g, 0, g, 'one', 'delayed', 0, now() - interval '1 second', now(), true
-    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'";
-
-const WAITING: &str = "
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'",
+        Dimension::Waiting => "
     insert into pillarbox.delivery
         (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued, ready_at)
     select s.id, g, 0, nextval('pillarbox.delivery_arrival_seq'), 'one', 'pending', 0, now(), now(), true,
         case when g = 1 then now() end
-    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'";
-
-const PAIRS: &str = "
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'",
+        Dimension::Pairs => "
     insert into pillarbox.delivery
         (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued, ready_at)
     select s.id, g + 1000000 * t, 0, nextval('pillarbox.delivery_arrival_seq'), 'p' || g, 'pending', 0, now(), now(), true,
         case when t = 0 then now() end
-    from pillarbox.subscription as s, generate_series(0, 1) as t, generate_series(1, $n) as g where s.name = 'queue'";
-
-const CLAIMS: &str = "
+    from pillarbox.subscription as s, generate_series(0, 1) as t, generate_series(1, $n) as g where s.name = 'queue'",
+        Dimension::Claims => "
     insert into pillarbox.instance (id, host, pid, version, beat_at, subscriptions) overriding system value
     select $other, 'there', 1, '0', now() + interval '1 day', array_agg(id) from pillarbox.subscription where name = 'queue';
     insert into pillarbox.delivery
         (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued, ready_at, owner, claim, claimed_at)
     select s.id, g, 0, nextval('pillarbox.delivery_arrival_seq'), 'o' || g, 'processing', 0, now(), now(), true, now(),
         $other, g, now()
-    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'";
-
-const WORKING: &str = "
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'",
+        Dimension::Working => "
     insert into pillarbox.delivery (subscription, position, lane, arrival, state, attempts, due_at, since, queued, ready_at)
     select s.id, g, 0, nextval('pillarbox.delivery_arrival_seq'), 'pending', 0, now(), now(), true, now() - interval '1 hour'
-    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'";
-
-const DEAD_RANGES: &str = "
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'",
+        Dimension::DeadRanges => "
     select setval('pillarbox.event_position_seq', $events + 3 * $n);
     insert into pillarbox.dead_range (low, high) select $events + 3 * g, $events + 3 * g from generate_series(1, $n) as g;
-    update pillarbox.cursor set floor = $events + 3 * $n";
-
-const BACKLOG: &str = "
+    update pillarbox.cursor set floor = $events + 3 * $n",
+        Dimension::Backlog => "
     update pillarbox.cursor set floor = $first - $n
     where subscription = (select id from pillarbox.subscription where name = 'stream');
-    update pillarbox.subscription set paused = true, paused_by = 'operator' where name = 'stream'";
-
-const HOLES: &str = "
+    update pillarbox.subscription set paused = true, paused_by = 'operator' where name = 'stream'",
+        Dimension::Holes => "
     update pillarbox.cursor
     set floor = $first - 2 * $n,
         settled = (select range_agg(int8range($first - 2 * g + 1, $first - 2 * g + 2)) from generate_series(1, $n) as g)
-    where subscription = (select id from pillarbox.subscription where name = 'stream')";
-
-const ABOVE_HOLE: &str = "
+    where subscription = (select id from pillarbox.subscription where name = 'stream')",
+        Dimension::AboveHole => "
     update pillarbox.cursor set floor = $old + 8, settled = int8multirange(int8range($old + 10, $events + 1))
     where subscription = (select id from pillarbox.subscription where name = 'stream');
     insert into pillarbox.delivery
         (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
     select s.id, $old + 10 + g, 0, g, 'd' || g, 'dead', 3, now(), now(), now(), false
-    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'stream'";
-
-const SUBSCRIPTIONS: &str = "
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'stream'",
+        Dimension::Subscriptions => "
     insert into pillarbox.subscription (name, filter, mode, lanes, on_dead, retry, processing_timeout_ms, defined_by)
     select 'other ' || g, s.filter, 'stream', 1, s.on_dead, s.retry, s.processing_timeout_ms, s.defined_by
     from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'stream';
     insert into pillarbox.cursor (subscription, lane, floor)
-    select id, 0, $events from pillarbox.subscription where name like 'other %'";
+    select id, 0, $events from pillarbox.subscription where name like 'other %'",
+    }
+}
 
 /// What an operation costs more than is promised as one dimension grows.
 async fn broken_promises(dimension: Dimension) -> Vec<String> {

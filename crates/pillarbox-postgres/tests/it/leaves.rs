@@ -6,9 +6,10 @@ use pillarbox::admin::{Change, Operator, PrunePolicy, State};
 use pillarbox::store::Store;
 use pillarbox::{Delivery, Event, Failure, NewEvent, Relay, Start, Subscription};
 use pillarbox_postgres::Limits;
+use pillarbox_testkit::by_hand::prune_all;
 
 use crate::fixture::{Database, delivery, own, poll_tail, settle, write};
-use crate::retention::{age, database, prune_all};
+use crate::retention::{age, database};
 
 /// Everything that everybody has passed goes at once.
 fn nothing_is_kept() -> PrunePolicy {
@@ -144,8 +145,8 @@ async fn a_rewind_and_retention_exclude_each_other() {
     let database = database(5).await;
     publish(&database, 10).await;
     let store = Arc::new(database.store().await);
-    let (lane, epoch) = own(&store, "s").await;
-    assert!(settle(&store, write(lane, epoch, 10)).await);
+    let (lane, epoch) = own(&*store, "s").await;
+    assert!(settle(&*store, write(lane, epoch, 10)).await);
     // A rewind that has looked at the beginning of the log and has not committed.
     let rewind = database.client().await;
     rewind
@@ -154,7 +155,7 @@ async fn a_rewind_and_retention_exclude_each_other() {
         .unwrap();
     let pruning = tokio::spawn({
         let store = store.clone();
-        async move { prune_all(&store, &nothing_is_kept()).await }
+        async move { prune_all(&*store, &nothing_is_kept()).await }
     });
     let waiting =
         "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
@@ -165,8 +166,8 @@ async fn a_rewind_and_retention_exclude_each_other() {
     let pruned = pruning.await.unwrap();
     assert_eq!((pruned.events, pruned.held_by.as_deref()), (0, Some("s")));
 
-    assert!(settle(&store, write(lane, epoch, 10)).await);
-    assert_eq!(prune_all(&store, &nothing_is_kept()).await.events, 10);
+    assert!(settle(&*store, write(lane, epoch, 10)).await);
+    assert_eq!(prune_all(&*store, &nothing_is_kept()).await.events, 10);
     let to_nothing = Change::Rewind { subscription: "s".into(), to: Start::Position(3), key: None };
     let changed = store.change(&to_nothing, false).await.unwrap();
     assert!(changed.message.contains("above position 10"), "{}", changed.message);

@@ -155,9 +155,9 @@ impl Duel {
         let database = Database::new().await;
         database.publish_keys(&["a"]).await;
         let zombie = Arc::new(database.store().await);
-        let (lane, epoch) = own(&zombie, "s").await;
+        let (lane, epoch) = own(&*zombie, "s").await;
         let taker = Arc::new(database.store().await);
-        let id = join(&taker, [one_lane("s")]).await.instance;
+        let id = join(&*taker, [one_lane("s")]).await.instance;
         let parks = LaneWrite { put: vec![delivery(1, "a", State::Retrying)], ..write(lane, epoch, 1) };
         Duel { database, zombie, taker, lane, parks, taker_waits: waits_of(&format!("relay {} writer", id.0)) }
     }
@@ -167,7 +167,7 @@ impl Duel {
         let (sender, loaded) = watch::channel(None);
         let (taker, lane) = (self.taker.clone(), self.lane);
         tokio::spawn(async move {
-            let epoch = take(&taker, lane, TakeCause::Lock).await.unwrap();
+            let epoch = take(&*taker, lane, TakeCause::Lock).await.unwrap();
             let state = taker.load(&[(lane, epoch)]).await.unwrap().remove(0).unwrap();
             sender.send_replace(Some(state.deliveries));
         });
@@ -206,7 +206,7 @@ async fn take_over_during_a_settlement(mutant: Option<Mutant>, steps: usize) -> 
         }
     };
     duel.zombie.experiment_with_lanes(mutant, Some(once(SETTLE_STEPS + steps, takes_over)));
-    assert!(settle(&duel.zombie, duel.parks.clone()).await, "it had not been taken over when it began");
+    assert!(settle(&*duel.zombie, duel.parks.clone()).await, "it had not been taken over when it began");
     let loaded = begun.borrow().clone().unwrap();
     (outcome(loaded).await.len(), duel.parked().await)
 }
@@ -228,19 +228,19 @@ async fn a_fence_in_a_sub_select_lets_a_delivery_appear_behind_the_back_of_the_n
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_settlement_that_is_stopped_half_way_is_waited_for_by_whoever_takes_over() {
     let duel = Duel::new().await;
-    assert!(settle(&duel.zombie, duel.parks.clone()).await);
+    assert!(settle(&*duel.zombie, duel.parks.clone()).await);
     let (holder, watcher) = (duel.database.client().await, duel.database.client().await);
     holder.batch_execute("begin; select from pillarbox.delivery for update").await.unwrap();
     let (zombie, mut parks) = (duel.zombie.clone(), duel.parks.clone());
     parks.put[0].attempts = 2;
-    let settles = tokio::spawn(async move { settle(&zombie, parks).await });
+    let settles = tokio::spawn(async move { settle(&*zombie, parks).await });
     until(&watcher, &waits_of("relay 1 writer"), 1).await;
     let loaded = duel.take_over();
     until(&watcher, &duel.taker_waits, 1).await;
     holder.batch_execute("rollback").await.unwrap();
     assert!(settles.await.unwrap());
     assert_eq!(outcome(loaded).await[0].attempts, 2);
-    assert!(!settle(&duel.zombie, duel.parks.clone()).await, "the lane is another's now");
+    assert!(!settle(&*duel.zombie, duel.parks.clone()).await, "the lane is another's now");
     assert_eq!(duel.database.number("select attempts::bigint from pillarbox.delivery").await, 2);
 }
 
@@ -249,10 +249,10 @@ async fn a_settlement_that_is_stopped_half_way_is_waited_for_by_whoever_takes_ov
 async fn settle_during_a_take_over(mutant: Option<Mutant>) -> (usize, usize) {
     let duel = Duel::new().await;
     let (zombie, parks) = (duel.zombie.clone(), duel.parks.clone());
-    let settles = async move { assert!(settle(&zombie, parks).await, "the lane is its own still") };
+    let settles = async move { assert!(settle(&*zombie, parks).await, "the lane is its own still") };
     duel.taker.experiment_with_lanes(mutant, Some(once(BEFORE_TAKE, settles)));
     let known = outcome(duel.take_over()).await.len();
-    assert!(!settle(&duel.zombie, duel.parks.clone()).await, "the lane is another's now");
+    assert!(!settle(&*duel.zombie, duel.parks.clone()).await, "the lane is another's now");
     (known, duel.parked().await)
 }
 

@@ -8,8 +8,8 @@ use pillarbox::admin::{Change, Operator, PrunePolicy, Selection, State};
 use pillarbox::limit::PAYLOAD_BYTES_MAX;
 use pillarbox::store::{
     AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, Claims, DeliveryRow, Epoch, Failed, InstanceId,
-    KeyHash, LaneRef, LaneWrite, Queued, RecoverRequest, RecoveryCause, Report, SUSPECT_AFTER, Store, SubscriptionId,
-    TakeCause, Wake, lane_of,
+    LaneRef, LaneWrite, Queued, RecoverRequest, RecoveryCause, Report, SUSPECT_AFTER, Store, SubscriptionId, TakeCause,
+    Wake,
 };
 use pillarbox::{ErrorKind, Mode, NewEvent, OnDead, Position, RetryPolicy, Subscription, Timestamp};
 use pillarbox_postgres::{PAGE_BYTES_MAX, PostgresStore};
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 
-use crate::fixture::{Database, hello, join, lane, one_lane, pages, poll_tail, settle, take, write};
+use crate::fixture::{Database, join, lane, one_lane, pages, poll_tail, settle, take, write};
 use crate::ownership::until;
 use crate::retention;
 
@@ -469,23 +469,6 @@ async fn figures_tell_what_waits_and_when_the_next_is_due() {
 }
 
 #[tokio::test]
-async fn leaving_gives_claims_back_without_an_attempt() {
-    let database = Database::new().await;
-    let feeder = Feeder::new(&database, queue()).await;
-    feeder.feed(&database, &["k", "-", "-"]).await;
-    let other = Worker::join(&database, queue()).await;
-    let first = other.claim(1, 1).await;
-    assert_eq!(other.end(&first, failed(State::Retrying, 5)).await, [true]);
-    assert_eq!(other.claim(10, 2).await.len(), 3);
-    other.store.leave().await.unwrap();
-    let again = feeder.worker.claim(10, 1).await;
-    let mut attempts: Vec<_> = again.iter().map(|claimed| claimed.delivery.attempts).collect();
-    attempts.sort_unstable();
-    assert_eq!(attempts, [0, 0, 5]);
-    assert_eq!(database.number("select count(*) from pillarbox.recovery").await, 0);
-}
-
-#[tokio::test]
 async fn a_claim_survives_that_the_leaf_of_its_event_is_emptied() {
     let database = retention::database(4).await;
     let feeder = Feeder::new(&database, queue()).await;
@@ -808,20 +791,6 @@ async fn a_rewind_of_a_key_takes_its_claim_away_and_brings_all_of_it_again() {
 }
 
 #[tokio::test]
-async fn dead_rows_that_retention_removes_let_their_key_go_on() {
-    let database = Database::new().await;
-    let feeder = Feeder::new(&database, queue()).await;
-    let at = feeder.feed(&database, &["k", "k"]).await;
-    let me = &feeder.worker;
-    let first = me.claim(1, 1).await;
-    assert_eq!(me.end(&first, failed(State::Dead, 8)).await, [true]);
-    assert_eq!(me.claim(10, 2).await.len(), 0);
-    let policy = PrunePolicy { dead: Some(Duration::ZERO), keep: None, ..PrunePolicy::default() };
-    assert_eq!(retention::prune_all(&me.store, &policy).await.dead, 1);
-    assert_eq!(positions(&me.claim(10, 3).await), at[1..]);
-}
-
-#[tokio::test]
 async fn large_events_are_claimed_a_page_at_a_time() {
     let database = Database::new().await;
     let feeder = Feeder::new(&database, queue()).await;
@@ -838,37 +807,6 @@ async fn large_events_are_claimed_a_page_at_a_time() {
     // So little has come that more are claimed again.
     assert_eq!(me.claim(2, 37).await.len(), 2);
     assert_eq!(me.claim(12, 39).await.len(), 12);
-}
-
-#[tokio::test]
-async fn lanes_do_not_change_while_deliveries_are_worked_on() {
-    let database = Database::new().await;
-    let feeder = Feeder::new(&database, queue()).await;
-    let at = feeder.feed(&database, &["a", "b", "a"]).await;
-    let me = &feeder.worker;
-    let claimed = me.claim(10, 1).await;
-    assert_eq!(positions(&claimed), at[..2]);
-    me.store.change(&Change::pause("s"), false).await.unwrap();
-    let relane = Change::Relane { subscription: "s".into(), lanes: 3 };
-    let refused = me.store.change(&relane, false).await.unwrap_err().to_string();
-    assert!(refused.contains("deliveries are being worked on") && refused.contains("`pillarbox recover`"), "{refused}");
-    assert_eq!(me.end(&claimed, ClaimFate::Back).await, [true, true]);
-    me.store.change(&relane, false).await.unwrap();
-    let lanes =
-        database.client().await.query("select lane from pillarbox.delivery order by position", &[]).await.unwrap();
-    let lanes: Vec<i32> = lanes.iter().map(|row| row.get(0)).collect();
-    let expected = [(at[0], "a"), (at[1], "b"), (at[2], "a")];
-    assert_eq!(lanes, expected.map(|(at, key)| lane_of(Some(KeyHash::of(key)), at, 3) as i32));
-}
-
-#[tokio::test]
-async fn a_mode_stays_what_it_is() {
-    let database = Database::new().await;
-    let store = database.store().await;
-    join(&store, [one_lane("s")]).await;
-    let error = database.store().await.join(hello([queue()])).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Invalid);
-    assert!(error.to_string().contains("pillarbox subscription delete s"), "{error}");
 }
 
 /// What relays tell each other of rows that can be claimed.

@@ -1,9 +1,9 @@
 use std::time::Duration;
 
-use pillarbox::admin::{Change, Operator, PrunePolicy, Pruned, State};
+use pillarbox::admin::{Change, Operator, PrunePolicy, State};
 use pillarbox::store::{RangeSet, Report, Settlement, Store};
 use pillarbox::{NewEvent, Start, Subscription};
-use pillarbox_postgres::PostgresStore;
+pub(crate) use pillarbox_testkit::by_hand::prune_all;
 
 use crate::fixture::{Database, delivery, events, join, lane, one_lane, own, settle, tail, take, write};
 use crate::ownership::until;
@@ -35,21 +35,6 @@ pub(crate) async fn age(database: &Database, position: i64) {
             end $$"
         ))
         .await;
-}
-
-pub(crate) async fn prune_all(store: &PostgresStore, policy: &PrunePolicy) -> Pruned {
-    let mut all = Pruned::default();
-    loop {
-        let pruned = store.prune(policy).await.unwrap();
-        all.events += pruned.events;
-        all.kept += pruned.kept;
-        all.dead += pruned.dead;
-        all.undelivered += pruned.undelivered;
-        all.dedup += pruned.dedup;
-        if !pruned.more {
-            return Pruned { held_by: pruned.held_by, ..all };
-        }
-    }
 }
 
 #[tokio::test]

@@ -55,7 +55,7 @@ impl Follower {
         task.spawn(async move {
             loop {
                 assert_ne!(follower.wait(WATCHDOG).await.unwrap(), Wake::Timeout, "only rings wake it");
-                let scan = poll_tail(&follower, 0).await;
+                let scan = poll_tail(&*follower, 0).await;
                 let now = Instant::now();
                 sender.send_modify(|seen| {
                     for event in &scan.events {

@@ -1,6 +1,6 @@
 use pillarbox::Position;
 use pillarbox::admin::Books;
-use pillarbox::admin::snapshot::LaneLedger;
+use pillarbox::admin::snapshot::{LaneLedger, Ledger};
 use pillarbox::store::{Epoch, RangeSet, SubscriptionId};
 use rusqlite::{Connection, Transaction, params};
 
@@ -10,27 +10,22 @@ use crate::store::Desk;
 
 pub(super) fn books(tx: &Connection, desk: &Desk) -> Db<Books> {
     let snapshot = super::load_snapshot(tx, &desk.folder)?;
-    let mut lanes = Vec::new();
+    let mut ledger = Ledger { dead: ranges(tx, sql!(dead_range, "ranges"), params![])?, ..Ledger::default() };
     for row in &snapshot.subscriptions {
-        let skipped = ranges(tx, sql!(skip, "ranges"), params![row.id.0])?;
+        ledger.skipped.insert(row.id, ranges(tx, sql!(skip, "ranges"), params![row.id.0])?);
+        ledger.former_filters.insert(row.id, former_filters(tx, row.id)?);
         for lane in &row.lanes {
+            let place = (row.id, lane.lane);
+            ledger.lanes.insert(place, lane_ledger(tx, row.id, lane.lane)?);
             let deliveries = ranges(tx, sql!(delivery, "ranges"), params![row.id.0, lane.lane])?;
-            lanes.push(row.book(lane, ledger(tx, row.id, lane.lane)?, deliveries, skipped.clone()));
+            ledger.deliveries.insert(place, deliveries);
         }
     }
-    let former_filters = snapshot.subscriptions.iter().map(|row| Ok((row.name.clone(), former_filters(tx, row.id)?)));
-    Ok(Books {
-        incarnation: snapshot.incarnation,
-        log_start: snapshot.log_start,
-        horizon: snapshot.horizon,
-        dead: ranges(tx, sql!(dead_range, "ranges"), params![])?,
-        lanes,
-        former_filters: former_filters.collect::<Db<_>>()?,
-    })
+    Ok(snapshot.books(ledger))
 }
 
 /// What the settlements of a lane have recorded.
-pub(super) fn ledger(tx: &Connection, id: SubscriptionId, lane: u32) -> Db<LaneLedger> {
+pub(super) fn lane_ledger(tx: &Connection, id: SubscriptionId, lane: u32) -> Db<LaneLedger> {
     let covered = ranges(tx, sql!(progress, "covered"), params![id.0, lane])?;
     Ok(LaneLedger { covered, before_start: before_start(tx, id, lane)? })
 }

@@ -83,7 +83,7 @@ fn look_up(
             Facts::Rewind { place, kept, events, former_filters: former_filters(tx, row.id)? }
         }
         Lookup::Ledger => {
-            let lanes = row.lanes.iter().map(|lane| books::ledger(tx, row.id, lane.lane)).collect::<Db<_>>()?;
+            let lanes = row.lanes.iter().map(|lane| books::lane_ledger(tx, row.id, lane.lane)).collect::<Db<_>>()?;
             Facts::Ledger { lanes, is_claimed: tx.prepare_cached(sql!(queue, "is_claimed"))?.exists([row.id.0])? }
         }
     })

@@ -1,74 +1,46 @@
 use pillarbox::admin::snapshot::{Snapshot, SubscriptionRow};
-use pillarbox::admin::{BacklogRow, ListQuery, ListRow, State};
-use pillarbox::sink::HEADER_CORRELATION_ID;
-use pillarbox::{Filter, Headers, Timestamp};
+use pillarbox::admin::{BacklogRow, ListQuery, ListRow, ListedDelivery, State};
+use pillarbox::store::AttemptError;
+use pillarbox::{Headers, Timestamp};
 use rusqlite::{Connection, Row, params};
 
 use super::claim_record;
 use super::status::backlog_row;
 use crate::error::Db;
 use crate::reader::{id_at, text};
-use crate::settle::parse_errors;
 use crate::store::Desk;
 
 /// The events of the log, or without naming one: what each subscription has not finished.
 pub(super) fn list(tx: &Connection, desk: &Desk, query: &ListQuery) -> Db<Vec<ListRow>> {
-    let matcher = Matcher::new(query);
-    if query.subscription.is_none() && query.state.is_none() {
-        return events(tx, &matcher, query.limit);
+    if query.lists_the_log() {
+        return events(tx, query);
     }
     let snapshot = super::load_snapshot(tx, &desk.folder)?;
-    let subscriptions: Vec<&SubscriptionRow> = match &query.subscription {
-        Some(name) => vec![snapshot.subscription(name)?],
-        None => snapshot.subscriptions.iter().collect(),
-    };
     let mut rows = Vec::new();
-    for subscription in subscriptions {
-        rows.extend(deliveries(tx, subscription, query, &matcher)?);
-        if matches!(query.state, None | Some(State::Pending | State::Delayed)) {
-            rows.extend(unsettled(tx, &snapshot, subscription, query, &matcher)?);
+    for subscription in snapshot.listed(query)? {
+        rows.extend(deliveries(tx, subscription, query)?);
+        if query.lists_unsettled() {
+            rows.extend(unsettled(tx, &snapshot, subscription, query)?);
         }
     }
-    rows.sort_by(|a, b| (a.position, &a.subscription).cmp(&(b.position, &b.subscription)));
-    rows.truncate(query.limit);
-    Ok(rows)
+    Ok(query.in_order(rows))
 }
 
-/// The parts of a query that concern the event itself.
-struct Matcher<'a> {
-    key: Option<&'a str>,
-    topic: Option<Filter>,
-    correlation_id: Option<&'a str>,
+/// A row that begins as the `backlog` of `sql/event.sql`, if the query asks for its event.
+fn matching<'r>(query: &ListQuery, row: &'r Row<'_>) -> Db<Option<BacklogRow<'r>>> {
+    let line = backlog_row(row)?;
+    let headers = || row.get_ref("headers").map(|headers| Headers::from_json(&text(headers))).unwrap_or_default();
+    Ok(query.matches(&line.topic, line.key, headers).then_some(line))
 }
 
-impl<'a> Matcher<'a> {
-    fn new(query: &'a ListQuery) -> Self {
-        let topic = query.topic.as_ref().map(|topic| Filter { topics: vec![topic.clone()], types: Vec::new() });
-        Matcher { key: query.key.as_deref(), topic, correlation_id: query.correlation_id.as_deref() }
-    }
-
-    fn matches(&self, topic: &str, key: Option<&str>, headers: impl FnOnce() -> Headers) -> bool {
-        self.key.is_none_or(|wanted| key == Some(wanted))
-            && self.topic.as_ref().is_none_or(|filter| filter.matches(topic, ""))
-            && self.correlation_id.is_none_or(|id| headers().get(HEADER_CORRELATION_ID).as_deref() == Some(id))
-    }
-
-    /// A row that begins as the `backlog` of `sql/event.sql`, if it matches.
-    fn line<'r>(&self, row: &'r Row<'_>) -> Db<Option<BacklogRow<'r>>> {
-        let line = backlog_row(row)?;
-        let headers = || row.get_ref("headers").map(|headers| Headers::from_json(&text(headers))).unwrap_or_default();
-        Ok(self.matches(&line.topic, line.key, headers).then_some(line))
-    }
-}
-
-fn events(tx: &Connection, matcher: &Matcher<'_>, limit: usize) -> Db<Vec<ListRow>> {
+fn events(tx: &Connection, query: &ListQuery) -> Db<Vec<ListRow>> {
     let mut statement = tx.prepare_cached(sql!(event, "backlog"))?;
     let mut rows = statement.query([0, i64::MAX])?;
     let mut list = Vec::new();
-    while list.len() < limit
+    while list.len() < query.limit
         && let Some(row) = rows.next()?
     {
-        if let Some(line) = matcher.line(row)? {
+        if let Some(line) = matching(query, row)? {
             list.push(line.list_row(id_at(row, "id")?));
         }
     }
@@ -81,7 +53,6 @@ fn unsettled(
     snapshot: &Snapshot,
     subscription: &SubscriptionRow,
     query: &ListQuery,
-    matcher: &Matcher<'_>,
 ) -> Db<Vec<ListRow>> {
     let mut statement = tx.prepare_cached(sql!(event, "backlog"))?;
     let mut rows = statement.query([subscription.floor(), i64::MAX])?;
@@ -89,7 +60,7 @@ fn unsettled(
     while list.len() < query.limit
         && let Some(row) = rows.next()?
     {
-        let Some(line) = matcher.line(row)? else { continue };
+        let Some(line) = matching(query, row)? else { continue };
         list.extend(line.unsettled_row(id_at(row, "id")?, subscription, query.state, snapshot.now));
     }
     Ok(list)
@@ -119,12 +90,7 @@ fn looked_at(query: &ListQuery) -> &'static str {
 }
 
 /// The subscription's rows of the slow path.
-fn deliveries(
-    tx: &Connection,
-    subscription: &SubscriptionRow,
-    query: &ListQuery,
-    matcher: &Matcher<'_>,
-) -> Db<Vec<ListRow>> {
+fn deliveries(tx: &Connection, subscription: &SubscriptionRow, query: &ListQuery) -> Db<Vec<ListRow>> {
     let sql = sql!(delivery, "list").replace("@rows@", looked_at(query));
     let mut statement = tx.prepare_cached(&sql)?;
     let mut rows = statement.query(params![subscription.id.0, query.state.map(State::name), query.key])?;
@@ -132,17 +98,15 @@ fn deliveries(
     while list.len() < query.limit
         && let Some(row) = rows.next()?
     {
-        let Some(line) = matcher.line(row)? else { continue };
-        let entry = line.list_row(id_at(row, "id")?);
-        list.push(ListRow {
-            subscription: Some(subscription.name.clone()),
+        let Some(line) = matching(query, row)? else { continue };
+        let delivery = ListedDelivery {
             state: State::from_name(&row.get::<_, String>("state")?),
-            attempts: Some(row.get("attempts")?),
-            due_at: Some(Timestamp(row.get("due_at")?)),
+            attempts: row.get("attempts")?,
+            due_at: Timestamp(row.get("due_at")?),
             claim: claim_record(row)?,
-            error: parse_errors(&row.get::<_, String>("errors")?).pop().map(|error| error.message),
-            ..entry
-        });
+            errors: AttemptError::stored(&row.get::<_, String>("errors")?),
+        };
+        list.push(line.delivery_row(id_at(row, "id")?, subscription, delivery));
     }
     Ok(list)
 }

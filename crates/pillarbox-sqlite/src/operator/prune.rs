@@ -1,6 +1,7 @@
 use std::time::Duration;
 
-use pillarbox::admin::snapshot::{LaneRow, Snapshot, SubscriptionRow};
+use pillarbox::admin::retention::{ExpiringHold, StoredRetention};
+use pillarbox::admin::snapshot::{Snapshot, SubscriptionRow};
 use pillarbox::admin::{PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD};
 use pillarbox::store::{Cursor, RangeSet, SubscriptionId};
 use pillarbox::{Mode, Position, Timestamp};
@@ -12,7 +13,6 @@ use super::status::backlog_row;
 use crate::connection::{meta_number, raise_queue_revision, raise_revision, set_meta};
 use crate::error::Db;
 use crate::ownership::{Events, first_since, former_filters, record_progress};
-use crate::publish::FOREVER_MS;
 use crate::queue::arrange;
 use crate::store::Desk;
 
@@ -27,12 +27,11 @@ const KEPT_LOOKED_AT_MAX: i64 = 500;
 /// rewind happens between what it reads and what it removes.
 pub(super) fn prune(tx: &Transaction<'_>, desk: &Desk, policy: &PrunePolicy) -> Db<Pruned> {
     let snapshot = super::load_snapshot(tx, &desk.folder)?;
-    let policy = PrunePolicy {
-        keep: at_least(policy.keep, meta_number(tx, "retention_keep_ms")?),
-        dead: at_least(policy.dead, meta_number(tx, "retention_dead_ms")?),
-        inbox: at_least(policy.inbox, meta_number(tx, "retention_inbox_ms")?),
-        ..*policy
-    };
+    let policy = policy.at_least(StoredRetention {
+        keep_ms: meta_number(tx, "retention_keep_ms")?,
+        dead_ms: meta_number(tx, "retention_dead_ms")?,
+        inbox_ms: meta_number(tx, "retention_inbox_ms")?,
+    });
     if policy.dry_run {
         return would_prune(tx, &snapshot, &policy);
     }
@@ -75,20 +74,21 @@ fn would_prune(tx: &Transaction<'_>, snapshot: &Snapshot, policy: &PrunePolicy) 
     let mut pruned = Pruned::default();
     if let Some(age) = policy.dead {
         pruned.dead = tx
-            .query_row(sql!(retention, "count_dead"), [before(snapshot.now, age)], |row| row.get::<_, i64>(0))?
+            .query_row(sql!(retention, "count_dead"), [snapshot.now.minus(age).0], |row| row.get::<_, i64>(0))?
             as u64;
     }
     let Some(keep) = policy.keep.filter(|_| policy.takes_events(!snapshot.subscriptions.is_empty())) else {
         return Ok(pruned);
     };
-    let old = old_to(tx, snapshot.pruned_to, before(snapshot.now, keep))?;
+    let old = old_to(tx, snapshot.pruned_to, snapshot.now.minus(keep))?;
     let mut end = old;
     for subscription in &snapshot.subscriptions {
         let mut floor = subscription.floor();
-        if let Some(hold) = subscription.hold {
-            let over = old_to(tx, snapshot.pruned_to, before(snapshot.now, hold))?;
-            pruned.undelivered += awaited(tx, subscription, over.min(old))?.count();
-            floor = floor.max(over);
+        let formers = former_filters(tx, subscription.id)?;
+        if let Some(mut hold) = ExpiringHold::new(subscription, &formers, keep, snapshot.now) {
+            take_expired(tx, &mut hold, floor, i64::MAX)?;
+            pruned.undelivered += hold.lost().count();
+            floor = hold.end().unwrap_or(floor);
         }
         if floor < end {
             end = floor;
@@ -102,20 +102,10 @@ fn would_prune(tx: &Transaction<'_>, snapshot: &Snapshot, policy: &PrunePolicy) 
 }
 
 /// The last position above `after` before the first event that is not older than `oldest`.
-fn old_to(tx: &Transaction<'_>, after: Position, oldest: i64) -> Db<Position> {
+fn old_to(tx: &Transaction<'_>, after: Position, oldest: Timestamp) -> Db<Position> {
     let last = tx.query_row(sql!(event, "last"), [], |row| row.get(0))?;
-    let first = first_since(tx, Events::Log, Timestamp(oldest), after, last)?;
+    let first = first_since(tx, Events::Log, oldest, after, last)?;
     Ok(first.map_or(last, |first| first - 1))
-}
-
-/// What was asked for, but not less than the log's own policy; None: for ever.
-fn at_least(asked: Option<Duration>, stored_ms: i64) -> Option<Duration> {
-    let stored = Duration::from_millis(stored_ms.max(0) as u64);
-    asked.filter(|_| stored_ms != FOREVER_MS).map(|asked| asked.max(stored))
-}
-
-fn before(now: Timestamp, age: Duration) -> i64 {
-    now.0.saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX))
 }
 
 /// Events that are old enough and that every subscription has passed.
@@ -127,10 +117,12 @@ fn prune_events(
     pruned: &mut Pruned,
 ) -> Db<()> {
     let Some(keep) = policy.keep else { return Ok(()) };
-    let candidates = candidates(tx, snapshot, before(snapshot.now, keep), slice)?;
-    let Some(oldest_to_keep) = candidates.last().map(|candidate| candidate.0) else { return Ok(()) };
+    let candidates = candidates(tx, snapshot, snapshot.now.minus(keep), slice)?;
+    let Some(oldest_to_keep) = candidates.last().copied() else { return Ok(()) };
     if policy.held {
-        pruned.undelivered = expire_holds(tx, snapshot, &candidates)?;
+        for subscription in &snapshot.subscriptions {
+            expire_hold(tx, subscription, (keep, snapshot.now), slice, pruned)?;
+        }
     }
     // Floors first, deliveries second: a lane that parks an event moves its floor in the same transaction.
     let mut statement = tx.prepare(sql!(retention, "furthest_behind"))?;
@@ -159,87 +151,63 @@ fn prune_events(
     Ok(())
 }
 
-/// The next events (position, created_at) up to the first that is too young.
-fn candidates(tx: &Transaction<'_>, snapshot: &Snapshot, oldest: i64, slice: i64) -> Db<Vec<(Position, i64)>> {
+/// The next events up to the first that is too young.
+fn candidates(tx: &Transaction<'_>, snapshot: &Snapshot, oldest: Timestamp, slice: i64) -> Db<Vec<Position>> {
     let mut statement = tx.prepare_cached(sql!(retention, "candidates"))?;
     let mut rows = statement.query(params![snapshot.pruned_to, slice])?;
     let mut candidates = Vec::new();
-    while let Some(row) = rows.next()? {
-        let candidate = (row.get("position")?, row.get("created_at")?);
-        if candidate.1 >= oldest {
-            break;
-        }
-        candidates.push(candidate);
+    while let Some(row) = rows.next()?
+        && row.get::<_, i64>("created_at")? < oldest.0
+    {
+        candidates.push(row.get("position")?);
     }
     Ok(candidates)
 }
 
-/// Moves subscriptions on whose hold is over for some of the candidates, recorded and with an alarm. How many they did not receive.
-fn expire_holds(tx: &Transaction<'_>, snapshot: &Snapshot, candidates: &[(Position, i64)]) -> Db<u64> {
-    let mut undelivered = 0;
-    for subscription in &snapshot.subscriptions {
-        let Some(hold) = subscription.hold else { continue };
-        let oldest = before(snapshot.now, hold);
-        let over = candidates.iter().take_while(|(_, created_at)| *created_at < oldest).last();
-        let Some(&(end, _)) = over.filter(|(position, _)| *position > subscription.floor()) else { continue };
-        let dropped = awaited(tx, subscription, end)?;
-        dropped.iter().try_for_each(|range| give_up(tx, subscription.id, range.into_inner(), REASON_HOLD))?;
-        let lanes = subscription.lanes.iter().filter(|lane| lane.cursor.floor < end);
-        let formers = former_filters(tx, subscription.id)?;
-        for lane in lanes {
-            jump(tx, subscription.id, lane, formers.passed_by(lane.lane, subscription.lanes.len()), end)?;
+/// Gives up what a subscription has not settled of the next `slice` events, as far as its hold no longer keeps them, recorded and with an
+/// alarm.
+fn expire_hold(
+    tx: &Transaction<'_>,
+    subscription: &SubscriptionRow,
+    (keep, now): (Duration, Timestamp),
+    slice: i64,
+    pruned: &mut Pruned,
+) -> Db<()> {
+    let id = subscription.id;
+    let formers = former_filters(tx, id)?;
+    let Some(mut hold) = ExpiringHold::new(subscription, &formers, keep, now) else { return Ok(()) };
+    let taken = take_expired(tx, &mut hold, subscription.floor(), slice)?;
+    let Some(end) = hold.end() else { return Ok(()) };
+    for lane in hold.lanes() {
+        let within = params![id.0, lane.lane, lane.cursor.floor, end];
+        let jump = hold.jump(lane, &super::books::ranges(tx, sql!(delivery, "ranges_within"), within)?);
+        for (epoch, ranges) in jump.records(lane.epoch) {
+            for range in ranges.iter() {
+                record_progress(tx, id, lane.lane, epoch, (range.start() - 1, *range.end()))?;
+            }
         }
-        raise_revision(tx)?;
-        undelivered += dropped.count();
-        if !dropped.is_empty() {
-            tracing::error!(
-                subscription = subscription.name,
-                events = dropped.count(),
-                to = end,
-                "events were dropped undelivered: the subscription's hold is over"
-            );
-        }
+        let Cursor { floor, settled, .. } = &jump.cursor;
+        tx.execute(sql!(cursor, "jump"), params![id.0, lane.lane, floor, settled.to_string()])?;
     }
-    Ok(undelivered)
-}
-
-/// The events up to `end` that the subscription wants and has not settled.
-fn awaited(tx: &Transaction<'_>, subscription: &SubscriptionRow, end: Position) -> Db<RangeSet> {
-    let mut statement = tx.prepare_cached(sql!(event, "backlog"))?;
-    let mut rows = statement.query(params![subscription.floor(), i64::MAX])?;
-    let formers = former_filters(tx, subscription.id)?;
-    let mut awaited = RangeSet::new();
-    while let Some(row) = rows.next()? {
-        let line = backlog_row(row)?;
-        if line.position > end {
-            break;
-        }
-        if line.is_lost_to(subscription, &formers) {
-            awaited.insert(line.position);
-        }
-    }
-    Ok(awaited)
-}
-
-/// Moves a lane's floor to `end`. The books say what it has settled, now or when a filter ended (`passed`), and what it left out; its
-/// owner loads it again.
-fn jump(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, passed: RangeSet, end: Position) -> Db<()> {
-    let Cursor { floor, settled, .. } = &lane.cursor;
-    // A cursor that was cut at its limit does not count all that have a delivery.
-    let mut covered = super::books::ranges(tx, sql!(delivery, "ranges_within"), params![id.0, lane.lane, floor, end])?;
-    covered.union(&settled.within(floor + 1, end));
-    covered.union(&passed.within(floor + 1, end));
-    let left_out = covered.missing(floor + 1, end);
-    let books = [(lane.epoch, covered), (0, left_out)];
-    for (epoch, ranges) in &books {
-        for range in ranges.iter() {
-            record_progress(tx, id, lane.lane, *epoch, (range.start() - 1, *range.end()))?;
-        }
-    }
-    let mut settled = settled.clone();
-    settled.remove_range(0, end);
-    tx.execute(sql!(cursor, "jump"), params![id.0, lane.lane, end, settled.to_string()])?;
+    hold.lost().iter().try_for_each(|range| give_up(tx, id, range.into_inner(), REASON_HOLD))?;
+    raise_revision(tx)?;
+    hold.log(&RangeSet::new());
+    pruned.undelivered += hold.lost().count();
+    pruned.more |= taken == slice;
     Ok(())
+}
+
+/// Takes the next `slice` events above `floor`, as far as the hold no longer keeps them. How many.
+fn take_expired(tx: &Transaction<'_>, hold: &mut ExpiringHold<'_>, floor: Position, slice: i64) -> Db<i64> {
+    let mut statement = tx.prepare_cached(sql!(event, "backlog"))?;
+    let mut rows = statement.query([floor, slice])?;
+    let mut taken = 0;
+    while let Some(row) = rows.next()?
+        && hold.take(&backlog_row(row)?)
+    {
+        taken += 1;
+    }
+    Ok(taken)
 }
 
 fn prune_dead(
@@ -251,7 +219,7 @@ fn prune_dead(
 ) -> Db<()> {
     let Some(age) = policy.dead else { return Ok(()) };
     let mut statement = tx.prepare(sql!(retention, "dead"))?;
-    let rows = statement.query_map(params![before(snapshot.now, age), slice], |row| {
+    let rows = statement.query_map(params![snapshot.now.minus(age).0, slice], |row| {
         Ok((SubscriptionId(row.get("subscription")?), row.get("position")?, row.get("lane")?, row.get("key")?))
     })?;
     let dead: Vec<(SubscriptionId, Position, u32, Option<String>)> = rows.collect::<Result<_, _>>()?;
@@ -282,7 +250,7 @@ fn prune_dedup(
     pruned: &mut Pruned,
 ) -> Db<()> {
     let promised = snapshot.now.0.saturating_sub(meta_number(tx, "dedup_window_ms")?);
-    let oldest = before(snapshot.now, policy.dedup_window).min(promised);
+    let oldest = snapshot.now.minus(policy.dedup_window).0.min(promised);
     pruned.dedup = tx.execute(sql!(retention, "prune_dedup"), params![oldest, slice])? as u64;
     pruned.more |= pruned.dedup as i64 == slice;
     Ok(())

@@ -1,6 +1,6 @@
 use pillarbox::admin::snapshot::{Recorded, SubscriptionRow};
 use pillarbox::admin::{DeliveryRecord, EventRecord, SettledBy, State};
-use pillarbox::store::SubscriptionId;
+use pillarbox::store::{AttemptError, SubscriptionId};
 use pillarbox::{Event, Position, Timestamp};
 use rusqlite::{Connection, OptionalExtension, params};
 use uuid::Uuid;
@@ -9,7 +9,6 @@ use super::{books, claim_record, positions_of};
 use crate::error::Db;
 use crate::ownership::former_filters;
 use crate::reader::{Decoder, id_at};
-use crate::settle::parse_errors;
 use crate::store::Desk;
 
 pub(super) fn show(tx: &Connection, desk: &Desk, id: Uuid) -> Db<Option<EventRecord>> {
@@ -66,7 +65,7 @@ fn delivery(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Optio
             due_at: Timestamp(row.get("due_at")?),
             since: Timestamp(row.get("since")?),
             claim: claim_record(row)?,
-            errors: parse_errors(&row.get::<_, String>("errors")?),
+            errors: AttemptError::stored(&row.get::<_, String>("errors")?),
             head: None,
         })
     });

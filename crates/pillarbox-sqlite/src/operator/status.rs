@@ -130,8 +130,8 @@ fn backlog(tx: &Connection, snapshot: &Snapshot, figures: &mut HashMap<Subscript
     let (mut looked_at, mut last) = (0, lowest);
     while let Some(row) = rows.next()? {
         looked_at += 1;
-        last = row.get(0)?;
         let line = backlog_row(row)?;
+        last = line.position;
         for subscription in snapshot.subscriptions.iter().filter(|subscription| line.awaits(subscription)) {
             figures.entry(subscription.id).or_default().take(line.created_at, line.deliver_at, snapshot.now);
         }

@@ -12,6 +12,10 @@ insert or replace into pillarbox_meta (name, value) values ('schema_version', @v
 -- name: record_breaking
 insert or replace into pillarbox_meta (name, value) values ('breaking_version', @version@);
 
+-- name: set_check
+-- Writes another check into the table of events: ?2 in place of ?1.
+update sqlite_master set sql = replace(sql, ?1, ?2) where name = 'pillarbox_event' and instr(sql, ?1) > 0
+
 -- name: applied_at
 select max(applied_at) from pillarbox_migration
 

@@ -1,13 +1,10 @@
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use pillarbox::admin::State;
-use pillarbox::store::{
-    Cursor, DeliveryRow, Epoch, Hello, Joined, LaneRef, LaneWrite, Page, PollRequest, Scan, ScanRequest, Settlement,
-    Store, SubscriptionId, Take, TakeCause,
-};
-use pillarbox::{Event, NewEvent, Position, Subscription, Timestamp};
+use pillarbox::NewEvent;
 use pillarbox_sqlite::{SqliteStore, migrate};
+pub(crate) use pillarbox_testkit::by_hand::{
+    delivery, events, hello, join, lane, one_lane, one_scan, own, poll_tail, settle, tail, take, write,
+};
 use rusqlite::Connection;
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -64,82 +61,4 @@ impl Database {
     pub(crate) fn number(&self, sql: &str) -> i64 {
         self.connect().query_row(sql, [], |row| row.get(0)).unwrap()
     }
-}
-
-/// One lane, so that tests can say which.
-pub(crate) fn one_lane(name: &str) -> Subscription {
-    Subscription { lanes: 1, ..Subscription::new(name) }
-}
-
-pub(crate) fn hello(subscriptions: impl IntoIterator<Item = Subscription>) -> Hello {
-    let subscriptions = subscriptions.into_iter().collect();
-    Hello { host: "here".into(), pid: std::process::id(), version: "0".into(), subscriptions, rejoin: false }
-}
-
-pub(crate) async fn join(store: &SqliteStore, subscriptions: impl IntoIterator<Item = Subscription>) -> Joined {
-    store.join(hello(subscriptions)).await.unwrap()
-}
-
-/// Joins with one subscription of one lane and takes that lane.
-pub(crate) async fn own(store: &SqliteStore, name: &str) -> (LaneRef, Epoch) {
-    let joined = join(store, [one_lane(name)]).await;
-    let lane = lane(joined.subscriptions[0].id);
-    (lane, take(store, lane, TakeCause::Free).await.unwrap())
-}
-
-pub(crate) fn lane(subscription: SubscriptionId) -> LaneRef {
-    LaneRef { subscription, lane: 0 }
-}
-
-/// Takes a lane at whatever epoch it has now.
-pub(crate) async fn take(store: &SqliteStore, lane: LaneRef, cause: TakeCause) -> Option<Epoch> {
-    let fleet = store.observe(&Default::default()).await.unwrap();
-    let expected = fleet.lanes.iter().find(|view| view.lane == lane).unwrap().epoch;
-    store.take(&[Take { lane, expected, cause, beat: None }]).await.unwrap()[0]
-}
-
-pub(crate) fn write(lane: LaneRef, epoch: Epoch, floor: Position) -> LaneWrite {
-    LaneWrite {
-        lane,
-        epoch,
-        revision: 0,
-        cursor: Cursor { floor, ..Cursor::default() },
-        queue: Vec::new(),
-        put: Vec::new(),
-        change: Vec::new(),
-        finish: Vec::new(),
-        calm: false,
-        release: false,
-    }
-}
-
-pub(crate) async fn settle(store: &SqliteStore, write: LaneWrite) -> bool {
-    store.settle(&Settlement { lanes: vec![write], ..Settlement::default() }).await.unwrap()[0]
-}
-
-pub(crate) fn delivery(position: Position, key: &str, state: State) -> DeliveryRow {
-    let now = Timestamp::now();
-    DeliveryRow { position, key: Some(key.into()), arrival: position, state, attempts: 1, due_at: now, since: now }
-}
-
-/// The tail above `after`, for everybody.
-pub(crate) fn tail(after: Position, limit: usize) -> PollRequest {
-    PollRequest {
-        scans: vec![ScanRequest { after, to: Position::MAX, limit }],
-        wanted: vec![Default::default()],
-        ..Default::default()
-    }
-}
-
-pub(crate) async fn poll_tail(store: &SqliteStore, after: Position) -> Scan {
-    one_scan(store.poll(&tail(after, 1_000_000)).await.unwrap())
-}
-
-pub(crate) fn one_scan(mut page: Page) -> Scan {
-    assert_eq!(page.scans.len(), 1);
-    page.scans.remove(0)
-}
-
-pub(crate) async fn events(store: &SqliteStore) -> Vec<Arc<Event>> {
-    poll_tail(store, 0).await.events
 }

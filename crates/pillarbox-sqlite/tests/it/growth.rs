@@ -137,113 +137,83 @@ const END: &str = "
 /// What makes a ground have more of something.
 fn grow(dimension: Dimension) -> &'static str {
     match dimension {
-        Dimension::Log => LOG,
-        Dimension::Records => RECORDS,
-        Dimension::Dead => DEAD,
-        Dimension::DeadHeads => DEAD_HEADS,
-        Dimension::Delayed => DELAYED,
-        Dimension::Due => DUE,
-        Dimension::Waiting => WAITING,
-        Dimension::Pairs => PAIRS,
-        Dimension::Claims => CLAIMS,
-        Dimension::Working => WORKING,
-        Dimension::DeadRanges => DEAD_RANGES,
-        Dimension::Backlog => BACKLOG,
-        Dimension::Holes => HOLES,
-        Dimension::AboveHole => ABOVE_HOLE,
-        Dimension::Subscriptions => SUBSCRIPTIONS,
-    }
-}
-
-const LOG: &str = "
+        Dimension::Log => "
     insert into pillarbox_event (topic, key, type, payload, created_at)
     select 't', 'k' || g, 'y', '{}', $passed_at from number where g <= $n;
-    update pillarbox_cursor set floor = $events + $n";
-
-const RECORDS: &str = "
+    update pillarbox_cursor set floor = $events + $n",
+        Dimension::Records => "
     insert into pillarbox_progress (subscription, lane, epoch, floor_from, floor_to, started_at, ended_at)
     select s.id, 0, 1, g - 1, g, $now - 60000, $now - 60000 from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n;
     insert into pillarbox_skip (subscription, position, position_to, reason, at)
     select s.id, g, g, 'r', $now from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n;
     insert into pillarbox_inbox (consumer, id) select 'consumer', printf('%036d', g) from number where g <= $n;
     insert into pillarbox_dedup (topic, key, dedup_key, id, created_at)
-    select 't', 'once', g, printf('%036d', g), $now from number where g <= $n";
-
-const DEAD: &str = "
+    select 't', 'once', g, printf('%036d', g), $now from number where g <= $n",
+        Dimension::Dead => "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
     select s.id, g, 0, g, 'd' || g, 'dead', 3, $now, $now, $now from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n;
-    insert into pillarbox_event_kept select * from pillarbox_event where position <= $n";
-
-const DEAD_HEADS: &str = "
+    insert into pillarbox_event_kept select * from pillarbox_event where position <= $n",
+        Dimension::DeadHeads => "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
     select s.id, g, 0, g, 'd' || g, 'dead', 3, $now, $now, $now from pillarbox_subscription as s, number where s.name in ('queue', 'stream') and g <= $n;
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
     select s.id, 1000000 + g, 0, 1000000 + g, 'd' || g, 'pending', 0, $now, $now
-    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
-
-const DELAYED: &str = "
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n",
+        Dimension::Delayed => "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
     select s.id, g, 0, g, 'd' || g, 'delayed', 0, $now + 86400000, $now
-    from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n";
-
-const DUE: &str = "
+    from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n",
+        Dimension::Due => "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
     select s.id, 1000000 + g, 0, $events + g, 'one', 'delayed', 0, $now - 1000, $now
-    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
-
-const WAITING: &str = "
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n",
+        Dimension::Waiting => "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, ready_at)
     select s.id, g, 0, $events + g, 'one', 'pending', 0, $now, $now, case when g = 1 then $now end
-    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
-
-const PAIRS: &str = "
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n",
+        Dimension::Pairs => "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, ready_at)
     select s.id, g + 1000000 * t, 0, $events + 1000000 * t + g, 'p' || g, 'pending', 0, $now, $now,
         case when t = 0 then $now end
-    from pillarbox_subscription as s, (select 0 as t union all select 1), number where s.name = 'queue' and g <= $n";
-
-const CLAIMS: &str = "
+    from pillarbox_subscription as s, (select 0 as t union all select 1), number where s.name = 'queue' and g <= $n",
+        Dimension::Claims => "
     insert into pillarbox_instance (id, host, pid, version, started_at, beat_at, subscriptions)
     select $other, 'there', 1, '0', $now, $now + 86400000, '[' || id || ']' from pillarbox_subscription where name = 'queue';
     insert into pillarbox_delivery
         (subscription, position, lane, arrival, key, state, attempts, due_at, since, owner, claim, claimed_at)
     select s.id, g, 0, $events + g, 'o' || g, 'processing', 0, $now, $now, $other, g, $now
-    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
-
-const WORKING: &str = "
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n",
+        Dimension::Working => "
     insert into pillarbox_delivery (subscription, position, lane, arrival, state, attempts, due_at, since, ready_at)
     select s.id, g, 0, $events + g, 'pending', 0, $now, $now, $now - 3600000
-    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
-
-const DEAD_RANGES: &str = "
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n",
+        Dimension::DeadRanges => "
     update sqlite_sequence set seq = $events + 3 * $n where name = 'pillarbox_event';
     insert into pillarbox_dead_range (low, high, closed_at)
     select $events + 3 * g, $events + 3 * g, $now from number where g <= $n;
-    update pillarbox_cursor set floor = $events + 3 * $n";
-
-const BACKLOG: &str = "
+    update pillarbox_cursor set floor = $events + 3 * $n",
+        Dimension::Backlog => "
     update pillarbox_cursor set floor = $first - $n
     where subscription = (select id from pillarbox_subscription where name = 'stream');
-    update pillarbox_subscription set paused = 1, paused_by = 'operator' where name = 'stream'";
-
-const HOLES: &str = "
+    update pillarbox_subscription set paused = 1, paused_by = 'operator' where name = 'stream'",
+        Dimension::Holes => "
     update pillarbox_cursor set floor = $first - 2 * $n, settled = '$settled'
-    where subscription = (select id from pillarbox_subscription where name = 'stream')";
-
-const ABOVE_HOLE: &str = "
+    where subscription = (select id from pillarbox_subscription where name = 'stream')",
+        Dimension::AboveHole => "
     update pillarbox_cursor set floor = $old + 8, settled = '$settled'
     where subscription = (select id from pillarbox_subscription where name = 'stream');
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
     select s.id, $old + 10 + g, 0, g, 'd' || g, 'dead', 3, $now, $now, $now
-    from pillarbox_subscription as s, number where s.name = 'stream' and g <= $n";
-
-const SUBSCRIPTIONS: &str = "
+    from pillarbox_subscription as s, number where s.name = 'stream' and g <= $n",
+        Dimension::Subscriptions => "
     insert into pillarbox_subscription
         (name, filter, mode, lanes, on_dead, retry, processing_timeout_ms, defined_by, created_at)
     select 'other ' || g, s.filter, 'stream', 1, s.on_dead, s.retry, s.processing_timeout_ms, s.defined_by, s.created_at
     from pillarbox_subscription as s, number where s.name = 'stream' and g <= $n;
     insert into pillarbox_cursor (subscription, lane, floor)
-    select id, 0, $events from pillarbox_subscription where name like 'other %'";
+    select id, 0, $events from pillarbox_subscription where name like 'other %'",
+    }
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_operation_costs_more_than_is_promised_as_the_log_grows() {

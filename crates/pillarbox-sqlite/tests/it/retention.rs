@@ -1,9 +1,9 @@
 use std::time::Duration;
 
-use pillarbox::admin::{Operator, PrunePolicy, Pruned, State};
+use pillarbox::admin::{Operator, PrunePolicy, State};
 use pillarbox::store::Store;
 use pillarbox::{NewEvent, Start, Subscription, Timestamp};
-use pillarbox_sqlite::SqliteStore;
+use pillarbox_testkit::by_hand::prune_all;
 
 use crate::fixture::{Database, delivery, join, one_lane, own, settle, write};
 
@@ -20,21 +20,6 @@ fn age(database: &Database, position: i64) {
         "drop trigger if exists pillarbox_event_is_never_changed;
          update pillarbox_event set created_at = {at} where position <= {position}"
     ));
-}
-
-async fn prune_all(store: &SqliteStore, policy: &PrunePolicy) -> Pruned {
-    let mut all = Pruned::default();
-    loop {
-        let pruned = store.prune(policy).await.unwrap();
-        all.events += pruned.events;
-        all.kept += pruned.kept;
-        all.dead += pruned.dead;
-        all.undelivered += pruned.undelivered;
-        all.dedup += pruned.dedup;
-        if !pruned.more {
-            return Pruned { held_by: pruned.held_by, ..all };
-        }
-    }
 }
 
 #[tokio::test]
@@ -162,6 +147,36 @@ async fn an_event_in_a_dead_range_is_delivered_late() {
     assert_eq!(store.books().await.unwrap().dead.to_string(), "4-5,7-8");
     prune().await;
     assert_eq!(database.number("select count(*) from pillarbox_delivery"), 1, "once");
+}
+
+#[tokio::test]
+async fn events_in_dead_ranges_are_found_in_rotation() {
+    let database = Database::new();
+    database.publish_keys(&["a"; 3]);
+    database.execute("insert into pillarbox_event (position, topic, key, type) values (30003, 't', 'a', 'y')");
+    let store = database.store();
+    let (lane, epoch) = own(&store, "s").await;
+    assert!(settle(&store, write(lane, epoch, 30_003)).await);
+    database.execute(
+        "with recursive n (n) as (values (4) union all select n + 2 from n where n < 30002)
+        insert into pillarbox_dead_range (low, high, closed_at) select n, n, 0 from n",
+    );
+    let insert = |at: i64| {
+        database
+            .execute(&format!("insert into pillarbox_event (position, topic, key, type) values ({at}, 't', 'a', 'y')"));
+    };
+    let delivered = || database.number("select coalesce(min(position), 0) from pillarbox_delivery");
+    insert(6_000);
+    insert(24_000);
+    let prune = async || store.prune(&PrunePolicy { keep: None, ..policy() }).await.unwrap();
+    prune().await;
+    assert_eq!(delivered(), 24_000, "those were the newest ten thousand ranges");
+    prune().await;
+    assert_eq!(delivered(), 6_000, "it goes on where it stopped");
+    assert_eq!(database.number("select count(*) from pillarbox_dead_range where low in (6000, 24000)"), 0);
+    insert(30_000);
+    prune().await;
+    assert_eq!(database.number("select count(*) from pillarbox_delivery"), 3, "and then over again");
 }
 
 #[tokio::test]

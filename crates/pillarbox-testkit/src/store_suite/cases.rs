@@ -7,8 +7,8 @@ use pillarbox::engine::{EngineConfig, Input};
 use pillarbox::sink::SinkFeatures;
 use pillarbox::store::{
     AttemptError, Cursor, DEAD_HEADS_MAX, DeliveryRow, ERROR_BYTES_MAX, ERRORS_KEPT_MAX, Epoch, Fleet, Hello,
-    InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, Page, PollRequest, RangeSet, Report,
-    Scan, ScanRequest, Settlement, Store, Take, TakeCause, Wake, Writer, lane_of,
+    InstanceId, Joined, KeyHash, LaneRef, LaneState, LaneView, LaneWrite, Lock, PAGE_BYTES_MAX, Page, PollRequest,
+    RangeSet, Report, Scan, ScanRequest, Settlement, Store, Take, TakeCause, Wake, Writer, lane_of,
 };
 use pillarbox::{Error, ErrorKind, Event, Filter, NewEvent, OnDead, Position, Start, Subscription, Timestamp};
 use uuid::Uuid;
@@ -93,6 +93,7 @@ cases! {
         unwanted_events_are_not_returned,
         events_arrive_as_they_were_published,
         fetch_finds_exact_positions_in_order,
+        large_events_are_fetched_a_page_at_a_time,
         only_one_take_wins,
         a_take_raises_the_epoch_before_it_returns,
         a_load_shows_what_was_settled_before_the_take,
@@ -473,7 +474,7 @@ async fn events_arrive_as_they_were_published<F: Fixture>(fixture: &F) -> Outcom
     let id = Uuid::from_u128(0x0190_0000_0000_7000_8000_0000_0000_0001);
     let text = "{\"q\": \"\\\" \\\\ \\n \\u0000 🦀\", \"big\": 123456789012345678901234567890}";
     let json = NewEvent::new("a", "t").key("k \"' 🦀\n").json_text(text).header("x", "\"é\n").id(id);
-    let bytes = NewEvent::new("a", "t").bytes(vec![0, 255, 10, 39], "image/png");
+    let bytes = NewEvent::new("a", "t").bytes((0..=255).collect::<Vec<u8>>(), "image/png");
     let delayed = NewEvent::new("a", "t").deliver_at(Timestamp(9_999_999_999_999));
     fixture.publish(vec![json.clone(), bytes.clone(), delayed]).await?;
     let (_, scan) = member.poll_from(0).await?;
@@ -500,6 +501,28 @@ async fn fetch_finds_exact_positions_in_order<F: Fixture>(fixture: &F) -> Outcom
     ensure!(member.store.fetch(&[]).await?.is_empty(), "nothing was asked for, something found");
     let (_, scan) = member.poll_from(at[2] - 1).await?;
     ensure!(found[1] == scan.events[0], "fetched {:?}, polled {:?}", found[1], scan.events[0]);
+    Ok(())
+}
+
+async fn large_events_are_fetched_a_page_at_a_time<F: Fixture>(fixture: &F) -> Outcome {
+    const EACH: usize = 1_000_000;
+    let member = join(fixture).await?;
+    // Of bytes that no database can compress.
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut noise = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    let event = |bytes: Vec<u8>| NewEvent::new("a", "t").bytes(bytes, "application/octet-stream");
+    let large = (0..PAGE_BYTES_MAX / EACH + 2).map(|_| event((0..EACH).map(|_| noise()).collect())).collect();
+    let at = fixture.publish(large).await?;
+    let mut rest = &at[..];
+    while !rest.is_empty() {
+        let found = positions(&member.store.fetch(rest).await?);
+        ensure!(!found.is_empty() && rest.starts_with(&found), "of {rest:?} it fetched {found:?}");
+        ensure!(found.len() <= PAGE_BYTES_MAX / EACH, "{} events are more than fit a page", found.len());
+        rest = &rest[found.len()..];
+    }
     Ok(())
 }
 

@@ -1,10 +1,8 @@
 //! Rows of the log, as operators' commands and retention judge them.
 use std::borrow::Cow;
 
-use uuid::Uuid;
-
 use super::snapshot::SubscriptionRow;
-use crate::{FormerFilters, KeyHash, ListRow, Position, State, Timestamp};
+use crate::{FormerFilters, KeyHash, Position, Timestamp};
 
 /// What decides about an event of the log that was not read as a whole.
 #[derive(Debug, Clone)]
@@ -40,42 +38,5 @@ impl BacklogRow<'_> {
     /// The same, and it had not settled the event when a filter ended: else it was received, also where the cursor was cut since.
     pub fn is_lost_to(&self, subscription: &SubscriptionRow, former_filters: &FormerFilters) -> bool {
         self.awaits(subscription) && former_filters.judge_of(self.key_hash, self.position).is_none()
-    }
-
-    /// The line of a list about the log.
-    pub fn list_row(&self, id: Uuid) -> ListRow {
-        ListRow {
-            id,
-            position: self.position,
-            topic: self.topic.to_string(),
-            r#type: self.r#type.to_string(),
-            key: self.key.map(str::to_owned),
-            created_at: self.created_at,
-            subscription: None,
-            state: None,
-            attempts: None,
-            due_at: None,
-            claim: None,
-            error: None,
-        }
-    }
-
-    /// The line of a list about a subscription that has no delivery of it, if it awaits the event in this state, or in any.
-    pub fn unsettled_row(
-        &self,
-        id: Uuid,
-        subscription: &SubscriptionRow,
-        wanted: Option<State>,
-        now: Timestamp,
-    ) -> Option<ListRow> {
-        let due_at = self.delayed_until(now);
-        let state = if due_at.is_some() { State::Delayed } else { State::Pending };
-        (wanted.is_none_or(|wanted| wanted == state) && self.awaits(subscription)).then(|| ListRow {
-            subscription: Some(subscription.name.clone()),
-            state: Some(state),
-            attempts: Some(0),
-            due_at,
-            ..self.list_row(id)
-        })
     }
 }

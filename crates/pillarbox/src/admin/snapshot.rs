@@ -5,9 +5,9 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::{
-    Cursor, DeliveryRecord, Epoch, Error, ErrorKind, Event, Fate, Filter, FormerFilters, InstanceId, InstanceStatus,
-    KeyHash, LaneBook, Mode, OnDead, Pause, Position, RangeSet, RecoveredCount, Report, Result, RetryPolicy, SettledBy,
-    State, SubscriptionId, SubscriptionReport, SubscriptionStatus, Timestamp, counted, lane_of,
+    Books, Cursor, DeliveryRecord, Epoch, Error, ErrorKind, Event, Fate, Filter, FormerFilters, InstanceId,
+    InstanceStatus, KeyHash, LaneBook, Mode, OnDead, Pause, Position, RangeSet, RecoveredCount, Report, Result,
+    RetryPolicy, SettledBy, State, SubscriptionId, SubscriptionReport, SubscriptionStatus, Timestamp, counted, lane_of,
 };
 
 /// What operators' commands read, in one transaction.
@@ -282,6 +282,34 @@ impl Snapshot {
         })
     }
 
+    /// What `audit` goes by.
+    pub fn books(&self, mut ledger: Ledger) -> Books {
+        let mut lanes = Vec::new();
+        let mut former_filters = HashMap::new();
+        for row in &self.subscriptions {
+            let skipped = ledger.skipped.remove(&row.id).unwrap_or_default();
+            for lane in &row.lanes {
+                let place = (row.id, lane.lane);
+                let deliveries = ledger.deliveries.remove(&place).unwrap_or_default();
+                lanes.push(row.book(
+                    lane,
+                    ledger.lanes.remove(&place).unwrap_or_default(),
+                    deliveries,
+                    skipped.clone(),
+                ));
+            }
+            former_filters.insert(row.name.clone(), ledger.former_filters.remove(&row.id).unwrap_or_default());
+        }
+        Books {
+            incarnation: self.incarnation,
+            log_start: self.log_start,
+            horizon: self.horizon,
+            dead: ledger.dead,
+            lanes,
+            former_filters,
+        }
+    }
+
     /// The lanes of all subscriptions.
     pub fn lanes(&self) -> impl Iterator<Item = &LaneRow> {
         self.subscriptions.iter().flat_map(|subscription| &subscription.lanes)
@@ -345,6 +373,21 @@ impl SubscriptionRow {
             skipped,
         }
     }
+}
+
+/// What a log has recorded, beside what its snapshot shows.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    /// What settlements have recorded, by lane.
+    pub lanes: HashMap<(SubscriptionId, u32), LaneLedger>,
+    /// The positions of deliveries, by lane.
+    pub deliveries: HashMap<(SubscriptionId, u32), RangeSet>,
+    /// The positions that were given up.
+    pub skipped: HashMap<SubscriptionId, RangeSet>,
+    /// The positions that were proven dead.
+    pub dead: RangeSet,
+    /// By which filters events were judged before.
+    pub former_filters: HashMap<SubscriptionId, FormerFilters>,
 }
 
 /// What the settlements of a lane have recorded.

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use pillarbox::admin::{Auditor, Cause, Change, Level, Operator, PrunePolicy, Pruned, State, why};
-use pillarbox::limit::{CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, NAME_BYTES_MAX};
+use pillarbox::limit::{CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use pillarbox::store::{Cursor, DeliveryRow, LaneWrite, RangeSet, Report, Settlement, Store, Take, TakeCause};
 use pillarbox::{ErrorKind, NewEvent, Position, Start, Subscription, Timestamp};
 use uuid::Uuid;
@@ -50,21 +50,28 @@ fn at_once() -> PrunePolicy {
 async fn what_is_too_large_is_refused<F: Fixture>(fixture: &F) -> Outcome {
     let operator = fixture.operator().await?;
     let event = || NewEvent::new("t", "y");
+    // Counted in bytes, two a character.
+    let payload = |bytes: usize| event().json_text(format!("\"{}\"", "\u{e9}".repeat((bytes - 2) / 2)));
     let large = [
+        ("payload_bytes_max", payload(PAYLOAD_BYTES_MAX + 2)),
         ("headers", event().header("a", "x".repeat(HEADERS_BYTES_MAX))),
         ("content type", NewEvent { content_type: Some("x".repeat(CONTENT_TYPE_BYTES_MAX + 1)), ..event() }),
         ("key", event().key("x".repeat(NAME_BYTES_MAX + 1))),
     ];
     for (what, large) in large {
         match operator.publish(&[event(), large]).await {
-            Err(error) => ensure!(error.kind() == ErrorKind::Invalid, "{what}: {error}"),
+            Err(error) => {
+                ensure_eq!(error.kind(), ErrorKind::Invalid, "{what}: {error}");
+                ensure!(error.to_string().contains(what), "{what}: {error}");
+            }
             Ok(ids) => return Err(format!("{what}: {ids:?} were published").into()),
         }
     }
     let edge = NewEvent { content_type: Some("x".repeat(CONTENT_TYPE_BYTES_MAX)), ..event() };
-    operator.publish(&[edge.header("a", "x".repeat(HEADERS_BYTES_MAX - 100))]).await?;
+    let edge = edge.header("a", "x".repeat(HEADERS_BYTES_MAX - 100));
+    operator.publish(&[edge, payload(PAYLOAD_BYTES_MAX)]).await?;
     let events = operator.status().await?.log.events;
-    ensure!(events == 1, "{events} events are there");
+    ensure!(events == 2, "{events} events are there");
     Ok(())
 }
 
