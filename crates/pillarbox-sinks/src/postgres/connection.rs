@@ -228,9 +228,13 @@ impl Session {
         Ok(session)
     }
 
-    /// Makes what is not there.
+    /// Makes what is not there. Several sinks may start at once, and `if not exists` alone does not bear that.
     async fn create(&self, pool: &Pool) -> Result<(), Failure> {
-        let sql = format!("begin; {} commit;", pool.table.sql(include_str!("create.sql")));
+        let sql = format!(
+            "begin; select pg_advisory_xact_lock(hashtextextended('pillarbox sink {}', 0)); {} commit;",
+            pool.table.name(),
+            pool.table.sql(include_str!("create.sql"))
+        );
         self.client.batch_execute(&sql).await.map_err(|error| pool.failure(&error))?;
         tracing::info!(table = pool.table.name(), place = pool.place(), "created the table of events");
         Ok(())

@@ -1,6 +1,3 @@
--- In a transaction of its own. Several sinks may start at once, and `if not exists` alone does not bear that.
-select pg_advisory_xact_lock(hashtextextended('pillarbox sink @table@', 0));
-
 create table if not exists @table@ (
     id uuid primary key,
     -- The order of arrival. A number is drawn before the commit, so a lower one can appear later: read up to @end@() only.
