@@ -12,8 +12,8 @@ use pillarbox::{Delivery, Failure, Mode, NewEvent, Subscription, Timestamp};
 use pillarbox_postgres::{PostgresStore, Transactional, accept, publish};
 use pillarbox_testkit::eventually;
 use pillarbox_testkit::growth::{
-    Dimension, EVENTS, FACTOR, Ground, OLD, OLD_AGE, OTHER_INSTANCE, PASSED_AGE, PRUNED_AT_ONCE, SEEDED, SMALL, TAIL,
-    Work, create, judge, measure,
+    BEYOND, Dimension, EVENTS, FACTOR, Ground, OLD, OLD_AGE, OTHER_INSTANCE, PASSED_AGE, PRUNED_AT_ONCE, SEEDED, SMALL,
+    STEADY, TAIL, Work, create, judge, judge_steady, measure, measure_beyond, measure_steady,
 };
 use pillarbox_testkit::postgres::Server;
 use tokio_postgres::{Client, Transaction};
@@ -80,8 +80,7 @@ impl Counter {
 }
 
 struct Log {
-    /// Dropped with the value.
-    _database: Database,
+    database: Database,
     store: PostgresStore,
     transact: Transactional,
     counter: Counter,
@@ -93,6 +92,10 @@ impl Ground for Log {
 
     fn store(&self) -> &PostgresStore {
         &self.store
+    }
+
+    async fn another_store(&self) -> PostgresStore {
+        self.database.store().await
     }
 
     fn transact(&self) -> &Transactional {
@@ -131,7 +134,7 @@ impl Log {
         }
         let counter = Counter::of(&database).await;
         let transact = Transactional::new(database.url(), handle);
-        Log { store, transact: transact.unwrap(), counter, _database: database }
+        Log { store, transact: transact.unwrap(), counter, database }
     }
 }
 
@@ -200,6 +203,7 @@ fn grow(dimension: Dimension) -> &'static str {
         Dimension::Records => RECORDS,
         Dimension::Dead => DEAD,
         Dimension::DeadHeads => DEAD_HEADS,
+        Dimension::DeadKeys => DEAD_KEYS,
         Dimension::Delayed => DELAYED,
         Dimension::Due => DUE,
         Dimension::Waiting => WAITING,
@@ -245,6 +249,15 @@ const DEAD_HEADS: &str = "
     insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
     select s.id, 1000000 + g, 0, 1000000 + g, 'd' || g, 'pending', 0, now(), now(), true
     from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'";
+
+const DEAD_KEYS: &str = "
+    insert into pillarbox.event (topic, key, type, payload, created_at)
+    select 't', 'd' || g, 'y', '{}', $passed_at from generate_series(1, $n) as g;
+    update pillarbox.cursor set floor = $events + $n;
+    insert into pillarbox.delivery
+        (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at, queued)
+    select s.id, $events + g, 0, $events + g, 'd' || g, 'dead', 3, now(), now(), now(), s.mode = 'queue'
+    from pillarbox.subscription as s, generate_series(1, $n) as g where s.name in ('queue', 'stream')";
 
 const DELAYED: &str = "
     insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
@@ -336,6 +349,41 @@ async fn no_operation_costs_more_than_is_promised_as_the_log_grows() {
             // A claim that a busy machine let run into its time-out is made again, and counts twice: what is wrong is wrong again.
             broken.extend(broken_promises(dimension).await);
         }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+/// The same where there is more than any limit counts.
+async fn broken_promises_beyond() -> Vec<String> {
+    let dimension = Dimension::DeadKeys;
+    let work_at = async |size| measure_beyond(&Log::new(dimension, size).await, size).await;
+    let (small, large) = tokio::join!(work_at(SMALL), work_at(BEYOND));
+    let pairs = small.into_iter().zip(large);
+    pairs
+        .filter_map(|((operation, small), (_, large))| {
+            eprintln!("{dimension:?} {operation:?} {small:?} {large:?}");
+            judge(operation, dimension, small, large)
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_relay_does_costs_no_more_for_eighty_thousand_dead_keys_than_for_twenty_thousand() {
+    let mut broken = broken_promises_beyond().await;
+    if !broken.is_empty() {
+        broken = broken_promises_beyond().await;
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_that_only_runs_does_no_more_as_the_log_grows() {
+    let mut broken = Vec::new();
+    for dimension in STEADY {
+        let small = measure_steady(&Log::new(dimension, SMALL).await, dimension).await;
+        let large = measure_steady(&Log::new(dimension, SMALL * FACTOR).await, dimension).await;
+        eprintln!("{dimension:?} {small:?} {large:?}");
+        broken.extend(judge_steady(dimension, small, large));
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }

@@ -4,19 +4,22 @@ use pillarbox::store::RangeSet;
 use pillarbox::{Delivery, Failure, NewEvent, Position, Timestamp};
 use pillarbox_sqlite::{SqliteStore, Transactional, accept, counted, publish};
 use pillarbox_testkit::growth::{
-    Dimension, EVENTS, FACTOR, Ground, OLD, OLD_AGE, OTHER_INSTANCE, PASSED_AGE, SEEDED, SMALL, TAIL, Work, create,
-    judge, measure,
+    BEYOND, Dimension, EVENTS, FACTOR, Ground, OLD, OLD_AGE, OTHER_INSTANCE, PASSED_AGE, SEEDED, SMALL, STEADY, TAIL,
+    Work, create, judge, judge_steady, measure, measure_beyond, measure_steady,
 };
 use rusqlite::Transaction;
+use tokio::sync::Mutex;
 
 use crate::fixture::Database;
 
 /// Steps of the virtual machine that count as one: about what one row takes to be looked at.
 const STEPS: u64 = 10;
 
+/// There is one count in a process.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
 struct Log {
-    /// Dropped with the value.
-    _database: Database,
+    database: Database,
     store: SqliteStore,
     transact: Transactional,
 }
@@ -27,6 +30,10 @@ impl Ground for Log {
 
     fn store(&self) -> &SqliteStore {
         &self.store
+    }
+
+    async fn another_store(&self) -> SqliteStore {
+        self.database.store()
     }
 
     fn transact(&self) -> &Transactional {
@@ -72,7 +79,7 @@ impl Log {
         database.execute(&values.iter().fold(sql, |sql, (name, value)| sql.replace(name, value)));
         counted::count(&database.path);
         let transact = Transactional::new(&database.path, handle).unwrap();
-        Log { store: database.store(), transact, _database: database }
+        Log { store: database.store(), transact, database }
     }
 }
 
@@ -141,6 +148,7 @@ fn grow(dimension: Dimension) -> &'static str {
         Dimension::Records => RECORDS,
         Dimension::Dead => DEAD,
         Dimension::DeadHeads => DEAD_HEADS,
+        Dimension::DeadKeys => DEAD_KEYS,
         Dimension::Delayed => DELAYED,
         Dimension::Due => DUE,
         Dimension::Waiting => WAITING,
@@ -180,6 +188,14 @@ const DEAD_HEADS: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
     select s.id, 1000000 + g, 0, 1000000 + g, 'd' || g, 'pending', 0, $now, $now
     from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
+
+const DEAD_KEYS: &str = "
+    insert into pillarbox_event (topic, key, type, payload, created_at)
+    select 't', 'd' || g, 'y', '{}', $passed_at from number where g <= $n;
+    update pillarbox_cursor set floor = $events + $n;
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
+    select s.id, $events + g, 0, $events + g, 'd' || g, 'dead', 3, $now, $now, $now
+    from pillarbox_subscription as s, number where s.name in ('queue', 'stream') and g <= $n";
 
 const DELAYED: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
@@ -247,15 +263,43 @@ const SUBSCRIPTIONS: &str = "
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_operation_costs_more_than_is_promised_as_the_log_grows() {
+    let _alone = ALONE.lock().await;
     let mut broken = Vec::new();
     for dimension in Dimension::ALL {
-        // One after the other: there is one count in a process.
+        // One after the other: see [`ALONE`].
         let small = measure(&Log::new(dimension, SMALL).await, dimension, SMALL).await;
         let large = measure(&Log::new(dimension, SMALL * FACTOR).await, dimension, SMALL * FACTOR).await;
         for ((operation, small), (_, large)) in small.into_iter().zip(large) {
             eprintln!("{dimension:?} {operation:?} {small:?} {large:?}");
             broken.extend(judge(operation, dimension, small, large));
         }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_relay_does_costs_no_more_for_eighty_thousand_dead_keys_than_for_twenty_thousand() {
+    let _alone = ALONE.lock().await;
+    let dimension = Dimension::DeadKeys;
+    let small = measure_beyond(&Log::new(dimension, SMALL).await, SMALL).await;
+    let large = measure_beyond(&Log::new(dimension, BEYOND).await, BEYOND).await;
+    let mut broken = Vec::new();
+    for ((operation, small), (_, large)) in small.into_iter().zip(large) {
+        eprintln!("{dimension:?} {operation:?} {small:?} {large:?}");
+        broken.extend(judge(operation, dimension, small, large));
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_that_only_runs_does_no_more_as_the_log_grows() {
+    let _alone = ALONE.lock().await;
+    let mut broken = Vec::new();
+    for dimension in STEADY {
+        let small = measure_steady(&Log::new(dimension, SMALL).await, dimension).await;
+        let large = measure_steady(&Log::new(dimension, SMALL * FACTOR).await, dimension).await;
+        eprintln!("{dimension:?} {small:?} {large:?}");
+        broken.extend(judge_steady(dimension, small, large));
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
