@@ -3,6 +3,7 @@
 //! A [`Ground`] is a log with a little of everything. Each operation is carried out there, and again where there is [`FACTOR`] times as
 //! much of one thing. [`allowed`] is the promise: what an operation does not return costs it nothing.
 
+mod steady;
 mod walk;
 
 use std::time::Duration;
@@ -11,6 +12,7 @@ use pillarbox::admin::Operator;
 use pillarbox::store::{Hello, Store, Transact, WAITING_COUNTED};
 use pillarbox::{Mode, OnDead, RetryPolicy, Subscription};
 
+pub use self::steady::{STEADY, Steady, judge_steady, measure_steady};
 pub use self::walk::OTHER_INSTANCE;
 use self::walk::Walk;
 
@@ -19,6 +21,9 @@ pub const FACTOR: usize = 8;
 
 /// How much there is at the smaller ground.
 pub const SMALL: usize = 1_000;
+
+/// How much there is at the larger ground where both are beyond what is counted and loaded at most, which is 10,000 of anything.
+pub const BEYOND: usize = 4 * SMALL;
 
 /// Events of every ground that all subscriptions have passed. The first [`OLD`] of them can be removed. The rows that a ground has of
 /// everything are at the last [`SEEDED`] of them, what it has more of is at the others.
@@ -78,6 +83,8 @@ pub enum Dimension {
     /// Dead deliveries, one per key, of the stream and the queue, where a dead one holds its key back; in the queue another one waits behind
     /// each.
     DeadHeads,
+    /// The same without what waits behind them, more than any limit counts: see [`BEYOND`]. Only for [`measure_beyond`].
+    DeadKeys,
     /// Deliveries that are not due, one a key, of each subscription but [`HELD`].
     Delayed,
     /// Deliveries of one key of the queue that were delayed and are due.
@@ -124,7 +131,7 @@ impl Dimension {
 
     /// What a dead delivery does at its grounds.
     fn on_dead(self) -> OnDead {
-        if self == Dimension::DeadHeads { OnDead::Block } else { OnDead::Skip }
+        if matches!(self, Dimension::DeadHeads | Dimension::DeadKeys) { OnDead::Block } else { OnDead::Skip }
     }
 
     /// How many there are at a ground of this size.
@@ -135,6 +142,7 @@ impl Dimension {
             Dimension::Due => size * 7,
             Dimension::Holes => size / 2,
             Dimension::Subscriptions => size / 50,
+            Dimension::DeadKeys => size * 20,
             _ => size,
         }
     }
@@ -162,6 +170,7 @@ pub enum Operation {
     Sweep,
     TakeBack,
     Start,
+    StartChanged,
     PruneDry,
     Prune,
     PruneDead,
@@ -202,7 +211,7 @@ pub enum Operation {
 
 impl Operation {
     /// All of them, in the order in which they are carried out.
-    pub const ALL: [Operation; 54] = [
+    pub const ALL: [Operation; 55] = [
         Operation::Observe,
         Operation::Poll,
         Operation::Fetch,
@@ -221,6 +230,8 @@ impl Operation {
         Operation::Sweep,
         Operation::TakeBack,
         Operation::Start,
+        // Like PruneDead before all that is taken back. From here on nobody owns the lanes.
+        Operation::StartChanged,
         Operation::PruneDry,
         Operation::Prune,
         // Before all that is taken back, which leaves rows behind until the server has cleaned up.
@@ -331,6 +342,8 @@ pub fn allowed(operation: Operation, dimension: Dimension) -> Growth {
         (LoadStream, Delayed | DeadHeads) => Growth::Read,
         // Each hole is looked through for what is dead in it.
         (Load | LoadStream | Start, Holes) => Growth::Counted,
+        // What a filter has judged is kept: all that its lanes have settled.
+        (Operation::StartChanged, Holes) => Growth::Counted,
         // The cursor is written whole.
         (Settle | SettleRows | SettleQueued, Holes) => Growth::Counted,
         // What waits is counted, at most WAITING_COUNTED rows each time.
@@ -412,6 +425,9 @@ pub trait Ground {
     /// See [`Ground::Store`].
     fn store(&self) -> &Self::Store;
 
+    /// Another store of the same log, whose work counts too.
+    async fn another_store(&self) -> Self::Store;
+
     /// See [`Ground::Transact`].
     fn transact(&self) -> &Self::Transact;
 
@@ -438,14 +454,42 @@ fn hello(names: &[&str], dimension: Dimension) -> Hello {
     Hello { subscriptions: names.iter().map(subscription).collect(), ..Hello::default() }
 }
 
+/// What a relay does all the time, and what it begins with, where there is more than any limit counts: nothing grows any more.
+pub async fn measure_beyond<G: Ground>(ground: &G, size: usize) -> Vec<(Operation, Work)> {
+    let operations = [
+        Operation::Observe,
+        Operation::Poll,
+        Operation::Load,
+        Operation::LoadStream,
+        Operation::Settle,
+        Operation::SettleRows,
+        Operation::SettleQueued,
+        Operation::ClaimFirst,
+        Operation::Claim,
+        Operation::Tell,
+        Operation::FinishDone,
+        Operation::Start,
+    ];
+    measure_each(ground, Dimension::DeadKeys, size, &operations).await
+}
+
 /// Carries everything out, one operation after the other, and says what each did.
 pub async fn measure<G: Ground>(ground: &G, dimension: Dimension, size: usize) -> Vec<(Operation, Work)> {
+    measure_each(ground, dimension, size, &Operation::ALL).await
+}
+
+async fn measure_each<G: Ground>(
+    ground: &G,
+    dimension: Dimension,
+    size: usize,
+    operations: &[Operation],
+) -> Vec<(Operation, Work)> {
     let mut walk = Walk::new(ground, dimension).await;
     if dimension == Dimension::Working {
         walk.begin_work(dimension.count(size)).await;
     }
     let mut all = Vec::new();
-    for operation in Operation::ALL {
+    for &operation in operations {
         if !operation.is_once() {
             walk.prepare(operation).await;
             // All operations together do not fit on the stack of a test.
@@ -466,6 +510,8 @@ pub async fn measure<G: Ground>(ground: &G, dimension: Dimension, size: usize) -
 
 #[cfg(test)]
 mod tests {
+    use pillarbox::store::{DEAD_HEADS_MAX, QUEUED_KEYS_MAX};
+
     use super::*;
 
     fn at(steps: u64) -> Work {
@@ -480,6 +526,16 @@ mod tests {
             assert!(judge(operation, Dimension::Due, at(100), at(most + 1)).is_some());
             let all = Dimension::Due.count(SMALL * FACTOR) as u64;
             assert!(all > most, "the ground has more that is due than a claim may count: {all}");
+        }
+    }
+
+    #[test]
+    fn beyond_the_limits_nothing_may_grow() {
+        let few = Dimension::DeadKeys.count(SMALL);
+        assert!(few > QUEUED_KEYS_MAX.max(DEAD_HEADS_MAX).max(WAITING_COUNTED), "{few} are beyond all limits");
+        let all = Dimension::DeadKeys.count(BEYOND) as u64;
+        for operation in Operation::ALL.into_iter().filter(|operation| *operation != Operation::Reset) {
+            assert!(judge(operation, Dimension::DeadKeys, at(100), at(100 + all)).is_some(), "{operation:?}");
         }
     }
 

@@ -4,19 +4,22 @@ use pillarbox::store::RangeSet;
 use pillarbox::{Delivery, Failure, NewEvent, Position, Timestamp};
 use pillarbox_sqlite::{SqliteStore, Transactional, accept, counted, publish};
 use pillarbox_testkit::growth::{
-    Dimension, EVENTS, FACTOR, Ground, OLD, OLD_AGE, OTHER_INSTANCE, PASSED_AGE, SEEDED, SMALL, TAIL, Work, create,
-    judge, measure,
+    BEYOND, Dimension, EVENTS, FACTOR, Ground, OLD, OLD_AGE, OTHER_INSTANCE, PASSED_AGE, SEEDED, SMALL, STEADY, TAIL,
+    Work, create, judge, judge_steady, measure, measure_beyond, measure_steady,
 };
 use rusqlite::Transaction;
+use tokio::sync::Mutex;
 
 use crate::fixture::Database;
 
 /// Steps of the virtual machine that count as one: about what one row takes to be looked at.
 const STEPS: u64 = 10;
 
+/// There is one count in a process.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
 struct Log {
-    /// Dropped with the value.
-    _database: Database,
+    database: Database,
     store: SqliteStore,
     transact: Transactional,
 }
@@ -27,6 +30,10 @@ impl Ground for Log {
 
     fn store(&self) -> &SqliteStore {
         &self.store
+    }
+
+    async fn another_store(&self) -> SqliteStore {
+        self.database.store()
     }
 
     fn transact(&self) -> &Transactional {
@@ -72,7 +79,7 @@ impl Log {
         database.execute(&values.iter().fold(sql, |sql, (name, value)| sql.replace(name, value)));
         counted::count(&database.path);
         let transact = Transactional::new(&database.path, handle).unwrap();
-        Log { store: database.store(), transact, _database: database }
+        Log { store: database.store(), transact, database }
     }
 }
 
@@ -137,95 +144,162 @@ const END: &str = "
 /// What makes a ground have more of something.
 fn grow(dimension: Dimension) -> &'static str {
     match dimension {
-        Dimension::Log => "
+        Dimension::Log => LOG,
+        Dimension::Records => RECORDS,
+        Dimension::Dead => DEAD,
+        Dimension::DeadHeads => DEAD_HEADS,
+        Dimension::DeadKeys => DEAD_KEYS,
+        Dimension::Delayed => DELAYED,
+        Dimension::Due => DUE,
+        Dimension::Waiting => WAITING,
+        Dimension::Pairs => PAIRS,
+        Dimension::Claims => CLAIMS,
+        Dimension::Working => WORKING,
+        Dimension::DeadRanges => DEAD_RANGES,
+        Dimension::Backlog => BACKLOG,
+        Dimension::Holes => HOLES,
+        Dimension::AboveHole => ABOVE_HOLE,
+        Dimension::Subscriptions => SUBSCRIPTIONS,
+    }
+}
+
+const LOG: &str = "
     insert into pillarbox_event (topic, key, type, payload, created_at)
     select 't', 'k' || g, 'y', '{}', $passed_at from number where g <= $n;
-    update pillarbox_cursor set floor = $events + $n",
-        Dimension::Records => "
+    update pillarbox_cursor set floor = $events + $n";
+
+const RECORDS: &str = "
     insert into pillarbox_progress (subscription, lane, epoch, floor_from, floor_to, started_at, ended_at)
     select s.id, 0, 1, g - 1, g, $now - 60000, $now - 60000 from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n;
     insert into pillarbox_skip (subscription, position, position_to, reason, at)
     select s.id, g, g, 'r', $now from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n;
     insert into pillarbox_inbox (consumer, id) select 'consumer', printf('%036d', g) from number where g <= $n;
     insert into pillarbox_dedup (topic, key, dedup_key, id, created_at)
-    select 't', 'once', g, printf('%036d', g), $now from number where g <= $n",
-        Dimension::Dead => "
+    select 't', 'once', g, printf('%036d', g), $now from number where g <= $n";
+
+const DEAD: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
     select s.id, g, 0, g, 'd' || g, 'dead', 3, $now, $now, $now from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n;
-    insert into pillarbox_event_kept select * from pillarbox_event where position <= $n",
-        Dimension::DeadHeads => "
+    insert into pillarbox_event_kept select * from pillarbox_event where position <= $n";
+
+const DEAD_HEADS: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
     select s.id, g, 0, g, 'd' || g, 'dead', 3, $now, $now, $now from pillarbox_subscription as s, number where s.name in ('queue', 'stream') and g <= $n;
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
     select s.id, 1000000 + g, 0, 1000000 + g, 'd' || g, 'pending', 0, $now, $now
-    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n",
-        Dimension::Delayed => "
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
+
+const DEAD_KEYS: &str = "
+    insert into pillarbox_event (topic, key, type, payload, created_at)
+    select 't', 'd' || g, 'y', '{}', $passed_at from number where g <= $n;
+    update pillarbox_cursor set floor = $events + $n;
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
+    select s.id, $events + g, 0, $events + g, 'd' || g, 'dead', 3, $now, $now, $now
+    from pillarbox_subscription as s, number where s.name in ('queue', 'stream') and g <= $n";
+
+const DELAYED: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
     select s.id, g, 0, g, 'd' || g, 'delayed', 0, $now + 86400000, $now
-    from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n",
-        Dimension::Due => "
+    from pillarbox_subscription as s, number where s.name <> 'held' and g <= $n";
+
+const DUE: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
     select s.id, 1000000 + g, 0, $events + g, 'one', 'delayed', 0, $now - 1000, $now
-    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n",
-        Dimension::Waiting => "
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
+
+const WAITING: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, ready_at)
     select s.id, g, 0, $events + g, 'one', 'pending', 0, $now, $now, case when g = 1 then $now end
-    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n",
-        Dimension::Pairs => "
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
+
+const PAIRS: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, ready_at)
     select s.id, g + 1000000 * t, 0, $events + 1000000 * t + g, 'p' || g, 'pending', 0, $now, $now,
         case when t = 0 then $now end
-    from pillarbox_subscription as s, (select 0 as t union all select 1), number where s.name = 'queue' and g <= $n",
-        Dimension::Claims => "
+    from pillarbox_subscription as s, (select 0 as t union all select 1), number where s.name = 'queue' and g <= $n";
+
+const CLAIMS: &str = "
     insert into pillarbox_instance (id, host, pid, version, started_at, beat_at, subscriptions)
     select $other, 'there', 1, '0', $now, $now + 86400000, '[' || id || ']' from pillarbox_subscription where name = 'queue';
     insert into pillarbox_delivery
         (subscription, position, lane, arrival, key, state, attempts, due_at, since, owner, claim, claimed_at)
     select s.id, g, 0, $events + g, 'o' || g, 'processing', 0, $now, $now, $other, g, $now
-    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n",
-        Dimension::Working => "
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
+
+const WORKING: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, state, attempts, due_at, since, ready_at)
     select s.id, g, 0, $events + g, 'pending', 0, $now, $now, $now - 3600000
-    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n",
-        Dimension::DeadRanges => "
+    from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
+
+const DEAD_RANGES: &str = "
     update sqlite_sequence set seq = $events + 3 * $n where name = 'pillarbox_event';
     insert into pillarbox_dead_range (low, high, closed_at)
     select $events + 3 * g, $events + 3 * g, $now from number where g <= $n;
-    update pillarbox_cursor set floor = $events + 3 * $n",
-        Dimension::Backlog => "
+    update pillarbox_cursor set floor = $events + 3 * $n";
+
+const BACKLOG: &str = "
     update pillarbox_cursor set floor = $first - $n
     where subscription = (select id from pillarbox_subscription where name = 'stream');
-    update pillarbox_subscription set paused = 1, paused_by = 'operator' where name = 'stream'",
-        Dimension::Holes => "
+    update pillarbox_subscription set paused = 1, paused_by = 'operator' where name = 'stream'";
+
+const HOLES: &str = "
     update pillarbox_cursor set floor = $first - 2 * $n, settled = '$settled'
-    where subscription = (select id from pillarbox_subscription where name = 'stream')",
-        Dimension::AboveHole => "
+    where subscription = (select id from pillarbox_subscription where name = 'stream')";
+
+const ABOVE_HOLE: &str = "
     update pillarbox_cursor set floor = $old + 8, settled = '$settled'
     where subscription = (select id from pillarbox_subscription where name = 'stream');
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at)
     select s.id, $old + 10 + g, 0, g, 'd' || g, 'dead', 3, $now, $now, $now
-    from pillarbox_subscription as s, number where s.name = 'stream' and g <= $n",
-        Dimension::Subscriptions => "
+    from pillarbox_subscription as s, number where s.name = 'stream' and g <= $n";
+
+const SUBSCRIPTIONS: &str = "
     insert into pillarbox_subscription
         (name, filter, mode, lanes, on_dead, retry, processing_timeout_ms, defined_by, created_at)
     select 'other ' || g, s.filter, 'stream', 1, s.on_dead, s.retry, s.processing_timeout_ms, s.defined_by, s.created_at
     from pillarbox_subscription as s, number where s.name = 'stream' and g <= $n;
     insert into pillarbox_cursor (subscription, lane, floor)
-    select id, 0, $events from pillarbox_subscription where name like 'other %'",
-    }
-}
+    select id, 0, $events from pillarbox_subscription where name like 'other %'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_operation_costs_more_than_is_promised_as_the_log_grows() {
+    let _alone = ALONE.lock().await;
     let mut broken = Vec::new();
     for dimension in Dimension::ALL {
-        // One after the other: there is one count in a process.
+        // One after the other: see [`ALONE`].
         let small = measure(&Log::new(dimension, SMALL).await, dimension, SMALL).await;
         let large = measure(&Log::new(dimension, SMALL * FACTOR).await, dimension, SMALL * FACTOR).await;
         for ((operation, small), (_, large)) in small.into_iter().zip(large) {
             eprintln!("{dimension:?} {operation:?} {small:?} {large:?}");
             broken.extend(judge(operation, dimension, small, large));
         }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_relay_does_costs_no_more_for_eighty_thousand_dead_keys_than_for_twenty_thousand() {
+    let _alone = ALONE.lock().await;
+    let dimension = Dimension::DeadKeys;
+    let small = measure_beyond(&Log::new(dimension, SMALL).await, SMALL).await;
+    let large = measure_beyond(&Log::new(dimension, BEYOND).await, BEYOND).await;
+    let mut broken = Vec::new();
+    for ((operation, small), (_, large)) in small.into_iter().zip(large) {
+        eprintln!("{dimension:?} {operation:?} {small:?} {large:?}");
+        broken.extend(judge(operation, dimension, small, large));
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_that_only_runs_does_no_more_as_the_log_grows() {
+    let _alone = ALONE.lock().await;
+    let mut broken = Vec::new();
+    for dimension in STEADY {
+        let small = measure_steady(&Log::new(dimension, SMALL).await, dimension).await;
+        let large = measure_steady(&Log::new(dimension, SMALL * FACTOR).await, dimension).await;
+        eprintln!("{dimension:?} {small:?} {large:?}");
+        broken.extend(judge_steady(dimension, small, large));
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }

@@ -110,6 +110,7 @@ impl<'a, G: Ground> Walk<'a, G> {
             | Operation::Sweep
             | Operation::Start
             | Operation::StartAtTime
+            | Operation::StartChanged
             | Operation::RecoverAll => self.relay(operation).await,
             Operation::TakeBack
             | Operation::RequeueOne
@@ -164,6 +165,7 @@ impl<'a, G: Ground> Walk<'a, G> {
             Operation::Sweep => self.recover(None, true).await,
             Operation::RecoverAll => self.recover(Some(OTHER_INSTANCE), false).await,
             Operation::StartAtTime => self.start_at_time().await,
+            Operation::StartChanged => self.start_changed().await,
             _ => self.start().await,
         }
     }
@@ -327,6 +329,15 @@ impl<'a, G: Ground> Walk<'a, G> {
         let name = format!("made-{}", self.made);
         let mut hello = hello(&[], self.dimension);
         hello.subscriptions = vec![Subscription { lanes: 1, start: near_the_end(), ..Subscription::new(name) }];
+        self.store.join(hello).await.map(drop)
+    }
+
+    /// The end of an instance, and the next one says another filter of the stream.
+    async fn start_changed(&mut self) -> Result<()> {
+        self.store.leave().await?;
+        self.made += 1;
+        let mut hello = hello(&[STREAM], self.dimension);
+        hello.subscriptions[0].filter.topics = vec![format!("t{}", self.made), "t".into()];
         self.store.join(hello).await.map(drop)
     }
 
