@@ -34,7 +34,7 @@ impl MemoryLog {
             incarnation: inner.incarnation,
             log_start: inner.log_start,
             horizon: inner.next - 1,
-            dead: inner.dead.clone(),
+            closed: inner.closed.clone(),
             lanes: inner.books_of(&inner.snapshot()),
             former_filters: inner.subscriptions.iter().map(|row| (row.name.clone(), row.formers.clone())).collect(),
         }
@@ -290,10 +290,10 @@ impl Inner {
             let wanted = |event: &Event| row.definition.filter.wants(event) && !received(event);
             let awaited: Vec<&Arc<Event>> =
                 self.rows.range(..=end).map(|(_, event)| event).filter(|event| wanted(event)).collect();
-            // What is not visible and not proven dead may come from whoever writes now.
+            // What is not visible and not proven to be closed may come from whoever writes now.
             let mut unknown: RangeSet = [1..=end].into_iter().collect();
             unknown.subtract(&self.rows.range(..=end).map(|(position, _)| *position..=*position).collect());
-            unknown.subtract(&self.dead);
+            unknown.subtract(&self.closed);
             let count = row.lanes.len() as u32;
             for (number, lane) in (0..).zip(&mut row.lanes).filter(|(_, lane)| lane.cursor.floor < end) {
                 let passed = row.formers.passed_by(number, count as usize);

@@ -56,7 +56,7 @@ impl Inner {
             former_filters: row.formers.clone(),
             settled_by: entry.map(by),
             before_start: lane.before_start.contains(event.position),
-            in_dead_range: self.dead.contains(event.position),
+            in_dead_range: self.closed.contains(event.position),
             delivery: lane.deliveries.get(&event.position).map(|found| self.delivery_record(row, lane, found)),
             skipped: lane.skipped.get(&event.position).cloned(),
         }

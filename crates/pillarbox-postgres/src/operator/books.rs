@@ -34,7 +34,7 @@ pub(super) async fn books(tx: &Transaction<'_>) -> Db<Books> {
         incarnation: snapshot.incarnation,
         log_start: snapshot.log_start,
         horizon: snapshot.horizon,
-        dead: by_lane(&dead)?.into_values().next().unwrap_or_default(),
+        closed: by_lane(&dead)?.into_values().next().unwrap_or_default(),
         lanes,
         former_filters: former_filters
             .iter()

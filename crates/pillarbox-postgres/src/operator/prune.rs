@@ -399,7 +399,7 @@ async fn expire_hold(
     Ok(())
 }
 
-/// Positions that may yet become visible: not proven dead, and not settled by every lane. They are given up by number.
+/// Positions that may yet become visible: not proven to be closed, and not settled by every lane. They are given up by number.
 async fn unknown(
     tx: &Transaction<'_>,
     subscription: &SubscriptionRow,

@@ -44,7 +44,7 @@ impl Looked {
     }
 }
 
-/// Looks for events at positions that were proven dead: a premise was broken, for instance by an insert that named its
+/// Looks for events at positions that were closed: a premise was broken, for instance by an insert that named its
 /// position. Goes on where the last run has stopped, from the newest ranges to the oldest and over again. Reads without a lock.
 pub(super) async fn look(session: &Session, upkeep: &Upkeep) -> Db<Looked> {
     let below = upkeep.dead_looked_at.load(Ordering::Relaxed);
@@ -85,7 +85,7 @@ pub(super) async fn deliver_risen(tx: &Transaction<'_>, suspects: &Suspects, key
     tracing::error!(
         events = risen.count(),
         positions = %risen,
-        "events appeared at positions that were taken for dead and are delivered late; nobody may insert a position"
+        "events appeared at positions that were closed and are delivered late; nobody may insert a position"
     );
     Ok(risen.count())
 }

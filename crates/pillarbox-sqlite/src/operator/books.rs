@@ -23,7 +23,7 @@ pub(super) fn books(tx: &Connection, desk: &Desk) -> Db<Books> {
         incarnation: snapshot.incarnation,
         log_start: snapshot.log_start,
         horizon: snapshot.horizon,
-        dead: ranges(tx, sql!(dead_range, "ranges"), params![])?,
+        closed: ranges(tx, sql!(dead_range, "ranges"), params![])?,
         lanes,
         former_filters: former_filters.collect::<Db<_>>()?,
     })

@@ -14,7 +14,7 @@ use crate::queue::promote;
 /// How many are looked after at once; the next run finds the others.
 const RISEN_MAX: i64 = 1000;
 
-/// Looks for events at positions that were proven dead: a premise was broken, for instance by an insert that named its
+/// Looks for events at positions that were closed: a premise was broken, for instance by an insert that named its
 /// position. They are delivered late, with an alarm, and are dead no more.
 pub(super) fn deliver_risen(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<()> {
     let mut statement = tx.prepare_cached(sql!(dead_range, "risen"))?;
@@ -36,7 +36,7 @@ pub(super) fn deliver_risen(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<()>
     tracing::error!(
         events = risen.count(),
         positions = %risen,
-        "events appeared at positions that were taken for dead and are delivered late; nobody may insert a position"
+        "events appeared at positions that were closed and are delivered late; nobody may insert a position"
     );
     Ok(())
 }

@@ -1,4 +1,4 @@
--- Positions that were proven dead.
+-- Positions that are proven to be closed.
 
 -- name: put
 insert into pillarbox_dead_range (low, high, closed_at) values (?1, ?2, ?3)
