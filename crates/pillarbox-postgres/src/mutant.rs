@@ -199,7 +199,7 @@ pub(crate) async fn settle(
     laboratory.call(SETTLE_STEPS + 2).await;
     write_cursors(session, &statements, &settlement.lanes).await?;
     laboratory.call(SETTLE_STEPS + 3).await;
-    close_dead(session, &statements, &settlement.dead).await?;
+    close_dead(session, &statements, &settlement.closed).await?;
     session.batch_execute(sql!(session, "commit")).await?;
     Ok(answers)
 }

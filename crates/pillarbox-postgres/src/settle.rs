@@ -45,7 +45,7 @@ pub(crate) async fn settle(session: &Session, settlement: &Settlement, me: Optio
             write_deliveries(client, &statements, lanes),
             queue::put(client, &statements.queue, lanes, me),
             write_cursors(client, &statements, lanes),
-            close_dead(client, &statements, &settlement.dead),
+            close_dead(client, &statements, &settlement.closed),
             announce_release(client, lanes),
             command(client, sql!(session, "commit")),
         )

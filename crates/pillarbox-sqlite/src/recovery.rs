@@ -52,7 +52,7 @@ impl Writer {
 
 /// Why a claim is recovered, if it is.
 fn cause(request: &RecoverRequest, me: InstanceId, held: &Held, now: Timestamp) -> Option<RecoveryCause> {
-    let named = request.dead.iter().find(|(dead, ..)| *dead == held.owner);
+    let named = request.ended.iter().find(|(dead, ..)| *dead == held.owner);
     if let Some((_, cause, beat)) = named {
         let lives =
             *cause == RecoveryCause::Lease && held.beat.is_some_and(|(now, _)| beat.is_some_and(|then| now != then));

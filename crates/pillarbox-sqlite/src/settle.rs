@@ -27,7 +27,7 @@ impl Writer {
                 claimable |= written && put_queued(tx, me, lane.lane, &queue)?;
                 answers.push(written);
             }
-            close_dead(tx, &settlement.dead)?;
+            close_dead(tx, &settlement.closed)?;
             let released = settlement.lanes.iter().zip(&answers).any(|(lane, written)| lane.release && *written);
             let revision = released.then(|| raise_revision(tx)).transpose()?;
             Ok((answers, revision, claimable.then(|| raise_queue_revision(tx)).transpose()?))

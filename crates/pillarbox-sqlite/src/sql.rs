@@ -36,7 +36,7 @@ mod tests {
         ("diagnosis deliveries_without_event", "doctor checks every delivery"),
         ("diagnosis events_in_dead_ranges", "doctor checks every dead range; SQLite leaves hardly any"),
         ("dead_range ranges", "an audit reads all of them"),
-        ("dead_range risen", "the ranges that were proven dead; SQLite leaves hardly any"),
+        ("dead_range risen", "the ranges that are closed; SQLite leaves hardly any"),
         ("event count", "of a log with so few positions that status may count them"),
         ("event kept_count", "counts up to a limit"),
         ("event odd_ids", "doctor checks every id"),
@@ -44,7 +44,7 @@ mod tests {
         ("home cut_dead_ranges", "an adopted log is looked through once"),
         ("home deliver_nothing", "a log that is declared fresh is emptied of deliveries"),
         ("home reset", "empties everything"),
-        ("retention prune_dead_ranges", "the ranges that were proven dead; SQLite leaves hardly any"),
+        ("retention prune_dead_ranges", "the ranges that are closed; SQLite leaves hardly any"),
     ];
 
     #[test]

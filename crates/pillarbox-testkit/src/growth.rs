@@ -97,7 +97,7 @@ pub enum Dimension {
     Claims,
     /// Deliveries of the queue that the instance itself works on.
     Working,
-    /// Gaps of the log that were proven dead.
+    /// Gaps of the log that are closed.
     DeadRanges,
     /// Events that the stream, which is paused, has not read.
     Backlog,
@@ -354,7 +354,7 @@ pub fn allowed(operation: Operation, dimension: Dimension) -> Growth {
         (RecoverNothing | Sweep | Relane, Claims | Working) | (TakeBack, Claims) => Growth::Read,
         // What it takes back, and what an instance gives back when it ends.
         (TakeBack | Start | StartAtTime, Working) => Growth::Written,
-        // What it takes from the dead.
+        // What it takes from ended instances.
         (RecoverAll, Claims) => Growth::Written,
         // Rows in line are counted one by one, each with its state, and the oldest is looked for.
         (Status, Waiting | Pairs | DeadHeads | Claims | Working) => Growth::Read,

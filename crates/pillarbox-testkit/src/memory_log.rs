@@ -100,7 +100,7 @@ pub(crate) struct Inner {
     /// Copies of pruned rows that deliveries still need.
     pub(crate) kept: BTreeMap<Position, Arc<Event>>,
     pub(crate) log_start: Position,
-    pub(crate) dead: RangeSet,
+    pub(crate) closed: RangeSet,
     /// What the log demands of retention, whatever a call asks for.
     pub(crate) retention: StoredRetention,
     transactions: BTreeMap<Tx, Transaction>,
@@ -179,7 +179,7 @@ impl MemoryLog {
             retention: StoredRetention { keep_ms: 0, dead_ms: 0, inbox_ms: 0 },
             kept: BTreeMap::new(),
             log_start: 1,
-            dead: RangeSet::new(),
+            closed: RangeSet::new(),
             transactions: BTreeMap::new(),
             tx_next: 1,
             instances: BTreeMap::new(),
@@ -574,7 +574,7 @@ impl Inner {
         self.unflushed.clear();
         self.kept.clear();
         self.transactions.clear();
-        self.dead = RangeSet::new();
+        self.closed = RangeSet::new();
         self.recovery_at = None;
         let floor = self.next - 1;
         (self.log_start, self.flushed_to) = (self.next, floor);
@@ -859,7 +859,7 @@ impl Inner {
             self.refuse_existing(settlement)?;
         }
         self.flush();
-        self.dead.union(&settlement.dead);
+        self.closed.union(&settlement.closed);
         let mut settled = Vec::with_capacity(settlement.lanes.len());
         for write in &settlement.lanes {
             let owns = |lane: &&mut Lane| lane.epoch == write.epoch && lane.owner == Some(instance);
@@ -985,7 +985,7 @@ fn buried(instance: InstanceId) -> Error {
     Error::new(
         ErrorKind::Ended,
         format!(
-            "instance {} was taken for dead and its lanes have other owners; join again under a new id",
+            "instance {} was taken to have ended and its lanes have other owners; join again under a new id",
             instance.0
         ),
     )

@@ -153,7 +153,7 @@ impl Operator for MemoryStore {
         let durability = Check { name: "durability".to_owned(), level: Level::Warning, finding, fix: None };
         let inner = self.log().inner();
         let snapshot = inner.snapshot();
-        let risen = inner.rows.keys().filter(|position| inner.dead.contains(**position)).count();
+        let risen = inner.rows.keys().filter(|position| inner.closed.contains(**position)).count();
         Ok(vec![
             durability,
             Check::dead_ranges(risen as i64),
@@ -267,20 +267,20 @@ impl Inner {
         pruned
     }
 
-    /// Delivers late what has appeared at positions that were proven dead.
+    /// Delivers late what has appeared at positions that were closed.
     fn deliver_risen(&mut self) {
-        if self.dead.is_empty() || !self.locked().is_empty() {
+        if self.closed.is_empty() || !self.locked().is_empty() {
             return;
         }
-        let is_dead = |event: &&Arc<Event>| self.dead.contains(event.position);
-        let found: Vec<Arc<Event>> = self.rows.values().filter(is_dead).take(RISEN_MAX as usize).cloned().collect();
+        let is_closed = |event: &&Arc<Event>| self.closed.contains(event.position);
+        let found: Vec<Arc<Event>> = self.rows.values().filter(is_closed).take(RISEN_MAX as usize).cloned().collect();
         let (snapshot, mut risen) = (self.snapshot(), RangeSet::new());
         for event in &found {
             for row in &mut self.subscriptions {
                 let Some(of) = snapshot.subscriptions.iter().find(|of| of.id == row.id) else { continue };
                 row.deliver_late(of, &backlog_row(event), snapshot.now);
             }
-            self.dead.remove(event.position);
+            self.closed.remove(event.position);
             risen.insert(event.position);
         }
         if !risen.is_empty() {
@@ -291,14 +291,14 @@ impl Inner {
     /// Moves subscriptions on whose hold is over for some of what they have not settled, and records what they lose.
     fn expire_holds(&mut self, keep: Duration, slice: usize, pruned: &mut Pruned) {
         let (snapshot, locked) = (self.snapshot(), self.locked());
-        let Inner { rows, subscriptions, dead, options, now, .. } = self;
+        let Inner { rows, subscriptions, closed, options, now, .. } = self;
         for row in subscriptions.iter_mut().filter(|row| !locked.contains(&row.id)) {
             let Some(of) = snapshot.subscriptions.iter().find(|of| of.id == row.id) else { continue };
             let Some(mut hold) = ExpiringHold::new(of, &row.formers, keep, *now) else { continue };
             let next = rows.range(of.floor() + 1..).take(slice);
             next.take_while(|(_, event)| hold.take(&backlog_row(event))).for_each(drop);
-            // What is not visible and not proven dead may come from whoever writes now.
-            let unknown = hold.unknown(dead);
+            // What is not visible and not closed may come from whoever writes now.
+            let unknown = hold.unknown(closed);
             let mut left_out = BTreeMap::new();
             for lane in hold.lanes() {
                 let jump = hold.jump(lane, &row.lanes[lane.lane as usize].positions());

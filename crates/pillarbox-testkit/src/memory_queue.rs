@@ -149,7 +149,7 @@ impl Inner {
         let beats = self.beats();
         let recovered = self.recover_where(|row, held| {
             let beat = beats.get(&held.owner);
-            let dead = request.dead.iter().filter(|(owner, ..)| *owner == held.owner).find(|(_, cause, seen)| {
+            let dead = request.ended.iter().filter(|(owner, ..)| *owner == held.owner).find(|(_, cause, seen)| {
                 let moved = seen.is_some_and(|seen| beat.is_some_and(|(beat, _)| *beat != seen));
                 *cause != RecoveryCause::Lease || !moved || broken == Some(Broken::RecoverFromTheLiving)
             });

@@ -54,7 +54,7 @@ impl Inner {
             former_filters: row.formers.clone(),
             settled_by: entry.map(by),
             before_start: lane.before_start.contains(event.position),
-            in_dead_range: self.dead.contains(event.position),
+            in_dead_range: self.closed.contains(event.position),
             delivery: lane.deliveries.get(&event.position).map(|found| self.delivery_record(row, lane, found)),
             skipped: lane.skipped.get(&event.position).cloned(),
         }
@@ -152,7 +152,7 @@ impl Inner {
 
     /// What the log has recorded.
     pub(crate) fn ledger(&self) -> Ledger {
-        let mut ledger = Ledger { dead: self.dead.clone(), ..Ledger::default() };
+        let mut ledger = Ledger { closed: self.closed.clone(), ..Ledger::default() };
         for row in &self.subscriptions {
             ledger.former_filters.insert(row.id, row.formers.clone());
             for (number, lane) in (0..).zip(&row.lanes) {

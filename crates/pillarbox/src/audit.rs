@@ -159,7 +159,7 @@ impl Auditor {
             let book = lanes.get(lane).and_then(|book| self.books.lanes.get(*book));
             let former = self.books.former_filters.get(&audit.subscription);
             let verdict = book.filter(|_| in_range).and_then(|book| {
-                let in_dead_range = self.books.dead.contains(event.position);
+                let in_dead_range = self.books.closed.contains(event.position);
                 verdict(book, former, in_dead_range, event, audit)
             });
             if let Some(verdict) = verdict {
@@ -424,8 +424,8 @@ mod tests {
             deliveries: RangeSet::new(),
             skipped: RangeSet::new(),
         };
-        let dead = RangeSet::new();
-        Books { incarnation: 1, log_start: 1, horizon: 15, dead, lanes: vec![lane], former_filters: HashMap::new() }
+        let closed = RangeSet::new();
+        Books { incarnation: 1, log_start: 1, horizon: 15, closed, lanes: vec![lane], former_filters: HashMap::new() }
     }
 
     fn audit(books: Books) -> SubscriptionAudit {
@@ -510,7 +510,7 @@ mod tests {
     #[test]
     fn a_visible_event_in_a_dead_range_is_missing_unless_it_is_on_its_way() {
         let mut books = books();
-        books.dead = ranges("5-6");
+        books.closed = ranges("5-6");
         books.lanes[0].deliveries = ranges("6");
         let audit = audit(books);
         let missing = Missing { id: id(5), position: 5, reason: MissingReason::InDeadRange };

@@ -31,7 +31,7 @@ struct Stretch {
 }
 
 impl Grace {
-    /// Takes the horizon and writers of a poll into account. Call it before [`Grace::dead`] for the scans of that poll.
+    /// Takes the horizon and writers of a poll into account. Call it before [`Grace::closed`] for the scans of that poll.
     pub fn observe(&mut self, page: &Page) {
         let Some(seen) = &page.writers else { return };
         if self.session != page.session || page.clock < self.clock {
@@ -67,12 +67,12 @@ impl Grace {
 
     /// The positions that this scan proves to be closed. A full page proves nothing beyond its last position, and no
     /// position below `log_start` is ever closed: retention removed it.
-    pub fn dead(&self, scan: &Scan, log_start: Position) -> RangeSet {
+    pub fn closed(&self, scan: &Scan, log_start: Position) -> RangeSet {
         let low = (scan.after + 1).max(log_start);
         let high = scan.covered_to.min(self.proven.last().unwrap_or(0));
-        let mut dead = scan.visible.missing(low, high);
-        dead.subtract(&self.proven.missing(low, high));
-        dead
+        let mut closed = scan.visible.missing(low, high);
+        closed.subtract(&self.proven.missing(low, high));
+        closed
     }
 }
 
@@ -84,27 +84,27 @@ mod tests {
         Page { horizon, writers: Some(writers.iter().copied().map(Writer).collect()), ..Page::default() }
     }
 
-    fn dead(grace: &Grace, visible: &[Position], covered_to: Position) -> String {
+    fn closed(grace: &Grace, visible: &[Position], covered_to: Position) -> String {
         let visible = visible.iter().map(|&position| position..=position).collect();
-        grace.dead(&Scan { after: 0, covered_to, visible, events: Vec::new() }, 1).to_string()
+        grace.closed(&Scan { after: 0, covered_to, visible, events: Vec::new() }, 1).to_string()
     }
 
     #[test]
-    fn without_writers_a_gap_is_dead_at_once() {
+    fn without_writers_a_gap_is_closed_at_once() {
         let mut grace = Grace::default();
         grace.observe(&page(3, &[]));
-        assert_eq!(dead(&grace, &[1, 3], 3), "2");
+        assert_eq!(closed(&grace, &[1, 3], 3), "2");
     }
 
     #[test]
     fn a_gap_waits_for_the_writers_seen_with_it_and_for_no_others() {
         let mut grace = Grace::default();
         grace.observe(&page(3, &[7, 8]));
-        assert_eq!(dead(&grace, &[1, 3], 3), "");
+        assert_eq!(closed(&grace, &[1, 3], 3), "");
         grace.observe(&page(5, &[8, 9]));
-        assert_eq!(dead(&grace, &[1, 3], 5), "");
+        assert_eq!(closed(&grace, &[1, 3], 5), "");
         grace.observe(&page(6, &[9]));
-        assert_eq!(dead(&grace, &[1, 3], 6), "2", "8 has ended; 9 began later");
+        assert_eq!(closed(&grace, &[1, 3], 6), "2", "8 has ended; 9 began later");
     }
 
     #[test]
@@ -112,11 +112,11 @@ mod tests {
         let mut grace = Grace::default();
         grace.observe(&page(3, &[7]));
         grace.observe(&Page { session: 1, ..page(5, &[9]) });
-        assert_eq!(dead(&grace, &[1, 3], 3), "", "9 may be what was 7");
+        assert_eq!(closed(&grace, &[1, 3], 3), "", "9 may be what was 7");
         grace.observe(&Page { session: 1, writers: None, ..page(6, &[]) });
-        assert_eq!(dead(&grace, &[1, 3], 3), "", "nobody looked");
+        assert_eq!(closed(&grace, &[1, 3], 3), "", "nobody looked");
         grace.observe(&Page { session: 1, ..page(6, &[]) });
-        assert_eq!(dead(&grace, &[1, 3], 3), "2");
+        assert_eq!(closed(&grace, &[1, 3], 3), "2");
     }
 
     #[test]
@@ -124,22 +124,22 @@ mod tests {
         let mut grace = Grace::default();
         let idle = vec![(Writer(7), 5)];
         grace.observe(&Page { clock: 10, ..page(3, &[7]) });
-        assert_eq!(dead(&grace, &[1, 3], 3), "", "2 may be 7's");
+        assert_eq!(closed(&grace, &[1, 3], 3), "", "2 may be 7's");
         grace.observe(&Page { clock: 20, idle: idle.clone(), ..page(6, &[7, 8]) });
-        assert_eq!(dead(&grace, &[1, 3, 6], 6), "", "4 and 5 may be 8's");
+        assert_eq!(closed(&grace, &[1, 3, 6], 6), "", "4 and 5 may be 8's");
         grace.observe(&Page { clock: 30, idle: idle.clone(), ..page(6, &[7]) });
         assert_eq!(
-            dead(&grace, &[1, 3, 6], 6),
+            closed(&grace, &[1, 3, 6], 6),
             "4-5",
             "7 has been idle since before 4 was drawn, and 2 may still be its own"
         );
         let woken = Page { clock: 40, idle: vec![(Writer(7), 31)], ..page(9, &[7]) };
         grace.observe(&woken);
-        assert_eq!(dead(&grace, &[1, 3, 6, 9], 9), "4-5", "it was at work when 7 and 8 were drawn");
+        assert_eq!(closed(&grace, &[1, 3, 6, 9], 9), "4-5", "it was at work when 7 and 8 were drawn");
         grace.observe(&Page { clock: 35, ..page(9, &[7]) });
-        assert_eq!(dead(&grace, &[1, 3, 6, 9], 9), "", "a clock that was set back proves nothing");
+        assert_eq!(closed(&grace, &[1, 3, 6, 9], 9), "", "a clock that was set back proves nothing");
         grace.observe(&Page { clock: 50, ..page(9, &[]) });
-        assert_eq!(dead(&grace, &[1, 3, 6, 9], 9), "2,4-5,7-8", "it has ended");
+        assert_eq!(closed(&grace, &[1, 3, 6, 9], 9), "2,4-5,7-8", "it has ended");
     }
 
     #[test]
@@ -152,14 +152,14 @@ mod tests {
         let writers: usize = grace.open.iter().map(|stretch| stretch.writers.len()).sum();
         assert!(writers <= 2 * STRETCHES_MAX, "one that stays is noted once: {writers}");
         grace.observe(&page(201, &[]));
-        assert_eq!(dead(&grace, &[201], 201), "1-200");
+        assert_eq!(closed(&grace, &[201], 201), "1-200");
     }
 
     #[test]
     fn a_full_page_proves_nothing_beyond_its_last_position() {
         let mut grace = Grace::default();
         grace.observe(&page(9, &[]));
-        assert_eq!(dead(&grace, &[1, 3], 3), "2");
+        assert_eq!(closed(&grace, &[1, 3], 3), "2");
     }
 
     #[test]
@@ -167,6 +167,6 @@ mod tests {
         let mut grace = Grace::default();
         grace.observe(&page(9, &[]));
         let scan = Scan { after: 0, covered_to: 9, visible: RangeSet::new(), events: Vec::new() };
-        assert_eq!(grace.dead(&scan, 6).to_string(), "6-9");
+        assert_eq!(grace.closed(&scan, 6).to_string(), "6-9");
     }
 }

@@ -613,7 +613,7 @@ pub struct Books {
     /// The highest position when the ledger was read.
     pub horizon: Position,
     /// The closed positions.
-    pub dead: RangeSet,
+    pub closed: RangeSet,
     /// The ledger of each lane.
     pub lanes: Vec<LaneBook>,
     /// The former filters, by subscription name.

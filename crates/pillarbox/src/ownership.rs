@@ -25,9 +25,9 @@ pub(crate) struct Ownership {
     beats: HashMap<InstanceId, (i64, Duration)>,
     /// Instances that have beaten since this one first saw them.
     beating: HashSet<InstanceId>,
-    /// When each owner that is dead was first seen to be.
-    dead_since: HashMap<InstanceId, Duration>,
-    /// When the first of the living is dead unless it beats.
+    /// When each owner that has ended was first seen to be.
+    ended_since: HashMap<InstanceId, Duration>,
+    /// When the first of the living counts as ended unless it beats.
     lease_end: Option<Duration>,
 }
 
@@ -45,8 +45,8 @@ pub(crate) struct Plan {
     pub(crate) take: Vec<Take>,
     /// Own lanes that another instance should have.
     pub(crate) release: Vec<LaneRef>,
-    /// Instances that are dead, why, and if it was their lease, at which beat.
-    pub(crate) dead: Vec<(InstanceId, RecoveryCause, Option<i64>)>,
+    /// Instances that have ended, why, and if it was their lease, at which beat.
+    pub(crate) ended: Vec<(InstanceId, RecoveryCause, Option<i64>)>,
 }
 
 impl Ownership {
@@ -58,7 +58,7 @@ impl Ownership {
             features,
             beats: HashMap::new(),
             beating: HashSet::new(),
-            dead_since: HashMap::new(),
+            ended_since: HashMap::new(),
             lease_end: None,
         }
     }
@@ -87,9 +87,9 @@ impl Ownership {
         for (instance, cause) in &deaths {
             let Some(cause) = *cause else { continue };
             let beat = self.beats.get(instance).map(|seen| seen.0).filter(|_| cause == TakeCause::Lease);
-            plan.dead.push((*instance, cause.into(), beat));
+            plan.ended.push((*instance, cause.into(), beat));
         }
-        plan.dead.sort_by_key(|entry| entry.0);
+        plan.ended.sort_by_key(|entry| entry.0);
         let running: HashSet<&SubscriptionId> = running.iter().collect();
         let runs: HashSet<(InstanceId, SubscriptionId)> = fleet
             .instances
@@ -146,7 +146,7 @@ impl Ownership {
         };
         // An owner without a row has left, or was removed by another.
         let cause = deaths.get(&owner).copied().unwrap_or(Some(TakeCause::Lock))?;
-        let since = self.dead_since.get(&owner).copied().unwrap_or(now);
+        let since = self.ended_since.get(&owner).copied().unwrap_or(now);
         (now >= since + seize_wait(view.takeovers)).then_some(cause)
     }
 
@@ -157,9 +157,9 @@ impl Ownership {
 
     fn note_deaths(&mut self, fleet: &Fleet, deaths: &HashMap<InstanceId, Option<TakeCause>>, now: Duration) {
         let owners = fleet.lanes.iter().filter_map(|view| view.owner).filter(|owner| *owner != self.me);
-        let dead: HashSet<InstanceId> = owners.filter(|owner| deaths.get(owner).is_none_or(Option::is_some)).collect();
-        self.dead_since.retain(|id, _| dead.contains(id));
-        dead.into_iter().for_each(|id| _ = self.dead_since.entry(id).or_insert(now));
+        let ended: HashSet<InstanceId> = owners.filter(|owner| deaths.get(owner).is_none_or(Option::is_some)).collect();
+        self.ended_since.retain(|id, _| ended.contains(id));
+        ended.into_iter().for_each(|id| _ = self.ended_since.entry(id).or_insert(now));
     }
 
     fn note_beats(&mut self, fleet: &Fleet, now: Duration) {
@@ -351,7 +351,7 @@ mod tests {
             if wait > 0 {
                 assert_eq!(at(&view, first + wait * 1000 - 1), 0, "{takeovers}");
             }
-            assert_eq!(at(&view, first + wait * 1000), 2, "{takeovers}: dead, or without a row");
+            assert_eq!(at(&view, first + wait * 1000), 2, "{takeovers}: ended, or without a row");
             view.lanes.iter_mut().for_each(|lane| lane.owner = None);
             assert_eq!(at(&view, first), 2, "nobody died here");
         }

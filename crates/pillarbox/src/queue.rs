@@ -148,7 +148,7 @@ pub struct Failed {
 pub struct RecoverRequest {
     /// Instances that were found to have ended, the evidence, and for [`RecoveryCause::Lease`] the last observed beat:
     /// an instance that has beaten since keeps its claims.
-    pub dead: Vec<(InstanceId, RecoveryCause, Option<i64>)>,
+    pub ended: Vec<(InstanceId, RecoveryCause, Option<i64>)>,
     /// Whether to recover also every claim whose owner no longer has a row, and every claim whose owner has given no
     /// sign of life for the `processing_timeout` of the subscription, by the database's clock.
     pub sweep: bool,

@@ -470,7 +470,7 @@ pub struct Settlement {
     /// At most one write per lane, in lane order.
     pub lanes: Vec<LaneWrite>,
     /// Positions that are proven to be closed, for `dead_range`.
-    pub dead: RangeSet,
+    pub closed: RangeSet,
 }
 
 /// One lane's part of a settlement.

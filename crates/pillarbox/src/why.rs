@@ -182,7 +182,7 @@ impl Facts<'_> {
             return self.not_matched();
         }
         if fate.in_dead_range {
-            let message = format!("position {position} had been closed as dead before the event appeared there");
+            let message = format!("position {position} had been closed before the event appeared there");
             return (Cause::InDeadRange, message, Some("pillarbox audit; then `pillarbox rewind` its key".to_owned()));
         }
         // Before `before_start`: no rewind brings back what the log does not hold any more.

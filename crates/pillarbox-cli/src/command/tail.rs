@@ -142,7 +142,7 @@ async fn open_holes(store: &Log, log: &LogStatus, to: Position) -> Result<RangeS
         let page = store.poll(&blind(log.horizon, SEARCH_POSITIONS)).await?;
         grace.observe(&page);
         let scan = Scan { covered_to: to, ..Scan::default() };
-        if grace.dead(&scan, 1).contains(to) || to <= 0 {
+        if grace.closed(&scan, 1).contains(to) || to <= 0 {
             return Ok(RangeSet::new());
         }
         if Instant::now() > deadline {
@@ -157,7 +157,7 @@ async fn open_holes(store: &Log, log: &LogStatus, to: Position) -> Result<RangeS
         let Some(scan) = page.scans.first().filter(|scan| scan.covered_to > after) else { break };
         let end = scan.covered_to.min(to);
         holes.union(&scan.visible.missing((after + 1).max(page.log_start), end));
-        holes.subtract(&grace.dead(scan, page.log_start));
+        holes.subtract(&grace.closed(scan, page.log_start));
         after = end;
     }
     Ok(holes)
@@ -258,7 +258,7 @@ impl Tail<'_> {
         for scan in &page.scans {
             // What was shown, what never will be, and what retention took: the floor stays below everything else.
             let mut known = scan.visible.clone();
-            known.union(&self.grace.dead(scan, page.log_start));
+            known.union(&self.grace.closed(scan, page.log_start));
             known.insert_range(scan.after + 1, scan.covered_to.min(page.log_start - 1));
             let mut from = scan.after;
             for event in &scan.events {

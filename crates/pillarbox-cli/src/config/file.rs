@@ -451,7 +451,7 @@ impl SubscriptionSettings {
         if self.processing_timeout < PROCESSING_TIMEOUT_MIN {
             let what = match self.mode {
                 Mode::Stream => "every delivery would be cancelled before its receiver could answer",
-                Mode::Queue => "processes that are well would be taken for dead",
+                Mode::Queue => "processes that are well would be taken to have ended",
             };
             let (given, least) = (duration::format(self.processing_timeout), duration::format(PROCESSING_TIMEOUT_MIN));
             let message = format!("\"{given}\" is too short: {what}; write at least \"{least}\"");

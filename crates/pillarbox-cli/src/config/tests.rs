@@ -192,7 +192,7 @@ fn a_relay_gives_three_signs_of_life_before_it_could_be_taken_for_dead() {
 #[test]
 fn times_that_no_delivery_could_keep_to_are_refused_with_what_to_do() {
     for (text, parts) in [
-        (queue("processing_timeout = \"999ms\"\n"), ["subscription 'q'", "taken for dead; write at least \"1s\""]),
+        (queue("processing_timeout = \"999ms\"\n"), ["subscription 'q'", "taken to have ended; write at least \"1s\""]),
         (
             queue("processing_timeout = \"0ms\"\n").replace("queue", "stream"),
             ["processing_timeout: \"0ms\"", "cancelled before its receiver could answer; write at least \"1s\""],

@@ -14,7 +14,7 @@ use crate::ownership::record_progress;
 pub(super) async fn books(tx: &Transaction<'_>) -> Db<Books> {
     let snapshot = load_snapshot(tx).await?;
     let lanes = ledgers(tx, None).await?;
-    let (skipped, deliveries, dead) = tokio::try_join!(
+    let (skipped, deliveries, closed) = tokio::try_join!(
         tx.query_typed(sql!(skip, "ranges"), &[]),
         tx.query_typed(sql!(delivery, "ranges"), &[]),
         tx.query_typed(sql!(dead_range, "ranges"), &[]),
@@ -27,7 +27,7 @@ pub(super) async fn books(tx: &Transaction<'_>) -> Db<Books> {
         lanes,
         deliveries: by_lane(&deliveries)?,
         skipped: by_lane(&skipped)?.into_iter().map(|((id, _), ranges)| (id, ranges)).collect(),
-        dead: by_lane(&dead)?.into_values().next().unwrap_or_default(),
+        closed: by_lane(&closed)?.into_values().next().unwrap_or_default(),
         former_filters: former_filters.collect::<Db<_>>()?,
     }))
 }

@@ -124,7 +124,7 @@ pub(super) async fn alarms(tx: &Transaction<'_>) -> Db<Vec<String>> {
     Ok(holders.iter().map(|holder| format!("{}; end it with {}", holder.of_snapshot(), holder.end())).collect())
 }
 
-/// The positions that are drawn and neither visible nor dead: events that may still be committed.
+/// The positions that are drawn and neither visible nor closed: events that may still be committed.
 pub(super) async fn holes(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<Option<String>> {
     let floors = snapshot.subscriptions.iter().map(SubscriptionRow::floor);
     let lowest = floors.min().unwrap_or(0).max(snapshot.log_start - 1);

@@ -55,7 +55,8 @@ fn primary(row: &Row) -> Db<Check> {
         true => Check::bad(
             "primary",
             Level::Failed,
-            "this server is a standby, which does not see who is writing: committed events would be taken for dead",
+            "this server is a standby, which does not see who is writing: positions whose events are yet to be committed would be \
+             closed",
             "name the primary in the URL (with several hosts: `target_session_attrs=read-write`), or promote this server first",
         ),
     })
@@ -115,9 +116,7 @@ fn sequence(row: &Row) -> Db<Check> {
     let wrong = match (cache, increment, cycle) {
         (Some(1), Some(1), Some(false)) => return Ok(Check::ok(NAME, "increment 1, cache 1, no cycle")),
         (Some(cache), Some(1), Some(false)) => (
-            format!(
-                "cache is {cache}: a session draws positions before it locks the table, and they would be taken for dead"
-            ),
+            format!("cache is {cache}: a session draws positions before it locks the table, and they would be closed"),
             alter("cache 1, and let the sessions that have used it end"),
         ),
         (_, Some(increment), Some(false)) => (format!("positions go up by {increment}"), alter("increment by 1")),
@@ -126,7 +125,7 @@ fn sequence(row: &Row) -> Db<Check> {
     Ok(Check::bad(NAME, Level::Failed, wrong.0, wrong.1))
 }
 
-/// What row security hides from the reader would be taken for dead.
+/// What row security hides from the reader would be closed.
 fn rows(row: &Row) -> Db<Check> {
     let schema: &str = row.try_get("schema")?;
     Ok(match row.try_get("hides_rows")? {
@@ -134,7 +133,7 @@ fn rows(row: &Row) -> Db<Check> {
         true => Check::bad(
             "row security",
             Level::Failed,
-            "row security hides events from this role: they would be taken for dead",
+            "row security hides events from this role: their positions would be closed",
             format!("run `alter table {schema}.event disable row level security`, or give this role BYPASSRLS"),
         ),
     })

@@ -37,7 +37,7 @@ impl Looked {
     }
 }
 
-/// Looks for events at positions that were proven dead: a premise was broken, for instance by an insert that named its
+/// Looks for events at positions that were closed: a premise was broken, for instance by an insert that named its
 /// position. Goes on where the last run has stopped, from the newest ranges to the oldest and over again. Reads without a lock.
 pub(super) async fn look(session: &Session, upkeep: &Upkeep) -> Db<Looked> {
     let below = upkeep.dead_looked_at.load(Ordering::Relaxed);

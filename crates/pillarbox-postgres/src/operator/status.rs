@@ -17,7 +17,7 @@ use crate::types::{Text, Time};
 /// from their share.
 pub const PENDING_COUNT_MAX: usize = 100_000;
 
-/// A log of so many positions is counted; of a larger one the positions are, less those that were proven dead.
+/// A log of so many positions is counted; of a larger one the positions are, less those that are closed.
 const EVENTS_COUNT_MAX: i64 = 10_000;
 
 /// How many rows travel at once.

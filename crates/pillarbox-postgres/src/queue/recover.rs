@@ -23,9 +23,9 @@ const END_PATIENCE: &str = sql!(session, "end_patience");
 
 /// Takes claims from those who will not end them any more.
 pub(crate) async fn recover(session: &mut Session, request: &RecoverRequest) -> Db<Recovered> {
-    let owners: Vec<i32> = request.dead.iter().map(|(owner, ..)| owner.0 as i32).collect();
-    let causes: Vec<&str> = request.dead.iter().map(|(_, cause, _)| cause.name()).collect();
-    let beats: Vec<Option<i64>> = request.dead.iter().map(|(.., beat)| *beat).collect();
+    let owners: Vec<i32> = request.ended.iter().map(|(owner, ..)| owner.0 as i32).collect();
+    let causes: Vec<&str> = request.ended.iter().map(|(_, cause, _)| cause.name()).collect();
+    let beats: Vec<Option<i64>> = request.ended.iter().map(|(.., beat)| *beat).collect();
     if beats.iter().any(Option::is_some) {
         // A frozen one may be in the middle of a transaction that holds its claims.
         let end = session.statement(sql!(queue, "recover_end")).await?;

@@ -1,4 +1,4 @@
--- Positions that were proven dead.
+-- Positions that are proven to be closed.
 
 -- name: close
 -- What retention has removed is not dead.
@@ -41,7 +41,7 @@ select
     ) as found
 
 -- name: risen
--- Events at positions that were proven dead, in ranges that begin at $2 or above and below $3.
+-- Events at positions that were closed, in ranges that begin at $2 or above and below $3.
 select e.position, e.topic, e.type, e.key, e.deliver_at, e.created_at, coalesce(e.id, event_id(e.position, e.created_at)) as id
 from dead_range as r
 cross join lateral (select * from event where position >= r.low and position <= r.high) as e

@@ -156,7 +156,7 @@ select max(position) as last, count(*) as count
 from (select position from event where position > $1 order by position limit $2) as visible
 
 -- name: figures
--- Bytes, events kept aside, events. What is many is not counted: of the kept the server's estimate is told; of a large log its positions are, without those that were proven dead.
+-- Bytes, events kept aside, events. What is many is not counted: of the kept the server's estimate is told; of a large log its positions are, without those that are closed.
 select
     pg_total_relation_size('event_kept'::regclass)
         + (select coalesce(sum(pg_total_relation_size(inhrelid)), 0)::bigint from pg_inherits where inhparent = 'event'::regclass) as bytes,

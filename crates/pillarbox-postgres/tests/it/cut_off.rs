@@ -190,7 +190,7 @@ async fn claims_are_taken_from_one_that_is_frozen_in_a_transaction() {
         ))
         .await;
     let _session = frozen.session("transaction", "select from pillarbox.delivery for update").await;
-    let request = RecoverRequest { dead: vec![(frozen.id, RecoveryCause::Lease, beat)], ..RecoverRequest::default() };
+    let request = RecoverRequest { ended: vec![(frozen.id, RecoveryCause::Lease, beat)], ..RecoverRequest::default() };
     let recovered = frozen.heir.recover(&request).await.unwrap();
     assert_eq!(recovered.claims.iter().map(|(.., count)| count).sum::<u64>(), 1);
 }

@@ -618,7 +618,7 @@ async fn rows_of_calls(count: usize, analyzed: Analyzed) -> Vec<(&'static str, u
     claim(&store, subscription, count, 20_000).await;
     calls.note("claim the second of each key").await;
     let dead = vec![(joined.instance, RecoveryCause::Crash, None)];
-    let recovered = store.recover(&RecoverRequest { dead, sweep: false }).await.unwrap();
+    let recovered = store.recover(&RecoverRequest { ended: dead, sweep: false }).await.unwrap();
     assert_eq!(recovered.claims.iter().map(|(.., count)| count).sum::<u64>(), count as u64);
     calls.note("recover").await;
     calls.all

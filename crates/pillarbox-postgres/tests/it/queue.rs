@@ -80,7 +80,7 @@ impl Worker {
         dead: &[(InstanceId, RecoveryCause, Option<i64>)],
         sweep: bool,
     ) -> Vec<(&'static str, u64)> {
-        let request = RecoverRequest { dead: dead.to_vec(), sweep };
+        let request = RecoverRequest { ended: dead.to_vec(), sweep };
         let recovered = self.store.recover(&request).await.unwrap();
         recovered.claims.into_iter().map(|(_, cause, count)| (cause.name(), count)).collect()
     }

@@ -80,7 +80,7 @@ async fn a_hold_that_is_over_names_what_an_open_transaction_may_still_bring() {
     let store = database.store().await;
     let mut dead = RangeSet::new();
     dead.insert(2);
-    store.settle(&Settlement { dead, ..Settlement::default() }).await.unwrap();
+    store.settle(&Settlement { closed: dead, ..Settlement::default() }).await.unwrap();
     let hold = Some(Duration::from_secs(9 * 86_400));
     join(&store, [Subscription { hold, ..one_lane("s") }]).await;
     assert_eq!(prune_all(&store, &policy()).await.events, 0, "the leaf is being written to");
@@ -110,8 +110,8 @@ async fn journal_leaves_stay_and_what_went_around_them_is_not_dead() {
     let mut dead = RangeSet::new();
     dead.insert_range(5, 6);
     dead.insert_range(11, 12);
-    store.settle(&Settlement { dead, ..Settlement::default() }).await.unwrap();
-    assert_eq!(store.books().await.unwrap().dead.to_string(), "11-12");
+    store.settle(&Settlement { closed: dead, ..Settlement::default() }).await.unwrap();
+    assert_eq!(store.books().await.unwrap().closed.to_string(), "11-12");
     let rewind = Change::Rewind { subscription: "s".into(), to: Start::Beginning, key: None };
     store.change(&rewind, false).await.unwrap();
     let state = store.load(&[(lane, epoch + 1)]).await.unwrap().remove(0).unwrap();
@@ -141,7 +141,7 @@ async fn the_books_do_not_grow_for_ever_because_of_one_journal_event() {
         parked.put.push(delivery(last - 1, "a", State::Dead));
         let mut dead = RangeSet::new();
         dead.insert(last);
-        let settlement = Settlement { lanes: vec![parked], dead };
+        let settlement = Settlement { lanes: vec![parked], closed: dead };
         assert!(store.settle(&settlement).await.unwrap()[0]);
         store.change(&give_up(ids[2]), false).await.unwrap();
         // As if each settlement had been long after the one before.
@@ -152,7 +152,7 @@ async fn the_books_do_not_grow_for_ever_because_of_one_journal_event() {
     prune_all(&store, &policy()).await;
     assert_eq!(database.number("select log_start from pillarbox.meta").await, 1);
     assert_eq!(database.number("select pruned_to from pillarbox.meta").await, 24);
-    assert_eq!(store.books().await.unwrap().dead.to_string(), "26");
+    assert_eq!(store.books().await.unwrap().closed.to_string(), "26");
     assert_eq!(store.books().await.unwrap().lanes[0].skipped.to_string(), "2,25");
     let mut auditor = pillarbox::admin::Auditor::new(store.books().await.unwrap()).only("s").unwrap();
     events(&store).await.iter().for_each(|event| auditor.event(event));

@@ -140,7 +140,7 @@ async fn come_to_rest(relays: &[Relay]) {
     }
 }
 
-/// Runs everything; the verdict, and how many rows lie inside what was closed as dead.
+/// Runs everything; the verdict, and how many rows lie inside what was closed.
 async fn run(mutant: Option<Mutant>, seed: u64) -> (Verdict, i64) {
     let database = Arc::new(Database::new().await);
     let capture = Capture::new();

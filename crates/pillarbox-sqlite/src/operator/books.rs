@@ -10,7 +10,7 @@ use crate::store::Desk;
 
 pub(super) fn books(tx: &Connection, desk: &Desk) -> Db<Books> {
     let snapshot = super::load_snapshot(tx, &desk.folder)?;
-    let mut ledger = Ledger { dead: ranges(tx, sql!(dead_range, "ranges"), params![])?, ..Ledger::default() };
+    let mut ledger = Ledger { closed: ranges(tx, sql!(dead_range, "ranges"), params![])?, ..Ledger::default() };
     for row in &snapshot.subscriptions {
         ledger.skipped.insert(row.id, ranges(tx, sql!(skip, "ranges"), params![row.id.0])?);
         ledger.former_filters.insert(row.id, former_filters(tx, row.id)?);

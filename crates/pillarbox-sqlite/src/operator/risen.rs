@@ -12,8 +12,8 @@ use crate::connection::{raise_queue_revision, raise_revision, set_meta};
 use crate::error::Db;
 use crate::queue::promote;
 
-/// Looks for events at positions that were proven dead: a premise was broken, for instance by an insert that named its
-/// position. They are delivered late, with an alarm, and are dead no more. Goes on where the last run has stopped, from the newest ranges
+/// Looks for events at positions that were closed: a premise was broken, for instance by an insert that named its
+/// position. They are delivered late, with an alarm, and are closed no more. Goes on where the last run has stopped, from the newest ranges
 /// to the oldest and over again.
 pub(super) fn deliver_risen(tx: &Transaction<'_>, snapshot: &Snapshot) -> Db<()> {
     let below = tx.prepare_cached(sql!(dead_range, "looked_at"))?.query_row([], |row| row.get("value")).optional()?;

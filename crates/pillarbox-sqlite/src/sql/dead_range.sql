@@ -1,4 +1,4 @@
--- Positions that were proven dead.
+-- Positions that are proven to be closed.
 
 -- name: put
 insert into pillarbox_dead_range (low, high, closed_at) values (?1, ?2, ?3)
@@ -20,7 +20,7 @@ select count(*) as ranges, min(low) as first
 from (select low from pillarbox_dead_range where low < ?1 order by low desc limit ?2)
 
 -- name: risen
--- Events at positions that were proven dead, in ranges that begin at ?2 or above and below ?3.
+-- Events at positions that were closed, in ranges that begin at ?2 or above and below ?3.
 select distinct e.position, e.topic, e.type, e.key, e.deliver_at, e.created_at
 from pillarbox_dead_range as r
 cross join pillarbox_event as e

@@ -125,9 +125,9 @@ async fn the_books_show_what_settlements_covered_and_not_what_was_moved_by_hand(
     assert!(settle(&store, after).await);
     let mut dead = RangeSet::new();
     dead.insert_range(40, 42);
-    store.settle(&Settlement { dead, ..Settlement::default() }).await.unwrap();
+    store.settle(&Settlement { closed: dead, ..Settlement::default() }).await.unwrap();
     let books = store.books().await.unwrap();
-    assert_eq!((books.horizon, books.dead.to_string().as_str()), (30, "40-42"));
+    assert_eq!((books.horizon, books.closed.to_string().as_str()), (30, "40-42"));
     assert_eq!((books.lanes[0].floor, books.lanes[0].covered.to_string().as_str()), (25, "1-10,21-25,28"));
 }
 

@@ -154,10 +154,10 @@ fn failed(state: State, attempts: u32, due_at: Timestamp) -> ClaimFate {
 }
 
 fn dead(instance: InstanceId, cause: RecoveryCause, beat: Option<i64>) -> RecoverRequest {
-    RecoverRequest { dead: vec![(instance, cause, beat)], sweep: false }
+    RecoverRequest { ended: vec![(instance, cause, beat)], sweep: false }
 }
 
-const SWEEP: RecoverRequest = RecoverRequest { dead: Vec::new(), sweep: true };
+const SWEEP: RecoverRequest = RecoverRequest { ended: Vec::new(), sweep: true };
 
 /// Claims and ends what it can until nothing is left; what it got, in order.
 async fn work(ground: &Ground, store: &SqliteStore, busy: &Mutex<HashSet<Box<str>>>) -> Vec<(Box<str>, Position)> {

@@ -100,7 +100,7 @@ async fn adopting_a_log_forgets_what_is_said_about_positions_beyond_it() {
     parked.put = vec![delivery(2, "a", State::Dead), delivery(9, "a", State::Dead)];
     let mut dead = RangeSet::new();
     dead.insert_range(3, 7);
-    store.settle(&Settlement { lanes: vec![parked], dead }).await.unwrap();
+    store.settle(&Settlement { lanes: vec![parked], closed: dead }).await.unwrap();
     drop(store);
     database.execute("update pillarbox_cursor set floor = 8, settled = '10'");
     adopt(&database.path).unwrap();
@@ -110,7 +110,7 @@ async fn adopting_a_log_forgets_what_is_said_about_positions_beyond_it() {
     let state = store.load(&[(lane, epoch)]).await.unwrap().remove(0).unwrap();
     assert_eq!(state.cursor, Cursor { floor: 3, ..Cursor::default() }, "positions 4 to 10 are new events");
     assert_eq!(state.deliveries.iter().map(|row| row.position).collect::<Vec<_>>(), [2]);
-    assert_eq!(store.books().await.unwrap().dead.to_string(), "3");
+    assert_eq!(store.books().await.unwrap().closed.to_string(), "3");
 }
 
 /// A relay's life: it beats, and is drained or killed.

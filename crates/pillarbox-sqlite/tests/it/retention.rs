@@ -126,7 +126,7 @@ async fn an_event_in_a_dead_range_is_delivered_late() {
     let mut dead = pillarbox::store::RangeSet::new();
     dead.insert_range(4, 8);
     let lanes = vec![write(lane, epoch, 9)];
-    store.settle(&pillarbox::store::Settlement { lanes, dead }).await.unwrap();
+    store.settle(&pillarbox::store::Settlement { lanes, closed: dead }).await.unwrap();
     let prune = async || store.prune(&policy()).await.unwrap();
     prune().await;
     assert_eq!(database.number("select count(*) from pillarbox_delivery"), 0);
@@ -144,7 +144,7 @@ async fn an_event_in_a_dead_range_is_delivered_late() {
         let state = other.load(&[(crate::fixture::lane(untouched.id), 0)]).await.unwrap().remove(0).unwrap();
         assert!(state.deliveries.is_empty(), "{}", untouched.name);
     }
-    assert_eq!(store.books().await.unwrap().dead.to_string(), "4-5,7-8");
+    assert_eq!(store.books().await.unwrap().closed.to_string(), "4-5,7-8");
     prune().await;
     assert_eq!(database.number("select count(*) from pillarbox_delivery"), 1, "once");
 }
@@ -195,8 +195,8 @@ async fn what_retention_removed_between_a_journals_events_is_not_dead_and_its_de
     let mut dead = pillarbox::store::RangeSet::new();
     dead.insert_range(3, 4);
     dead.insert_range(7, 8);
-    store.settle(&pillarbox::store::Settlement { dead, ..Default::default() }).await.unwrap();
-    assert_eq!(store.books().await.unwrap().dead.to_string(), "7-8");
+    store.settle(&pillarbox::store::Settlement { closed: dead, ..Default::default() }).await.unwrap();
+    assert_eq!(store.books().await.unwrap().closed.to_string(), "7-8");
 
     let rewind = pillarbox::admin::Change::Rewind { subscription: "s".into(), to: Start::Beginning, key: None };
     store.change(&rewind, false).await.unwrap();

@@ -56,7 +56,7 @@ impl World {
         let left = self.claims();
         self.run.recovered += before.difference(&left).count();
         for (position, owner, claim) in before.difference(&left) {
-            let dead = request.dead.iter().find(|(dead, _, seen)| dead == owner && !timed_out(owner, *seen));
+            let dead = request.ended.iter().find(|(dead, _, seen)| dead == owner && !timed_out(owner, *seen));
             let cause = dead.map(|(_, cause, _)| *cause);
             let Some(node) = self.nodes.iter().position(|node| node.runs_as(*owner)) else { continue };
             let mut held = self.nodes[node].at_sink.values().flatten().filter(|held| !held.given_up);

@@ -199,7 +199,7 @@ impl<S: Store> Member<S> {
     }
 
     async fn settle(&self, write: LaneWrite) -> pillarbox::Result<bool> {
-        let settlement = Settlement { lanes: vec![write], dead: RangeSet::new() };
+        let settlement = Settlement { lanes: vec![write], closed: RangeSet::new() };
         Ok(self.store.settle(&settlement).await? == [true])
     }
 
@@ -687,7 +687,7 @@ async fn a_fenced_lane_does_not_keep_others_from_being_settled<F: Fixture>(fixtu
     let epoch = member.take(lane, TakeCause::Free).await?;
     let at = fixture.publish(events("a", 2)).await?;
     let lanes = vec![write(lane, old, at[1]), write(other, other_epoch, at[1])];
-    let settled = member.store.settle(&Settlement { lanes, dead: RangeSet::new() }).await?;
+    let settled = member.store.settle(&Settlement { lanes, closed: RangeSet::new() }).await?;
     ensure!(settled == [false, true], "an old and a current epoch were answered with {settled:?}");
     let floor = member.load(lane, epoch).await?.cursor.floor;
     ensure!(floor < at[0], "the fenced lane's floor is {floor}");
@@ -1125,7 +1125,7 @@ async fn a_lane_that_is_not_there_settles_nothing<F: Fixture>(fixture: &F) -> Ou
     let gone = LaneRef { lane: 77, ..lane };
     let queue = vec![pillarbox::store::Queued { delivery: delivery(at[0], 0), claim: None, error: None }];
     let writes = vec![write(lane, epoch, at[0]), LaneWrite { queue, ..write(gone, epoch, at[0]) }];
-    let answers = member.store.settle(&Settlement { lanes: writes, dead: RangeSet::new() }).await?;
+    let answers = member.store.settle(&Settlement { lanes: writes, closed: RangeSet::new() }).await?;
     ensure!(answers == [true, false], "answered {answers:?}");
     Ok(())
 }
@@ -1294,11 +1294,11 @@ async fn dead_positions_are_in_the_books<F: Fixture>(fixture: &F) -> Outcome {
     fixture.publish(events("a", 9)).await?;
     let dead: RangeSet = "5,7-9".parse()?;
     for part in dead.iter() {
-        let settlement = Settlement { lanes: vec![write(lane, epoch, 0)], dead: [part].into_iter().collect() };
+        let settlement = Settlement { lanes: vec![write(lane, epoch, 0)], closed: [part].into_iter().collect() };
         member.store.settle(&settlement).await?;
     }
     let books = fixture.operator().await?.books().await?;
-    ensure!(books.dead == dead, "the books have {:?} as dead", books.dead);
+    ensure!(books.closed == dead, "the books have {:?} as closed", books.closed);
     Ok(())
 }
 

@@ -597,7 +597,7 @@ fn the_claims_of_an_instance_that_ended_are_recovered() {
     // The first one was the look through all claims at the start.
     bench.take(recover);
     let request = bench.take(recover).unwrap();
-    assert_eq!((request.dead, request.sweep), (vec![(OTHER, RecoveryCause::Crash, None)], false));
+    assert_eq!((request.ended, request.sweep), (vec![(OTHER, RecoveryCause::Crash, None)], false));
     let attempt = |position, attempts| {
         let (key, state) = (Some("k".into()), State::Processing);
         let row = DeliveryRow { position, key, arrival: 1, state, attempts, due_at: BEGAN, since: BEGAN };

@@ -53,7 +53,7 @@ impl Check {
         }
     }
 
-    /// `risen`: how many events lie inside a range that was closed as dead; no subscription reads them.
+    /// `risen`: how many events lie inside a range that was closed; no subscription reads them.
     pub fn dead_ranges(risen: i64) -> Check {
         let name = "dead ranges";
         match risen {

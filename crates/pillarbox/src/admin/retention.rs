@@ -85,11 +85,11 @@ impl<'a> ExpiringHold<'a> {
         self.taken.last()
     }
 
-    /// The positions up to the end that show no event, are not `dead`, and that some lane has not settled: an event may yet appear there.
-    pub fn unknown(&self, dead: &RangeSet) -> RangeSet {
+    /// The positions up to the end that show no event, are not `closed`, and that some lane has not settled: an event may yet appear there.
+    pub fn unknown(&self, closed: &RangeSet) -> RangeSet {
         let (low, high) = (self.subscription.floor() + 1, self.end().unwrap_or(0));
         let mut unknown = self.taken.missing(low, high);
-        unknown.subtract(dead);
+        unknown.subtract(closed);
         let mut unsettled = RangeSet::new();
         for lane in &self.subscription.lanes {
             unsettled.union(&lane.cursor.settled.missing(lane.cursor.floor + 1, high));
@@ -156,7 +156,7 @@ impl Jump {
     }
 }
 
-/// What a subscription does about an event that appeared at a position proven dead.
+/// What a subscription does about an event that appeared at a closed position.
 #[derive(Debug)]
 pub enum Late<'a> {
     /// It does not want the event, which was never sent, also where a former filter had passed the position and would have wanted it.
@@ -182,7 +182,7 @@ impl SubscriptionRow {
         self.hold.map(|hold| now.minus(hold.max(keep)))
     }
 
-    /// What to do about this event, which appeared at a position proven dead. None: the subscription has no lanes.
+    /// What to do about this event, which appeared at a closed position. None: the subscription has no lanes.
     pub fn late(&self, line: &BacklogRow<'_>, now: Timestamp) -> Option<Late<'_>> {
         let lane = self.lane_at(line.key_hash, line.position)?;
         if !self.filter.matches(&line.topic, &line.r#type) {
@@ -197,13 +197,13 @@ impl SubscriptionRow {
     }
 }
 
-/// How many events in dead ranges are delivered late by one run of retention; the next run finds the others.
+/// How many events at closed positions are delivered late by one run of retention; the next run finds the others.
 pub const RISEN_MAX: i64 = 1000;
 
-/// How many dead ranges one run of retention looks at; the next one goes on from there, from the newest to the oldest and over again.
+/// How many ranges of closed positions one run of retention looks at; the next one goes on from there, from the newest to the oldest and over again.
 pub const DEAD_RANGES_LOOKED_AT_MAX: i64 = 10_000;
 
-/// The next dead ranges, as one run of retention has found them.
+/// The next ranges of closed positions, as one run of retention has found them.
 #[derive(Debug, Clone, Copy)]
 pub struct DeadLook {
     /// How many there are, at most [`DEAD_RANGES_LOOKED_AT_MAX`].
@@ -228,7 +228,7 @@ pub fn log_risen(risen: &RangeSet) {
     tracing::error!(
         events = risen.count(),
         positions = %risen,
-        "events appeared at positions that were taken for dead and are delivered late; nobody may insert a position"
+        "events appeared at closed positions and are delivered late; applications must not insert positions"
     );
 }
 
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn dead_ranges_are_looked_at_in_rotation() {
+    fn closed_ranges_are_looked_at_in_rotation() {
         let full = DeadLook { ranges: DEAD_RANGES_LOOKED_AT_MAX, first: Some(40) };
         assert_eq!(full.next(Position::MAX, 999), 40);
         assert_eq!(full.next(90, RISEN_MAX as u64), 90, "there may be more events in the same");
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_at_a_dead_position_is_read_again_delivered_late_or_forgotten() {
+    fn an_event_at_a_closed_position_is_read_again_delivered_late_or_forgotten() {
         let row = subscription(5, "");
         assert!(matches!(row.late(&line(5, "other", SECOND), NOW), Some(Late::Forget)));
         assert!(matches!(row.late(&line(6, "wanted", SECOND), NOW), Some(Late::ReadAgain(_))));

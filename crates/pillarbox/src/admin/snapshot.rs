@@ -304,7 +304,7 @@ impl Snapshot {
             incarnation: self.incarnation,
             log_start: self.log_start,
             horizon: self.horizon,
-            dead: ledger.dead,
+            closed: ledger.closed,
             lanes,
             former_filters,
         }
@@ -384,8 +384,8 @@ pub struct Ledger {
     pub deliveries: HashMap<(SubscriptionId, u32), RangeSet>,
     /// The positions that were given up.
     pub skipped: HashMap<SubscriptionId, RangeSet>,
-    /// The positions that were proven dead.
-    pub dead: RangeSet,
+    /// The positions that are closed.
+    pub closed: RangeSet,
     /// By which filters events were judged before.
     pub former_filters: HashMap<SubscriptionId, FormerFilters>,
 }

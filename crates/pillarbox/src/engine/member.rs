@@ -234,7 +234,7 @@ impl Engine {
         let seen: Vec<InstanceId> = fleet.instances.iter().map(|instance| instance.id).collect();
         self.member.orphaned = orphaned(&fleet, &running, self.member.id);
         let plan = self.member.ownership.plan(&fleet, &mine, &running, now.mono);
-        self.queues.note_dead(plan.dead, &seen);
+        self.queues.note_ended(plan.ended, &seen);
         for lane in plan.release {
             if let Some(lane) =
                 self.subscribers.lane_mut(lane).filter(|lane| matches!(lane.phase, Phase::Active | Phase::Paused))
@@ -423,7 +423,7 @@ impl Engine {
         }
         if over {
             self.journal.warn(format!(
-                "the database has not answered for most of lease_ttl = {:?}, and others may take this relay for dead: nothing is \
+                "the database has not answered for most of lease_ttl = {:?}, and others may take this relay to have ended: nothing is \
                  delivered until it answers",
                 self.member.lease_ttl
             ));

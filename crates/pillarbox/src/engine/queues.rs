@@ -20,10 +20,10 @@ use crate::{
 const FINISHED_AT_ONCE_MAX: usize = 500;
 /// Claimed at once, at most.
 const CLAIMS_MAX: usize = 1_000;
-/// As long as a dead instance is seen its claims are asked for this often: some may have been locked when they first were.
+/// As long as an ended instance is seen its claims are asked for this often: some may have been locked when they first were.
 const RECOVER_AGAIN: Duration = Duration::from_secs(1);
 
-/// The claims of all queues: those that are asked for, ended, or taken from the dead.
+/// The claims of all queues: those that are asked for, ended, or taken from ended instances.
 #[derive(Debug, Default)]
 pub(super) struct Queues {
     ids: ClaimIds,
@@ -35,8 +35,8 @@ pub(super) struct Queues {
     recover: Slot<(RecoverRequest, Duration)>,
     last_sweep: Option<Duration>,
     /// Instances whose claims are to be recovered, as last seen.
-    dead: Vec<(InstanceId, RecoveryCause, Option<i64>)>,
-    /// When the claims of dead instances were last recovered.
+    ended: Vec<(InstanceId, RecoveryCause, Option<i64>)>,
+    /// When the claims of ended instances were last recovered.
     recovered: HashMap<InstanceId, Duration>,
 }
 
@@ -102,10 +102,10 @@ impl Queues {
         self.recover.fail(now);
     }
 
-    /// Notes who was seen to be dead, for [`Engine::call_recover`].
-    pub(super) fn note_dead(&mut self, dead: Vec<(InstanceId, RecoveryCause, Option<i64>)>, seen: &[InstanceId]) {
+    /// Notes who was seen to have ended, for [`Engine::call_recover`].
+    pub(super) fn note_ended(&mut self, ended: Vec<(InstanceId, RecoveryCause, Option<i64>)>, seen: &[InstanceId]) {
         self.recovered.retain(|instance, _| seen.contains(instance));
-        self.dead = dead;
+        self.ended = ended;
     }
 }
 
@@ -358,11 +358,11 @@ impl Engine {
             return;
         }
         let sweep = self.queues.last_sweep.is_none_or(|last| now.mono >= last + recovery.check_interval);
-        let mut dead = std::mem::take(&mut self.queues.dead);
+        let mut ended = std::mem::take(&mut self.queues.ended);
         let asked = |id: &InstanceId| self.queues.recovered.get(id).is_some_and(|at| now.mono < *at + RECOVER_AGAIN);
-        dead.retain(|entry| recovery.profile == RecoveryProfile::Fast && !asked(&entry.0));
-        if sweep || !dead.is_empty() {
-            let request = RecoverRequest { dead, sweep };
+        ended.retain(|entry| recovery.profile == RecoveryProfile::Fast && !asked(&entry.0));
+        if sweep || !ended.is_empty() {
+            let request = RecoverRequest { ended, sweep };
             self.actions.push(Action::Recover(request.clone()));
             self.queues.recover.begin((request, now.mono));
         }
@@ -373,7 +373,7 @@ impl Engine {
         if request.sweep {
             self.queues.last_sweep = Some(asked_at);
         }
-        self.queues.recovered.extend(request.dead.iter().map(|entry| (entry.0, asked_at)));
+        self.queues.recovered.extend(request.ended.iter().map(|entry| (entry.0, asked_at)));
         for (subscription, cause, count) in recovered.claims {
             let sub = self.subscribers.find(subscription);
             let name = sub.map_or_else(|| subscription.0.to_string().into(), |sub| sub.name.clone());

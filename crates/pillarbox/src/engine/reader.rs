@@ -131,13 +131,13 @@ impl Reader {
         self.newest_hole = newest;
     }
 
-    /// What a scan proves dead. Notes how far the log reaches.
-    fn dead_in(&mut self, scan: &Scan, log_start: Position, mutant: Option<Mutant>) -> RangeSet {
+    /// What a scan proves to be closed. Notes how far the log reaches.
+    fn closed_in(&mut self, scan: &Scan, log_start: Position, mutant: Option<Mutant>) -> RangeSet {
         self.horizon = self.horizon.max(scan.visible.last().unwrap_or(0));
         if mutant == Some(Mutant::CloseHolesBeforeReading) {
             return scan.visible.missing((scan.after + 1).max(log_start), scan.covered_to);
         }
-        self.grace.dead(scan, log_start)
+        self.grace.closed(scan, log_start)
     }
 }
 
@@ -154,7 +154,7 @@ impl Engine {
         self.set_bounds(&plan, hole_scans);
         self.close_holes(now, hole_scans, page.log_start);
         for scan in tail_scans {
-            let dead = self.reader.dead_in(scan, page.log_start, self.config.mutant);
+            let dead = self.reader.closed_in(scan, page.log_start, self.config.mutant);
             let gone = gone_in(scan, page.log_start);
             let mut shown = self.shown(scan, &dead, &gone, page.log_start);
             let mut used = false;
@@ -214,7 +214,7 @@ impl Engine {
         let (mut visible, mut dead, mut gone) = (RangeSet::new(), RangeSet::new(), RangeSet::new());
         looked_at(scans.len());
         for scan in scans {
-            dead.union(&self.reader.dead_in(scan, log_start, self.config.mutant));
+            dead.union(&self.reader.closed_in(scan, log_start, self.config.mutant));
             visible.union(&scan.visible);
             gone.union(&gone_in(scan, log_start));
         }

@@ -17,15 +17,15 @@ pub(super) struct Settler {
     /// How long writes are gathered.
     interval: Duration,
     last_settle: Option<Duration>,
-    /// Positions that were proven dead and are not written as such.
-    dead: RangeSet,
+    /// Positions that were proven to be closed and are not written as such.
+    closed: RangeSet,
 }
 
 /// The settlement under way.
 #[derive(Debug)]
 struct Pending {
     lanes: Vec<PendingWrite>,
-    dead: RangeSet,
+    closed: RangeSet,
 }
 
 /// A lane's part of the settlement under way.
@@ -40,7 +40,7 @@ struct PendingWrite {
 
 impl Settler {
     pub(super) fn new(interval: Duration) -> Self {
-        Settler { slot: Slot::default(), interval, last_settle: None, dead: RangeSet::new() }
+        Settler { slot: Slot::default(), interval, last_settle: None, closed: RangeSet::new() }
     }
 
     /// Whether a settlement is under way.
@@ -69,14 +69,14 @@ impl Settler {
     }
 
     /// These positions will never be filled.
-    pub(super) fn close(&mut self, dead: &RangeSet) {
-        self.dead.union(dead);
+    pub(super) fn close(&mut self, closed: &RangeSet) {
+        self.closed.union(closed);
     }
 }
 
 impl Engine {
     pub(super) fn has_writes(&self) -> bool {
-        !self.settler.dead.is_empty() || self.subscribers.awake().flat_map(Subscriber::lanes).any(Lane::has_writes)
+        !self.settler.closed.is_empty() || self.subscribers.awake().flat_map(Subscriber::lanes).any(Lane::has_writes)
     }
 
     pub(super) fn settled(&mut self, now: Now, written: Vec<bool>) {
@@ -136,15 +136,15 @@ impl Engine {
                 lanes.push(PendingWrite { write, done, recorded });
             }
         }
-        if lanes.is_empty() && self.settler.dead.is_empty() {
+        if lanes.is_empty() && self.settler.closed.is_empty() {
             return;
         }
         lanes.sort_by_key(|pending| pending.write.lane);
         self.settler.last_settle = Some(now.mono);
-        let dead = std::mem::take(&mut self.settler.dead);
+        let closed = std::mem::take(&mut self.settler.closed);
         let writes = lanes.iter().map(|pending| pending.write.clone()).collect();
-        self.settler.slot.begin(Pending { lanes, dead: dead.clone() });
-        self.actions.push(Action::Settle(Settlement { lanes: writes, dead }));
+        self.settler.slot.begin(Pending { lanes, closed: closed.clone() });
+        self.actions.push(Action::Settle(Settlement { lanes: writes, closed }));
     }
 
     /// Writes are gathered for a while, unless the window fills up or a lane waits for them to be given back or loaded again.
@@ -161,8 +161,8 @@ impl Engine {
 
     /// Puts back what could not be written.
     pub(super) fn settle_failed(&mut self, now: Now) {
-        let Some(Pending { lanes, dead }) = self.settler.slot.fail(now) else { return };
-        self.settler.close(&dead);
+        let Some(Pending { lanes, closed }) = self.settler.slot.fail(now) else { return };
+        self.settler.close(&closed);
         for PendingWrite { write, done, recorded } in lanes {
             let Some(sub) = self.subscribers.find_mut(write.lane.subscription) else { continue };
             match sub.lane_at(write.lane.lane, write.epoch) {

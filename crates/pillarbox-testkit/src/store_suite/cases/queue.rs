@@ -140,11 +140,11 @@ impl<S: Store> Member<S> {
     }
 
     async fn recover(&self, dead: &[(InstanceId, RecoveryCause, Option<i64>)]) -> Tried<Vec<(RecoveryCause, u64)>> {
-        self.recover_by(RecoverRequest { dead: dead.to_vec(), sweep: false }).await
+        self.recover_by(RecoverRequest { ended: dead.to_vec(), sweep: false }).await
     }
 
     async fn sweep(&self) -> Tried<Vec<(RecoveryCause, u64)>> {
-        self.recover_by(RecoverRequest { dead: Vec::new(), sweep: true }).await
+        self.recover_by(RecoverRequest { ended: Vec::new(), sweep: true }).await
     }
 
     async fn recover_by(&self, request: RecoverRequest) -> Tried<Vec<(RecoveryCause, u64)>> {
@@ -685,7 +685,7 @@ async fn a_dead_instances_claims_outlive_the_loss_of_its_lanes<F: Fixture>(fixtu
     second.fleet().await?;
     second.take(first.lane, TakeCause::Lock).await?;
     second.fleet().await?;
-    second.recover_by(RecoverRequest { dead: vec![(dead, RecoveryCause::Crash, None)], sweep: true }).await?;
+    second.recover_by(RecoverRequest { ended: vec![(dead, RecoveryCause::Crash, None)], sweep: true }).await?;
     let claimed = second.claim(LIMIT, 1).await?;
     let found: Vec<(Position, u32)> =
         claimed.iter().map(|claimed| (claimed.delivery.position, claimed.delivery.attempts)).collect();

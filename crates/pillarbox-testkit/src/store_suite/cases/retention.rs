@@ -441,7 +441,7 @@ async fn an_event_in_a_dead_range_is_a_finding_of_doctor_until_retention_deliver
     let gap = fixture.leave_gap().await;
     let at = fixture.publish(of_keys(&["a"])).await?;
     let (member, lane, epoch) = owner_of_all(fixture).await?;
-    let settlement = Settlement { lanes: vec![write(lane, epoch, at[0])], dead: set(&[gap]) };
+    let settlement = Settlement { lanes: vec![write(lane, epoch, at[0])], closed: set(&[gap]) };
     ensure_eq!(member.store.settle(&settlement).await?, [true], "the settlement");
     let operator = fixture.operator().await?;
     let found = async || -> Tried<_> {
@@ -459,7 +459,7 @@ async fn an_event_in_a_dead_range_is_a_finding_of_doctor_until_retention_deliver
     let revision = member.lane(lane).await?.revision;
     prune_all(&operator, &PrunePolicy { keep: None, ..weekly() }).await?;
     ensure_eq!(states(&operator).await?, [(gap, State::Pending)].into());
-    ensure!(operator.books().await?.dead.is_empty(), "the range is still called dead");
+    ensure!(operator.books().await?.closed.is_empty(), "the range is still called closed");
     ensure!(member.lane(lane).await?.revision > revision, "the owner does not load it");
     ensure_eq!(found().await?.level, Level::Ok, "once it is delivered");
     Ok(())

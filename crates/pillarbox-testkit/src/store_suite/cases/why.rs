@@ -330,7 +330,7 @@ async fn why_says_in_dead_range<F: Fixture>(fixture: &F) -> Outcome {
     let relay = start(fixture, subscription(), Capture::new()).await?;
     relay.until_idle().await?;
     let late = fixture.fill(gap).await;
-    let closed = format!("position {gap} had been closed as dead");
+    let closed = format!("position {gap} had been closed before");
     check(fixture, late, Cause::InDeadRange, &[&closed, "pillarbox audit"]).await
 }
 
