@@ -361,7 +361,8 @@ impl Engine {
         let asked = |id: &InstanceId| self.queues.recovered.get(id).is_some_and(|at| now.mono < *at + RECOVER_AGAIN);
         dead.retain(|entry| recovery.profile == RecoveryProfile::Fast && !asked(&entry.0));
         if sweep || !dead.is_empty() {
-            let request = RecoverRequest { dead, sweep };
+            let silent = if sweep { self.member.silent(now) } else { Vec::new() };
+            let request = RecoverRequest { dead, sweep, silent };
             self.actions.push(Action::Recover(request.clone()));
             self.queues.recover.begin((request, now.mono));
         }
