@@ -39,6 +39,9 @@ const DURABLE_BEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// How many changes of what is dead or delayed are added up with one beat.
 const ADDED_UP_MAX: i64 = 10_000;
 
+/// How long a take-over waits before it looks for commands that hold the lanes, and how long such a command may stand still then.
+const HOLDER_PATIENCE: Duration = Duration::from_millis(250);
+
 /// How soon an instance that lost its lock and still works is looked at again; it doubles up to the maximum.
 const LOOK_AGAIN_MIN: Duration = Duration::from_millis(20);
 const LOOK_AGAIN_MAX: Duration = Duration::from_secs(1);
@@ -281,7 +284,12 @@ impl Membership {
     /// his sessions first, since one of them may hold the lane's lock, and with them the doorbell.
     pub(crate) async fn take(&self, writer: &mut Session, lanes: &[Take]) -> Db<Vec<Option<Epoch>>> {
         self.check()?;
-        let taken = take(writer, self.id, lanes).await?;
+        let name = session_name(writer.config(), self.id, Role::Writer);
+        let taken = tokio::select! {
+            taken = take(writer, self.id, lanes) => taken?,
+            // It never ends.
+            held = self.end_holders(&name) => held?,
+        };
         if !taken.alive {
             return Err(self.buried());
         }
@@ -296,6 +304,24 @@ impl Membership {
             cleared.unwrap_or_else(|error| tracing::debug!(?error, "a silent instance could not be cleared away"));
         }
         Ok(taken.epochs)
+    }
+
+    /// Ends, for as long as it is polled, commands that keep a session of this instance waiting and stand still inside their transaction:
+    /// one about many rows may do so for longer than others if nobody waits for it.
+    async fn end_holders<T>(&self, name: &str) -> Db<T> {
+        let patience = HOLDER_PATIENCE.as_millis() as i64;
+        loop {
+            tokio::time::sleep(HOLDER_PATIENCE).await;
+            let ended = self.controlled(async |control: &Session| {
+                let statement = control.statement(sql!(instance, "end_holders")).await?;
+                Ok(control.query_one(&statement, &[&name, &patience]).await?.try_get::<_, i64>(0)?)
+            });
+            match ended.await {
+                Ok(0) => {}
+                Ok(ended) => tracing::warn!(ended, "commands that stood still and held lanes were ended"),
+                Err(error) => tracing::debug!(?error, "what holds lanes could not be looked for"),
+            }
+        }
     }
 
     /// See [`pillarbox::store::Store::wait`].

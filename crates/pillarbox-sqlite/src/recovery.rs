@@ -37,7 +37,7 @@ impl Writer {
         let me = self.me()?;
         let now = Timestamp::now();
         let (counts, attempts, revision) = write(&self.durable, |tx| {
-            let (counts, attempts) = recover(tx, now, |held| cause(request, me, held, now))?;
+            let (counts, attempts) = recover(tx, now, |held| cause(request, me, held))?;
             if request.sweep {
                 set_meta(tx, "recovery_at", now.0)?;
             }
@@ -51,7 +51,7 @@ impl Writer {
 }
 
 /// Why a claim is recovered, if it is.
-fn cause(request: &RecoverRequest, me: InstanceId, held: &Held, now: Timestamp) -> Option<RecoveryCause> {
+fn cause(request: &RecoverRequest, me: InstanceId, held: &Held) -> Option<RecoveryCause> {
     let named = request.ended.iter().find(|(dead, ..)| *dead == held.owner);
     if let Some((_, cause, beat)) = named {
         let lives =
@@ -63,7 +63,12 @@ fn cause(request: &RecoverRequest, me: InstanceId, held: &Held, now: Timestamp) 
         None => Some(RecoveryCause::Crash),
         // Whoever looks lives, however long it slept.
         Some(_) if held.owner == me => None,
-        Some(_) => held.is_silent_for(held.timeout, now).then_some(RecoveryCause::Timeout),
+        Some((beat, _)) => {
+            let mut silent = request.silent.iter();
+            let found =
+                silent.any(|(owner, seen, time)| *owner == held.owner && *seen == beat && *time >= held.timeout);
+            found.then_some(RecoveryCause::Timeout)
+        }
     }
 }
 

@@ -68,6 +68,8 @@ pub enum Broken {
     RecoveryCountsNoAttempt,
     /// A sweep leaves the claims of those who have no row any more.
     SweepForgetsTheBuried,
+    /// A sweep takes an instance for silent by the database's clock alone.
+    SweepByDatabaseClock,
     /// Rows that were recovered from crashes are claimed like all others.
     SuspectsTogether,
     /// An instance that leaves keeps its claims.
@@ -120,7 +122,7 @@ pub enum Broken {
 
 impl Broken {
     /// All of them.
-    pub const ALL: [Broken; 57] = [
+    pub const ALL: [Broken; 58] = [
         Broken::WritersBeforeHorizon,
         Broken::RowsBeforeHorizon,
         Broken::WriterGoneBeforeVisible,
@@ -154,6 +156,7 @@ impl Broken {
         Broken::RecoverFromTheLiving,
         Broken::RecoveryCountsNoAttempt,
         Broken::SweepForgetsTheBuried,
+        Broken::SweepByDatabaseClock,
         Broken::SuspectsTogether,
         Broken::LeaveStrandsClaims,
         Broken::LoadForgetsClaimedKeys,

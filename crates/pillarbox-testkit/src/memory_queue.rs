@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use pillarbox::admin::State;
 use pillarbox::store::{
@@ -153,7 +154,14 @@ impl Inner {
                 let moved = seen.is_some_and(|seen| beat.is_some_and(|(beat, _)| *beat != seen));
                 *cause != RecoveryCause::Lease || !moved || broken == Some(Broken::RecoverFromTheLiving)
             });
-            let silent = |(_, beat_at): &(i64, Timestamp)| now.since(*beat_at) >= row.definition.processing_timeout;
+            let timeout = row.definition.processing_timeout;
+            let silent = |(beat, beat_at): &(i64, Timestamp)| {
+                let same = |(owner, seen, time): &(InstanceId, i64, Duration)| {
+                    *owner == held.owner && seen == beat && *time >= timeout
+                };
+                let by_clock = broken == Some(Broken::SweepByDatabaseClock) && now.since(*beat_at) >= timeout;
+                by_clock || request.silent.iter().any(same)
+            };
             match (dead, beat) {
                 (Some((_, cause, _)), _) => Some(*cause),
                 (None, None) if request.sweep && broken != Some(Broken::SweepForgetsTheBuried) => {

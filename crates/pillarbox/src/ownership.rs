@@ -68,6 +68,14 @@ impl Ownership {
         self.lease_end
     }
 
+    /// The other instances, the last beat seen of each, and for how long no other was seen.
+    pub(crate) fn silent(&self, now: Duration) -> Vec<(InstanceId, i64, Duration)> {
+        let others = self.beats.iter().filter(|(id, _)| **id != self.me);
+        let mut silent: Vec<_> = others.map(|(id, (beat, since))| (*id, *beat, now.saturating_sub(*since))).collect();
+        silent.sort_unstable();
+        silent
+    }
+
     /// Plans from what can be seen. `mine` are the lanes in memory with their epochs.
     pub(crate) fn plan(
         &mut self,

@@ -149,9 +149,13 @@ pub struct RecoverRequest {
     /// Instances that were found to have ended, the evidence, and for [`RecoveryCause::Lease`] the last observed beat:
     /// an instance that has beaten since keeps its claims.
     pub ended: Vec<(InstanceId, RecoveryCause, Option<i64>)>,
-    /// Whether to recover also every claim whose owner no longer has a row, and every claim whose owner has given no
-    /// sign of life for the `processing_timeout` of the subscription, by the database's clock.
+    /// Whether to recover also every claim whose owner no longer has a row, and every claim whose owner has been
+    /// [silent](RecoverRequest::silent) for the `processing_timeout` of the subscription.
     pub sweep: bool,
+    /// Other instances, the last observed beat of each, and for how long the caller has observed no other, by its own clock. An
+    /// instance that has beaten since keeps its claims. No clock of the database is asked: it may jump, and then every instance
+    /// would seem to be silent.
+    pub silent: Vec<(InstanceId, i64, Duration)>,
 }
 
 /// The reason why claims were taken from their owner.

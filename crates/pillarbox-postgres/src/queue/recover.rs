@@ -31,14 +31,20 @@ pub(crate) async fn recover(session: &mut Session, request: &RecoverRequest) -> 
         let end = session.statement(sql!(queue, "recover_end")).await?;
         session.query(&end, &[&owners, &beats, &name_endings(session.config())]).await?;
     }
+    let silent: Vec<i32> = request.silent.iter().map(|(owner, ..)| owner.0 as i32).collect();
+    let silent_beats: Vec<i64> = request.silent.iter().map(|(_, beat, _)| *beat).collect();
+    let silent_ms: Vec<i64> =
+        request.silent.iter().map(|(.., time)| i64::try_from(time.as_millis()).unwrap_or(i64::MAX)).collect();
     let hold = session.statement(sql!(queue, "recover_hold")).await?;
     let select = session.statement(sql!(queue, "recover")).await?;
     let mut tx = session.begin().await?;
-    tx.query(&hold, &[&owners, &request.sweep]).await?;
+    tx.query(&hold, &[&owners, &silent, &silent_ms]).await?;
     if !owners.is_empty() {
         wait_for_ends(&mut tx, &owners).await?;
     }
-    let rows = tx.query(&select, &[&owners, &causes, &beats, &request.sweep]).await?;
+    let values: [&(dyn ToSql + Sync); 7] =
+        [&owners, &causes, &beats, &request.sweep, &silent, &silent_beats, &silent_ms];
+    let rows = tx.query(&select, &values).await?;
     let mut keys = Keys::default();
     let recovered = take_back(&tx, &rows, &mut keys).await?;
     if request.sweep {

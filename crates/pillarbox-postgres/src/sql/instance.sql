@@ -74,6 +74,27 @@ where a.datname = current_database()
         else pg_has_role(a.usesysid, 'usage') or pg_has_role('pg_signal_backend', 'usage')
     end
 
+-- name: end_holders
+-- Ends what the session $1 waits for, directly or behind others: sessions of commands that have stood still for $2 milliseconds inside a
+-- transaction, or whose client takes nothing more. As far as this role may.
+with recursive blocked (pid) as (
+    select a.pid from pg_stat_activity as a where a.datname = current_database() and a.application_name = $1::text
+    union
+    select h.pid from blocked as b cross join lateral unnest(pg_blocking_pids(b.pid)) as h (pid)
+)
+select count(pg_terminate_backend(a.pid))
+from blocked as b
+join pg_stat_activity as a on a.pid = b.pid
+where a.datname = current_database()
+    and (a.application_name = 'pillarbox operator' or a.application_name like 'pillarbox relay % operator%')
+    and (a.state like 'idle in transaction%' or a.wait_event = 'ClientWrite')
+    and a.state_change < clock_timestamp() - $2::bigint * interval '1 millisecond'
+    and case
+        when (select rolsuper from pg_roles where oid = a.usesysid)
+            then (select rolsuper from pg_roles where rolname = current_user)
+        else pg_has_role(a.usesysid, 'usage') or pg_has_role('pg_signal_backend', 'usage')
+    end
+
 -- name: end_session
 -- Ends every other session of this role with this name and waits until they have, at most $2 milliseconds each. Anybody can take the name;
 -- a former session of this relay has its role.

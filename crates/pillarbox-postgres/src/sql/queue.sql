@@ -365,9 +365,11 @@ where a.datname = current_database()
 select
 from instance
 where id = any ($1::integer[])
-    or ($2::boolean and beat_at < clock_timestamp() - interval '1 millisecond' * (
-        select min(processing_timeout_ms) from subscription where mode = 'queue'
-    ))
+    or id in (
+        select o.owner
+        from unnest($2::integer[], $3::bigint[]) as o (owner, silent_ms)
+        where o.silent_ms >= (select min(processing_timeout_ms) from subscription where mode = 'queue')
+    )
 order by id
 for share
 
@@ -391,19 +393,21 @@ cross join lateral (
 -- name: recover
 -- Claims of those who will not end them any more. Who ends them at this moment is left alone. First the claims are looked through, by the
 -- index of owners (`offset 0`: as a join, some plans read all deliveries); then what is chosen is locked, if it is still the same claim.
+-- For how long an owner has been silent ($7) is counted by the clock of the caller, who has seen no other beat: this server's may jump.
 with chosen as materialized (
     select h.subscription, h.position, h.owner, h.claim, s.retry, c.cause
     from (select d.subscription, d.position, d.owner, d.claim from delivery as d where d.owner is not null offset 0) as h
     join subscription as s on s.id = h.subscription
     left join instance as i on i.id = h.owner
     left join unnest($1::integer[], $2::text[], $3::bigint[]) as w (owner, cause, beat) on w.owner = h.owner
+    left join unnest($5::integer[], $6::bigint[], $7::bigint[]) as o (owner, beat, silent_ms) on o.owner = h.owner
     cross join lateral (
         select case
             when w.cause = 'lease' and i.beat <> w.beat then null
             when w.cause is not null then w.cause
             when not $4::boolean then null
             when i.id is null then 'crash'
-            when i.beat_at < clock_timestamp() - interval '1 millisecond' * s.processing_timeout_ms then 'timeout'
+            when i.beat = o.beat and o.silent_ms >= s.processing_timeout_ms then 'timeout'
         end
     ) as c (cause)
     where c.cause is not null

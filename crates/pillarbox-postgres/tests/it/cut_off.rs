@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use pillarbox::admin::{Change, Level, Operator, PrunePolicy, Selection, State};
+use pillarbox::admin::{Change, Level, Operator, PausedBy, PrunePolicy, Selection, State};
 use pillarbox::store::{
     AttemptError, InstanceId, LaneRef, LaneWrite, RecoverRequest, RecoveryCause, Report, Store, Take, TakeCause,
 };
@@ -119,6 +119,9 @@ where
     let proxy = Proxy::start(Server::shared().port()).unwrap();
     let other = PostgresStore::open(&proxy.url(frozen.database.url())).await.unwrap();
     frozen.database.execute("update pillarbox.subscription set hold_ms = 0").await;
+    let dead = "insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, died_at) \
+                select id, 1, 0, 1, 'a', 'dead', 1, now(), now(), now() from pillarbox.subscription";
+    frozen.database.execute(dead).await;
     // It locks the lanes, and is held up at the next table.
     let (gate, client) = (frozen.database.client().await, frozen.database.client().await);
     gate.batch_execute(&format!("begin; lock table pillarbox.{table} in share mode")).await.unwrap();
@@ -158,6 +161,43 @@ async fn nobody_waits_for_a_command_that_is_cut_off() {
         assert!(other.change(&change, false).await.is_err());
     };
     nobody_waits_for("progress", rewind).await;
+}
+
+/// Commands about many rows, which may stand still for longer than others: whoever takes their lanes over ends them.
+async fn nobody_waits_for_change(change: Change) {
+    nobody_waits_for("delivery", |other: PostgresStore| async move {
+        assert!(other.change(&change, false).await.is_err());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_a_requeue_of_all_that_is_cut_off() {
+    let (subscription, which, limit) = ("s".into(), Selection::All, usize::MAX);
+    nobody_waits_for_change(Change::Requeue { subscription, which, limit }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_a_requeue_of_a_key_that_is_cut_off() {
+    let (subscription, which, limit) = ("s".into(), Selection::Key("a".into()), usize::MAX);
+    nobody_waits_for_change(Change::Requeue { subscription, which, limit }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_a_rewind_of_a_key_that_is_cut_off() {
+    let (subscription, to, key) = ("s".into(), Start::Beginning, Some("a".into()));
+    nobody_waits_for_change(Change::Rewind { subscription, to, key }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_a_relane_that_is_cut_off() {
+    let relane = |other: PostgresStore| async move {
+        let pause = Change::Pause { subscription: "s".into(), by: PausedBy::Operator, reason: None };
+        other.change(&pause, false).await.unwrap();
+        let relane = Change::Relane { subscription: "s".into(), lanes: 2 };
+        assert!(other.change(&relane, false).await.is_err());
+    };
+    nobody_waits_for("delivery", relane).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -548,6 +548,45 @@ async fn finish(store: &PostgresStore, subscription: SubscriptionId, claimed: &[
     assert_eq!(store.finish(&ends).await.unwrap(), vec![true; claimed.len()]);
 }
 
+/// The index entries of rows that are done lie before the first row of their key until the server has cleaned up. A look passes them page
+/// by page, and reads none of these rows again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_of_a_key_reads_none_of_its_rows_that_are_done() {
+    const DONE: i64 = 2_000;
+    // Each page counts twice for the statement and for the function that it calls, and for the claim and for the look after its end.
+    const ROWS_PER_PAGE: i64 = 10;
+    let database = quiet_database().await;
+    let store = database.store().await;
+    let queue = Subscription { mode: Mode::Queue, ..one_lane("queue") };
+    let subscription = join(&store, [queue]).await.subscriptions[0].id;
+    database.execute(&WAITING.replace("$n", &(2 * DONE).to_string())).await;
+    let counter = Counter::of(&database).await;
+    let one = async |number| {
+        let claimed = claim(&store, subscription, 1, number).await;
+        finish(&store, subscription, &claimed, ClaimFate::Done).await;
+    };
+    let pages_of_next = async |number: i64| {
+        let mut pages = u64::MAX;
+        // Some do more: what there is in all is counted from time to time.
+        for try_number in 0..3 {
+            counter.begin().await;
+            one(number + try_number).await;
+            pages = pages.min(counter.work().await.steps);
+        }
+        pages as i64
+    };
+    for number in 1..=20 {
+        one(number).await;
+    }
+    let early = pages_of_next(21).await;
+    for number in 24..=DONE {
+        one(number).await;
+    }
+    let late = pages_of_next(DONE + 1).await;
+    let most = early + DONE / ROWS_PER_PAGE;
+    assert!(late <= most, "{late} pages for a claim after {DONE} rows, {early} at first, and {most} are allowed");
+}
+
 /// Calls about `count` deliveries or twice as many, two of each key, and the rows that they look at.
 async fn rows_of_calls(count: usize, analyzed: Analyzed) -> Vec<(&'static str, u64)> {
     let database = Database::on(explaining_server()).await;
@@ -618,7 +657,7 @@ async fn rows_of_calls(count: usize, analyzed: Analyzed) -> Vec<(&'static str, u
     claim(&store, subscription, count, 20_000).await;
     calls.note("claim the second of each key").await;
     let dead = vec![(joined.instance, RecoveryCause::Crash, None)];
-    let recovered = store.recover(&RecoverRequest { ended: dead, sweep: false }).await.unwrap();
+    let recovered = store.recover(&RecoverRequest { ended: dead, ..RecoverRequest::default() }).await.unwrap();
     assert_eq!(recovered.claims.iter().map(|(.., count)| count).sum::<u64>(), count as u64);
     calls.note("recover").await;
     calls.all

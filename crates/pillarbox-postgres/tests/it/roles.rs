@@ -256,7 +256,8 @@ async fn a_relay_works_on_a_queue() {
     let claims = store.claim(&[request]).await.unwrap();
     assert_eq!((claims[0].claimed.len(), claims[0].rows), (1, Some(1)));
     let dead = vec![(joined.instance, RecoveryCause::Crash, None)];
-    assert_eq!(store.recover(&RecoverRequest { ended: dead, sweep: true }).await.unwrap().claims.len(), 1);
+    let request = RecoverRequest { ended: dead, sweep: true, ..RecoverRequest::default() };
+    assert_eq!(store.recover(&request).await.unwrap().claims.len(), 1);
     let end = ClaimEnd { subscription, position: 1, claim: first, fate: ClaimFate::Done };
     assert_eq!(store.finish(&[end]).await.unwrap(), [false]);
     store.leave().await.unwrap();

@@ -154,10 +154,10 @@ fn failed(state: State, attempts: u32, due_at: Timestamp) -> ClaimFate {
 }
 
 fn dead(instance: InstanceId, cause: RecoveryCause, beat: Option<i64>) -> RecoverRequest {
-    RecoverRequest { ended: vec![(instance, cause, beat)], sweep: false }
+    RecoverRequest { ended: vec![(instance, cause, beat)], ..RecoverRequest::default() }
 }
 
-const SWEEP: RecoverRequest = RecoverRequest { ended: Vec::new(), sweep: true };
+const SWEEP: RecoverRequest = RecoverRequest { ended: Vec::new(), sweep: true, silent: Vec::new() };
 
 /// Claims and ends what it can until nothing is left; what it got, in order.
 async fn work(ground: &Ground, store: &SqliteStore, busy: &Mutex<HashSet<Box<str>>>) -> Vec<(Box<str>, Position)> {
@@ -442,10 +442,14 @@ async fn a_sweep_takes_claims_from_the_silent_and_the_vanished() {
         assert_eq!(ground.ask(store, 1).await.claimed.len(), 1);
     }
     assert_eq!(ground.store.status().await.unwrap().log.recovery_at, None);
-    ground.silence(silent_id);
-    ground.silence(ground.instance);
     ground.database.execute(&format!("delete from pillarbox_instance where id = {}", gone_id.0));
-    let mut recovered = ground.store.recover(&SWEEP).await.unwrap().claims;
+    let seen = ground.store.observe(&Default::default()).await.unwrap().instances;
+    let silent = [silent_id, ground.instance].map(|id| {
+        let beat = seen.iter().find(|instance| instance.id == id).unwrap().beat;
+        (id, beat, Duration::from_millis(HOUR_MS as u64))
+    });
+    let sweep = RecoverRequest { silent: silent.to_vec(), ..SWEEP };
+    let mut recovered = ground.store.recover(&sweep).await.unwrap().claims;
     recovered.sort_unstable();
     let id = ground.subscription();
     assert_eq!(recovered, [(id, RecoveryCause::Crash, 1), (id, RecoveryCause::Timeout, 1)]);

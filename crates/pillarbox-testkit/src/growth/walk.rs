@@ -295,7 +295,7 @@ impl<'a, G: Ground> Walk<'a, G> {
 
     async fn recover(&self, instance: Option<InstanceId>, sweep: bool) -> Result<()> {
         let dead = instance.into_iter().map(|dead| (dead, RecoveryCause::Crash, None)).collect();
-        self.store.recover(&RecoverRequest { ended: dead, sweep }).await.map(drop)
+        self.store.recover(&RecoverRequest { ended: dead, sweep, ..RecoverRequest::default() }).await.map(drop)
     }
 
     /// The end of an instance, and the start of the next one.

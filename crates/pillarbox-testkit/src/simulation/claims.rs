@@ -48,15 +48,15 @@ impl World {
     pub(super) fn recover(&mut self, request: &RecoverRequest) -> Result<Input> {
         let before = self.claims();
         let beats = self.log.inner().beats();
-        // Whoever has given a sign of life since it was seen to be dead is silent all the same by a clock that jumps.
-        let timed_out = |owner, seen: Option<i64>| {
-            request.sweep && seen.is_some_and(|seen| beats.get(owner).is_some_and(|(beat, _)| *beat != seen))
+        let lives = |owner: &InstanceId| {
+            let seen = request.silent.iter().find(|(silent, ..)| silent == owner).map(|(_, beat, _)| *beat);
+            beats.get(owner).is_some_and(|(beat, _)| seen != Some(*beat))
         };
         let recovered = self.log.recover(request)?;
         let left = self.claims();
         self.run.recovered += before.difference(&left).count();
         for (position, owner, claim) in before.difference(&left) {
-            let dead = request.ended.iter().find(|(dead, _, seen)| dead == owner && !timed_out(owner, *seen));
+            let dead = request.ended.iter().find(|(dead, ..)| dead == owner);
             let cause = dead.map(|(_, cause, _)| *cause);
             let Some(node) = self.nodes.iter().position(|node| node.runs_as(*owner)) else { continue };
             let mut held = self.nodes[node].at_sink.values().flatten().filter(|held| !held.given_up);
@@ -70,6 +70,9 @@ impl World {
                 }
                 Some(RecoveryCause::Crash) => {
                     self.violation(format!("node {node} lives, and {position} was recovered from it"));
+                }
+                None if lives(owner) => {
+                    self.violation(format!("node {node} has beaten, and a sweep took {position} from it"));
                 }
                 _ => {}
             }

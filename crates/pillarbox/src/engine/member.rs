@@ -100,6 +100,11 @@ impl Member {
         }
     }
 
+    /// The other instances, the last beat seen of each, and for how long no other was seen.
+    pub(super) fn silent(&self, now: Now) -> Vec<(InstanceId, i64, Duration)> {
+        self.ownership.silent(now.mono)
+    }
+
     /// How often to beat.
     pub(super) fn beat_interval(&self) -> Duration {
         self.beat_interval

@@ -362,7 +362,8 @@ impl Engine {
         let asked = |id: &InstanceId| self.queues.recovered.get(id).is_some_and(|at| now.mono < *at + RECOVER_AGAIN);
         ended.retain(|entry| recovery.profile == RecoveryProfile::Fast && !asked(&entry.0));
         if sweep || !ended.is_empty() {
-            let request = RecoverRequest { ended, sweep };
+            let silent = if sweep { self.member.silent(now) } else { Vec::new() };
+            let request = RecoverRequest { ended, sweep, silent };
             self.actions.push(Action::Recover(request.clone()));
             self.queues.recover.begin((request, now.mono));
         }

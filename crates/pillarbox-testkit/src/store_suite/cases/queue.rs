@@ -40,6 +40,7 @@ cases! {
         a_dead_instances_claims_outlive_the_loss_of_its_lanes,
         an_instance_that_has_beaten_since_keeps_its_claims,
         a_sweep_recovers_from_the_silent,
+        a_sweep_takes_nothing_by_the_databases_clock,
         what_is_recovered_too_often_is_dead,
         suspects_are_claimed_one_at_a_time,
         leaving_gives_claims_back,
@@ -140,11 +141,17 @@ impl<S: Store> Member<S> {
     }
 
     async fn recover(&self, dead: &[(InstanceId, RecoveryCause, Option<i64>)]) -> Tried<Vec<(RecoveryCause, u64)>> {
-        self.recover_by(RecoverRequest { ended: dead.to_vec(), sweep: false }).await
+        self.recover_by(RecoverRequest { ended: dead.to_vec(), ..RecoverRequest::default() }).await
     }
 
     async fn sweep(&self) -> Tried<Vec<(RecoveryCause, u64)>> {
-        self.recover_by(RecoverRequest { ended: Vec::new(), sweep: true }).await
+        self.sweep_seeing(&[]).await
+    }
+
+    /// A sweep of one that has seen these instances stand still at a beat for so long.
+    async fn sweep_seeing(&self, silent: &[(InstanceId, i64, Duration)]) -> Tried<Vec<(RecoveryCause, u64)>> {
+        let silent = silent.to_vec();
+        self.recover_by(RecoverRequest { sweep: true, silent, ..RecoverRequest::default() }).await
     }
 
     async fn recover_by(&self, request: RecoverRequest) -> Tried<Vec<(RecoveryCause, u64)>> {
@@ -685,7 +692,8 @@ async fn a_dead_instances_claims_outlive_the_loss_of_its_lanes<F: Fixture>(fixtu
     second.fleet().await?;
     second.take(first.lane, TakeCause::Lock).await?;
     second.fleet().await?;
-    second.recover_by(RecoverRequest { ended: vec![(dead, RecoveryCause::Crash, None)], sweep: true }).await?;
+    let dead = vec![(dead, RecoveryCause::Crash, None)];
+    second.recover_by(RecoverRequest { ended: dead, sweep: true, ..RecoverRequest::default() }).await?;
     let claimed = second.claim(LIMIT, 1).await?;
     let found: Vec<(Position, u32)> =
         claimed.iter().map(|claimed| (claimed.delivery.position, claimed.delivery.attempts)).collect();
@@ -731,12 +739,18 @@ async fn a_sweep_recovers_from_the_silent<F: Fixture>(fixture: &F) -> Outcome {
     member.fleet().await?;
     let silent = first.claim(1, 1).await?.pop().ok_or("nothing was claimed")?;
     let own = member.claim(1, 1).await?.pop().ok_or("nothing was claimed")?;
-    ensure!(member.sweep().await?.is_empty(), "a sweep recovered from one that was silent for less than {timeout:?}");
-    fixture.pass(timeout + SOON).await;
+    let id = first.joined.instance;
+    let seen = member.beat_of(id).await?;
+    let short = timeout - Duration::from_millis(1);
+    let recovered = member.sweep_seeing(&[(id, seen, short)]).await?;
+    ensure!(recovered.is_empty(), "a sweep recovered from one that was silent for {short:?} of {timeout:?}");
+    first.fleet().await?;
+    let recovered = member.sweep_seeing(&[(id, seen, timeout)]).await?;
+    ensure!(recovered.is_empty(), "a sweep recovered from one that has beaten since: {recovered:?}");
+    let seen = member.beat_of(id).await?;
     let before = clock(fixture).await?;
-    member.fleet().await?;
-    let recovered = member.sweep().await?;
-    ensure!(recovered == [(RecoveryCause::Timeout, 1)], "silent for more than {timeout:?}: {recovered:?}");
+    let recovered = member.sweep_seeing(&[(id, seen, timeout)]).await?;
+    ensure!(recovered == [(RecoveryCause::Timeout, 1)], "silent for {timeout:?}: {recovered:?}");
     member.done(&own).await?;
     ensure!(first.is_refused(&silent, ClaimFate::Done).await?, "a late end was not refused");
     let again = member.claim(LIMIT, 2).await?;
@@ -744,6 +758,27 @@ async fn a_sweep_recovers_from_the_silent<F: Fixture>(fixture: &F) -> Outcome {
     let swept = fixture.operator().await?.status().await?.log.recovery_at;
     ensure!(swept.is_some_and(|swept| swept >= before), "a sweep after {before:?} is told as of {swept:?}");
     Ok(())
+}
+
+/// As when the server's clock is set forward: by that clock everybody has been silent for a long time.
+async fn a_sweep_takes_nothing_by_the_databases_clock<F: Fixture>(fixture: &F) -> Outcome {
+    let timeout = Duration::from_secs(1);
+    let wish = Subscription { processing_timeout: timeout, ..queue() };
+    let second = feeder(fixture, wish.clone()).await?;
+    let (first, member) = (join_with(fixture, wish).await?, &second.member);
+    second.feed(fixture, &[None]).await?;
+    let claimed = first.claim(1, 1).await?.pop().ok_or("nothing was claimed")?;
+    let id = first.joined.instance;
+    let seen = member.beat_of(id).await?;
+    fixture.pass(timeout + SOON).await;
+    for silent in [vec![], vec![(id, seen, SOON)]] {
+        let recovered = member.sweep_seeing(&silent).await?;
+        ensure!(
+            recovered.is_empty(),
+            "observed as {silent:?}, it lost its claim by the database's clock: {recovered:?}"
+        );
+    }
+    first.done(&claimed).await
 }
 
 async fn a_sweep_recovers_from_the_buried<F: Fixture>(fixture: &F) -> Outcome {
