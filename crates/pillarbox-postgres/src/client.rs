@@ -15,8 +15,8 @@ use crate::Schema;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a connection or transaction that `pillarbox_postgres` can publish on",
     label = "expected `&tokio_postgres::Transaction` or, with the feature `sqlx`, `&mut sqlx::PgConnection`",
-    note = "with tokio-postgres pass `&transaction`; with deadpool-postgres pass `&*transaction`",
-    note = "with sqlx turn on the feature `sqlx` of `pillarbox-postgres` and pass `&mut *transaction`",
+    note = "for tokio-postgres pass `&transaction`, for deadpool-postgres `&*transaction`",
+    note = "for sqlx turn on the feature `sqlx` of `pillarbox-postgres` and pass `&mut *transaction`",
     note = "for any other client use `EventSql::to_sql`"
 )]
 pub trait PgClient: sealed::Sealed + Send {

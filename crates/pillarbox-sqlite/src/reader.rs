@@ -1,5 +1,5 @@
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -104,17 +104,15 @@ impl Reader {
         })
     }
 
-    /// The events at exactly these positions, from the log or kept aside: the first ones that fit a page, one at least.
+    /// The events at exactly these positions, from the log or kept aside: the first ones of the request that fit a page, one at least.
     pub(crate) fn fetch(&mut self, positions: &[Position]) -> Db<Vec<Arc<Event>>> {
-        let mut positions = positions.to_vec();
-        positions.sort_unstable();
-        positions.dedup();
         let decoder = &mut self.decoder;
-        let (events, horizon) = read(&self.connection, |snapshot| {
+        let (mut events, horizon) = read(&self.connection, |snapshot| {
             let mut statement = snapshot.prepare_cached(sql!(event, "fetch"))?;
             let mut events = Vec::with_capacity(positions.len());
             let mut room = PAGE_BYTES_MAX;
-            for position in &positions {
+            let mut seen = HashSet::new();
+            for position in positions.iter().filter(|position| seen.insert(**position)) {
                 let mut rows = statement.query([position])?;
                 let Some(row) = rows.next()? else { continue };
                 let event = decoder.event(row)?;
@@ -126,6 +124,7 @@ impl Reader {
             }
             Ok((events, crate::connection::horizon(snapshot)?))
         })?;
+        events.sort_unstable_by_key(|event: &Arc<Event>| event.position);
         self.barrier.pass(events.last().map(|event| &**event), horizon, &self.bell)?;
         Ok(events)
     }

@@ -408,7 +408,7 @@ impl MemoryLog {
     /// See [`Store::fetch`](pillarbox::store::Store::fetch).
     pub fn fetch(&self, positions: &[Position]) -> Result<Vec<Arc<Event>>> {
         let inner = self.inner();
-        let positions: BTreeSet<Position> = positions.iter().copied().collect();
+        let mut seen = BTreeSet::new();
         let find = |position: &Position| inner.rows.get(position).or_else(|| inner.kept.get(position)).cloned();
         let mut room = PAGE_BYTES_MAX;
         let fits = |(index, event): &(usize, Arc<Event>)| {
@@ -416,7 +416,10 @@ impl MemoryLog {
             room = room.saturating_sub(event.size());
             fits
         };
-        Ok(positions.iter().filter_map(find).enumerate().take_while(fits).map(|(_, event)| event).collect())
+        let found = positions.iter().filter(|position| seen.insert(**position)).filter_map(find);
+        let mut events: Vec<_> = found.enumerate().take_while(fits).map(|(_, event)| event).collect();
+        events.sort_unstable_by_key(|event| event.position);
+        Ok(events)
     }
 
     /// See [`Store::settle`](pillarbox::store::Store::settle).

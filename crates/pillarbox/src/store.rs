@@ -77,8 +77,8 @@ pub trait Store: Send + Sync + 'static {
     fn poll(&self, request: &PollRequest) -> impl Future<Output = Result<Page>> + Send;
 
     /// Returns the events at exactly these positions, from the log or from the copies kept for deliveries, ascending
-    /// and without missing ones. Of large events it returns the first ones, [`PAGE_BYTES_MAX`] bytes together at most but one event at
-    /// least: the caller requests those after the last returned event again.
+    /// and without missing ones. Of large events it returns the first ones in the order of the request, [`PAGE_BYTES_MAX`] bytes together
+    /// at most but one event at least: the caller requests again those that it named after the last returned one.
     fn fetch(&self, positions: &[Position]) -> impl Future<Output = Result<Vec<Arc<Event>>>> + Send;
 
     /// Writes what became of events, in one transaction that first locks each lane's cursor at the given epoch. The

@@ -54,7 +54,9 @@ fn paused_by_the_receiver_is_an_alarm_until_an_operator_knows(on: On) {
     let text = stdout(&doctor);
     assert!(text.contains("failed   subscription 'out': ") && text.contains("fix: `pillarbox resume out`"), "{text}");
     let text = place.ok(&["pause", "out"]);
-    for part in ["already paused", "paused by its receiver, and now by you", "no alarm", "the reason stays: 410 Gone"] {
+    for part in
+        ["already paused", "paused by its receiver, and now by you", "no longer an alarm", "the reason stays: 410 Gone"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     let text = place.ok(&["pause", "out", "--reason", "known"]);

@@ -356,6 +356,28 @@ fn an_outage_with_few_keys_moves_no_more_to_rows_than_max_blocked_and_a_window()
     }
 }
 
+/// What got a row and has ended does not count: only what is waiting does.
+#[test]
+fn a_busy_queue_is_not_stopped_by_rows_that_have_ended() {
+    const MAX_BLOCKED: usize = 5;
+    let config = EngineConfig { max_blocked: MAX_BLOCKED, ..EngineConfig::default() };
+    let mut bench = Bench::with(config, HANDLER, 4);
+    bench.answer_claim(Claims { keys: Some(Vec::new()), rows: Some(0), ..Claims::default() });
+    let mut rows = 0;
+    for position in 1..=4 * MAX_BLOCKED as i64 {
+        bench.read(&[event(position, "")]);
+        let (slow, _) = bench.sent().expect("nothing holds it up");
+        bench.step_after(Duration::from_millis(60), Input::Tick);
+        rows += bench.settle().map_or(0, |(queue, _)| queue.len());
+        bench.done(slow, 1);
+        bench.ends();
+        if bench.claim_request().is_some() {
+            bench.step(Input::Claimed(vec![Claims::default()]));
+        }
+    }
+    assert!(rows > MAX_BLOCKED, "{rows} rows: the test shows nothing");
+}
+
 /// Settlements wait for a call that ends claims, so that none is long.
 #[test]
 fn claims_end_a_few_hundred_at_a_time() {

@@ -100,9 +100,10 @@ impl Member {
         }
     }
 
-    /// The other instances, the last beat seen of each, and for how long no other was seen.
-    pub(super) fn silent(&self, now: Now) -> Vec<(InstanceId, i64, Duration)> {
-        self.ownership.silent(now.mono)
+    /// The other instances, the last beat seen of each, and for how long no other was seen: up to the beginning of the last look, since
+    /// after a pause of this relay the others may have beaten and not been looked at.
+    pub(super) fn silent(&self) -> Vec<(InstanceId, i64, Duration)> {
+        self.ownership.silent(self.confirmed.unwrap_or_default())
     }
 
     /// How often to beat.

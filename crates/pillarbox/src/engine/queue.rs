@@ -48,7 +48,7 @@ pub(super) struct Queue {
     congested: bool,
     /// So much is waiting that nothing more is read; also before it is known how much is waiting.
     full: bool,
-    /// How many rows there were when they were last counted, and were added since: they are not counted while the sink is down.
+    /// How many rows there were when they were last counted, and how many were added since while the sink was down, when they are not counted.
     pub(super) rows: u64,
     /// Not before this time is anything claimed.
     claim_at: Duration,

@@ -196,10 +196,13 @@ impl Engine {
     /// The rows of these claims were written with a lane's cursor. If the lane was lost they may have been written by a call that was
     /// not answered: ending the claims tells.
     pub(super) fn rows_settled(&mut self, now: Now, subscription: SubscriptionId, claims: &[ClaimId], added: usize) {
-        let sub = self.subscribers.find_mut(subscription);
-        let Some(queue) = sub.and_then(|sub| sub.queue.as_mut()) else { return };
+        let Some(sub) = self.subscribers.find_mut(subscription) else { return };
+        let Some(queue) = &mut sub.queue else { return };
         claims.iter().for_each(|claim| queue.written(subscription, *claim));
-        queue.add_rows(added as u64);
+        // While all may be claimed, each claim's answer counts them; what has ended since is not added up here.
+        if sub.breaker.permit(now) != Permit::All {
+            queue.add_rows(added as u64);
+        }
         queue.made_ready(now);
     }
 
@@ -362,7 +365,7 @@ impl Engine {
         let asked = |id: &InstanceId| self.queues.recovered.get(id).is_some_and(|at| now.mono < *at + RECOVER_AGAIN);
         ended.retain(|entry| recovery.profile == RecoveryProfile::Fast && !asked(&entry.0));
         if sweep || !ended.is_empty() {
-            let silent = if sweep { self.member.silent(now) } else { Vec::new() };
+            let silent = if sweep { self.member.silent() } else { Vec::new() };
             let request = RecoverRequest { ended, sweep, silent };
             self.actions.push(Action::Recover(request.clone()));
             self.queues.recover.begin((request, now.mono));
