@@ -374,6 +374,7 @@ fn a_busy_queue_is_not_stopped_by_rows_that_have_ended() {
         if bench.claim_request().is_some() {
             bench.step(Input::Claimed(vec![Claims::default()]));
         }
+        bench.step_after(Duration::from_millis(20), Input::Rang);
     }
     assert!(rows > MAX_BLOCKED, "{rows} rows: the test shows nothing");
 }
