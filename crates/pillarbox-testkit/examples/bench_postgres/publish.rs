@@ -95,9 +95,10 @@ impl Comparison {
         }
         match self.situation {
             Situation::Asleep => require_most(&looks, true)?,
-            Situation::Awake => require_most(&looks, false)?,
+            // One publisher waits for no other, and a relay decides from time to time whether it sleeps.
+            Situation::Awake if self.connections > 1 => require_most(&looks, false)?,
             Situation::Backlog => require_backlog(&client).await?,
-            Situation::Alone | Situation::Batch => {}
+            Situation::Alone | Situation::Awake | Situation::Batch => {}
         }
         Ok(figures)
     }
