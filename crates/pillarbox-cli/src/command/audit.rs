@@ -23,7 +23,7 @@ pub(super) async fn run(scope: &Scope, args: &AuditArgs) -> Result<Exit> {
     if let (Some(from), Some(to)) = (args.from, args.to)
         && from > to
     {
-        return Err(Stop::usage(format!("--from {from} lies behind --to {to}; nothing would be audited")));
+        return Err(Stop::usage(format!("--from {from} is above --to {to}; nothing would be audited")));
     }
     let store = scope.open().await?;
     let books = store.books().await?;

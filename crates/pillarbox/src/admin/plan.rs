@@ -413,8 +413,8 @@ fn requeue(row: &SubscriptionRow, which: &Selection, event: Option<Uuid>, target
 fn no_delivery(row: &SubscriptionRow, which: &Selection, event: Option<Uuid>, verb: &str) -> Error {
     match (event, which) {
         (Some(id), _) => invalid(format!(
-            "nothing to {verb}: event {id} has no delivery of '{}'; it was delivered, is not wanted, or was not read yet \
-             (see `pillarbox why {id}`)",
+            "nothing to {verb}: event {id} has no delivery of '{}'; it was delivered or skipped, is not wanted, or was not \
+             read yet (see `pillarbox why {id}`)",
             row.name
         )),
         (None, Selection::Version(stream, version)) => {
