@@ -172,7 +172,7 @@ impl Fixture for PostgresFixture {
             begin
                 for leaf in select name from pillarbox.leaf loop
                     execute format('update pillarbox.%I set id = coalesce(id, pillarbox.event_id(position, created_at)), '
-                        'created_at = created_at - interval ''{} milliseconds'' where position <= {through}', leaf);
+                        'created_at = created_at - {} * interval ''1 millisecond'' where position <= {through}', leaf);
                 end loop;
             end $$",
             by.as_millis()
@@ -182,7 +182,7 @@ impl Fixture for PostgresFixture {
 
     async fn age_deaths(&self, by: Duration) {
         let by = by.as_millis();
-        let sql = format!("update pillarbox.delivery set died_at = died_at - interval '{by} milliseconds'");
+        let sql = format!("update pillarbox.delivery set died_at = died_at - {by} * interval '1 millisecond'");
         self.database.execute(&sql).await;
     }
 
@@ -245,7 +245,7 @@ impl Fixture for PostgresFixture {
     async fn age_inbox(&self, but: Uuid, by: Duration) {
         let by = by.as_millis();
         let sql = format!(
-            "update pillarbox.inbox set accepted_at = accepted_at - interval '{by} milliseconds' where id <> $1"
+            "update pillarbox.inbox set accepted_at = accepted_at - {by} * interval '1 millisecond' where id <> $1"
         );
         self.database.client().await.execute(&sql, &[&but]).await.unwrap();
     }
