@@ -185,8 +185,10 @@ impl World {
             for id in changed.events {
                 self.dropped.remove(&(sub, id));
                 self.skips.remove(&(sub, id));
-                // It is delivered again, or after all; where it was dead, later ones of its key may have been sent.
-                self.judged.insert((sub, id), Judgement { wanted: true, sealed: true });
+                // It is delivered again, or after all; where it was dead, later ones of its key may have been sent. A former filter that
+                // wanted it stays its judge, else the filter of now becomes it.
+                let sealed = self.judged.get(&(sub, id)).is_some_and(|judgement| judgement.wanted && judgement.sealed);
+                self.judged.insert((sub, id), Judgement { wanted: true, sealed });
                 self.requeued.insert((sub, id));
             }
         }
