@@ -240,7 +240,8 @@ impl World {
         }
         // A lane that nobody owns is asked for again; nothing is late by that.
         let is_free = |take: &pillarbox::store::Take| take.cause == pillarbox::store::TakeCause::Free;
-        let may_wait = matches!(&request, Request::Take(lanes) if lanes.iter().all(is_free));
+        let may_wait =
+            self.log.is_frozen(instance) || matches!(&request, Request::Take(lanes) if lanes.iter().all(is_free));
         let answer: Result<Input> = match request {
             Request::Observe(report) => {
                 let answer = self.log.observe(instance, &report).map(Input::Observed);

@@ -85,8 +85,9 @@ impl World {
     }
 
     fn drop_by_hold(&mut self, sub: usize, event: &Event, wanted: bool) {
-        self.judged.entry((sub, event.id)).or_insert(Judgement { wanted, sealed: false });
-        if wanted && !self.has_row(sub, event) {
+        // What a former filter had passed was delivered, or not wanted, whatever the cursor remembers of it.
+        let judgement = *self.judged.entry((sub, event.id)).or_insert(Judgement { wanted, sealed: false });
+        if wanted && !judgement.sealed && !self.has_row(sub, event) {
             self.run.held += 1;
             self.drop_event(sub, event.id);
         }
