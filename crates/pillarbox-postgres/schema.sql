@@ -189,7 +189,8 @@ table skip (
 
 table stream (
     name text not null,
-    version bigint not null
+    version bigint not null,
+    topic text not null
 )
 
 table subscription (
@@ -337,6 +338,72 @@ AS $function$
     select t.subscription, t.state, sum(t.change) from taken as t group by t.subscription, t.state having sum(t.change) <> 0
 $function$
 
+CREATE OR REPLACE FUNCTION pillarbox.append_events(stream text, expected_version bigint, topic text, ids uuid[], types text[], payloads json[], payload_bytes bytea[], content_types text[], headers jsonb[])
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    added constant bigint := coalesce(cardinality(types), 0);
+    found_version bigint;
+    found_topic text;
+begin
+    if added = 0 then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('pillarbox: nothing is appended to stream "%s"', stream),
+            hint = 'Give at least one event.';
+    end if;
+    loop
+        update pillarbox.stream as s
+        set version = s.version + added
+        where s.name = append_events.stream
+            and s.topic = append_events.topic
+            and (expected_version is null or s.version = expected_version)
+        returning s.version - added into found_version;
+        exit when found;
+        if expected_version is null or expected_version = 0 then
+            insert into pillarbox.stream as s (name, version, topic) values (stream, added, append_events.topic)
+            on conflict (name) do nothing;
+            if found then
+                found_version := 0;
+                exit;
+            end if;
+        end if;
+        select s.version, s.topic into found_version, found_topic from pillarbox.stream as s where s.name = append_events.stream;
+        if coalesce(found_version, 0) <> expected_version then
+            raise exception using
+                errcode = 'PB409',
+                message = format(
+                    'pillarbox: stream "%s" is at version %s, not at %s', stream, coalesce(found_version, 0), expected_version
+                ),
+                hint = 'Load the stream again, decide again, and append with its version.';
+        elsif found_topic <> append_events.topic then
+            raise exception using
+                errcode = 'invalid_parameter_value',
+                message = format('pillarbox: stream "%s" has the topic ''%s'', not ''%s''', stream, found_topic, append_events.topic),
+                hint = 'A stream has one topic.';
+        end if;
+        -- Another transaction has just created it, or ended without doing so.
+    end loop;
+    with appended as (
+        insert into pillarbox.event
+            (id, topic, key, type, payload, payload_bytes, content_type, headers, stream_version)
+        select
+            e.id, append_events.topic, append_events.stream, e.type, e.payload, e.payload_bytes, e.content_type, e.headers,
+            found_version + e.ordinality
+        from unnest(ids, types, payloads, append_events.payload_bytes, content_types, append_events.headers) with ordinality
+            as e (id, type, payload, payload_bytes, content_type, headers, ordinality)
+        order by e.ordinality
+        returning position, stream_version
+    )
+    insert into pillarbox.journal (stream, version, position)
+    select append_events.stream, a.stream_version, a.position from appended as a;
+    return found_version + added;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION pillarbox.append(stream text, expected_version bigint, events jsonb, topic text DEFAULT 'journal'::text)
  RETURNS bigint
  LANGUAGE plpgsql
@@ -344,8 +411,10 @@ CREATE OR REPLACE FUNCTION pillarbox.append(stream text, expected_version bigint
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 declare
-    found_version bigint;
-    new_version bigint;
+    ids uuid[];
+    types text[];
+    payloads json[];
+    headers jsonb[];
 begin
     if jsonb_typeof(events) is distinct from 'array' then
         raise exception using
@@ -353,28 +422,12 @@ begin
             message = 'pillarbox: events is no array',
             hint = 'Give events like ''[{"type": "order.placed", "payload": {}}]''.';
     end if;
-    insert into pillarbox.stream as s (name, version) values (stream, 0) on conflict (name) do nothing;
-    select s.version into found_version from pillarbox.stream as s where s.name = stream for update;
-    if found_version <> expected_version then
-        raise exception using
-            errcode = 'PB409',
-            message = format('pillarbox: stream "%s" is at version %s, not at %s', stream, found_version, expected_version),
-            hint = 'Load the stream again, decide again, and append with its version.';
-    end if;
-    new_version := found_version + jsonb_array_length(events);
-    update pillarbox.stream as s set version = new_version where s.name = stream;
-    with appended as (
-        insert into pillarbox.event (id, topic, key, type, payload, headers, stream_version)
-        select
-            (e.event ->> 'id')::uuid, append.topic, append.stream, e.event ->> 'type', (e.event -> 'payload')::json,
-            e.event -> 'headers', found_version + e.ordinality
-        from jsonb_array_elements(append.events) with ordinality as e (event, ordinality)
-        order by e.ordinality
-        returning position, stream_version
-    )
-    insert into pillarbox.journal (stream, version, position)
-    select append.stream, a.stream_version, a.position from appended as a;
-    return new_version;
+    select
+        array_agg((e.event ->> 'id')::uuid order by e.ordinality), array_agg(e.event ->> 'type' order by e.ordinality),
+        array_agg((e.event -> 'payload')::json order by e.ordinality), array_agg(e.event -> 'headers' order by e.ordinality)
+    into ids, types, payloads, headers
+    from jsonb_array_elements(append.events) with ordinality as e (event, ordinality);
+    return pillarbox.append_events(stream, expected_version, topic, ids, types, payloads, null, null, headers);
 end
 $function$
 

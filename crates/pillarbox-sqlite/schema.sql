@@ -177,7 +177,7 @@ CREATE TABLE pillarbox_skip (
 CREATE TABLE pillarbox_stream (
     name text primary key,
     version integer not null
-) strict, without rowid;
+, topic text not null default 'journal') strict, without rowid;
 
 CREATE TABLE pillarbox_subscription (
     id integer primary key autoincrement,
@@ -225,7 +225,7 @@ CREATE INDEX pillarbox_event_id on pillarbox_event (id);
 
 CREATE INDEX pillarbox_event_kept_id on pillarbox_event_kept (id);
 
-CREATE INDEX pillarbox_event_stream on pillarbox_event (key, stream_version) where stream_version is not null;
+CREATE UNIQUE INDEX pillarbox_event_stream on pillarbox_event (key, stream_version) where stream_version is not null;
 
 CREATE INDEX pillarbox_inbox_accepted_at on pillarbox_inbox (accepted_at);
 
@@ -256,6 +256,11 @@ select
     d.state as stored
 from pillarbox_delivery as d
 join pillarbox_subscription as s on s.id = d.subscription;
+
+CREATE VIEW pillarbox_journal as
+select key as stream, stream_version as version, topic, type, payload, content_type, headers, id, position, created_at
+from pillarbox_event
+where stream_version is not null;
 
 CREATE TRIGGER pillarbox_count_delete after delete on pillarbox_delivery when old.state in ('dead', 'delayed')
 begin
@@ -294,4 +299,27 @@ when old.position > (select value from pillarbox_meta where name = 'pruned_to')
     )
 begin
     select raise(abort, 'pillarbox: an event is only removed by retention; see `pillarbox prune` and `pillarbox reset`');
+end;
+
+CREATE TRIGGER pillarbox_journal_append instead of insert on pillarbox_journal
+begin
+    select raise(abort, 'pillarbox: an event of a stream needs stream, version and type; the first version is 1')
+    where new.stream is null or instr(new.stream, char(0)) > 0 or new.version is null or new.type is null;
+    select raise(abort, 'pillarbox: PB409: the stream is not at the version before this one; roll back, load the stream and decide again')
+    where new.version <> 1 + coalesce((select version from pillarbox_stream where name = new.stream), 0);
+    select raise(abort, 'pillarbox: the stream has another topic; a stream has one topic')
+    from pillarbox_stream
+    where name = new.stream and topic <> coalesce(new.topic, 'journal');
+    insert into pillarbox_event (topic, key, type, payload, content_type, headers, stream_version)
+    select
+        coalesce(new.topic, 'journal'), new.stream, new.type, new.payload, new.content_type, coalesce(new.headers, '{}'),
+        new.version
+    where new.id is null;
+    insert into pillarbox_event (id, topic, key, type, payload, content_type, headers, stream_version)
+    select
+        new.id, coalesce(new.topic, 'journal'), new.stream, new.type, new.payload, new.content_type,
+        coalesce(new.headers, '{}'), new.version
+    where new.id is not null;
+    insert into pillarbox_stream (name, version, topic) values (new.stream, new.version, coalesce(new.topic, 'journal'))
+    on conflict (name) do update set version = excluded.version;
 end;

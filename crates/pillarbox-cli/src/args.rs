@@ -4,6 +4,7 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use pillarbox::admin::State;
+use pillarbox::journal::{Expected, JOURNAL_TOPIC};
 use pillarbox::{Start, Timestamp};
 use uuid::Uuid;
 
@@ -69,6 +70,9 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Publish one event, or one per line of standard input, and print the ids
     Publish(PublishArgs),
+    /// Append to, read and list the streams of the journal
+    #[command(subcommand)]
+    Journal(JournalCommand),
     /// Show subscriptions, instances and problems
     #[command(after_help = EXPLAIN)]
     Status(StatusArgs),
@@ -225,6 +229,68 @@ pub(crate) struct PublishArgs {
     /// JSON, or - for standard input; nothing: an event without a payload
     #[arg(allow_negative_numbers = true)]
     pub(crate) payload: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum JournalCommand {
+    /// Append one event to a stream, or every line of standard input, and print the stream's new version
+    Append(AppendArgs),
+    /// Print the events of a stream, one JSON object per line
+    Read(ReadArgs),
+    /// List streams with their versions
+    Streams(StreamsArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct AppendArgs {
+    /// The stream; it becomes the key of its events
+    pub(crate) stream: String,
+    /// What happened
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) event_type: String,
+    /// The version that the stream must have, or new; else any
+    #[arg(long, value_name = "VERSION", value_parser = parse_expected)]
+    pub(crate) expect: Option<Expected>,
+    /// The topic of the stream
+    #[arg(long, default_value = JOURNAL_TOPIC)]
+    pub(crate) topic: String,
+    /// A header; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_header)]
+    pub(crate) header: Vec<(String, String)>,
+    /// The payload is bytes of this media type
+    #[arg(long, value_name = "TYPE", conflicts_with = "ndjson")]
+    pub(crate) content_type: Option<String>,
+    /// Append every line of standard input, each a JSON payload, in one transaction
+    #[arg(long, conflicts_with = "payload")]
+    pub(crate) ndjson: bool,
+    /// JSON, or - for standard input; nothing: an event without a payload
+    #[arg(allow_negative_numbers = true)]
+    pub(crate) payload: Option<String>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ReadArgs {
+    /// The stream
+    pub(crate) stream: String,
+    /// From this version on
+    #[arg(long, value_name = "VERSION", default_value_t = 1, value_parser = clap::value_parser!(i64).range(1..))]
+    pub(crate) from: i64,
+    /// At most this many
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) limit: Option<u64>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct StreamsArgs {
+    /// Only streams whose names begin so
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub(crate) prefix: String,
+    /// Only streams behind this name
+    #[arg(long, value_name = "STREAM")]
+    pub(crate) after: Option<String>,
+    /// At most this many
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: u32,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -483,6 +549,14 @@ fn parse_header(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("write a header as NAME=VALUE".to_owned()),
+    }
+}
+
+fn parse_expected(text: &str) -> Result<Expected, String> {
+    match text.parse() {
+        _ if text == "new" => Ok(Expected::New),
+        Ok(version @ 0..) => Ok(Expected::Version(version)),
+        _ => Err("write a version, as `pillarbox journal append` printed it, or new".to_owned()),
     }
 }
 

@@ -162,6 +162,7 @@ fn code_of(error: &anyhow::Error) -> &'static str {
         Some(ErrorKind::Unavailable | ErrorKind::Ended) => "unavailable",
         Some(ErrorKind::Full) => "full",
         Some(ErrorKind::Invalid) => "invalid",
+        Some(ErrorKind::Conflict) => "conflict",
         Some(ErrorKind::NotFound) => "not_found",
         Some(ErrorKind::Schema) => "schema",
         Some(ErrorKind::Foreign) => "foreign",

@@ -4,6 +4,7 @@ use std::time::Duration;
 use pillarbox::admin::{
     Books, Change, Changed, Check, EventRecord, ListQuery, ListRow, Operator, PrunePolicy, Pruned, Status,
 };
+use pillarbox::journal::{Appended, Expected, StreamHead};
 use pillarbox::store::{
     ClaimEnd, ClaimRequest, Claims, Epoch, Fleet, Hello, Joined, LaneRef, LaneState, Page, PollRequest, RecoverRequest,
     Recovered, Report, Settlement, Store, StoreFeatures, Take, Wake,
@@ -158,6 +159,18 @@ impl Operator for Log {
 
     async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Uuid>> {
         on_each!(self, store => store.publish(events).await)
+    }
+
+    async fn append(&self, stream: &str, expected: Expected, events: &[NewEvent]) -> Result<Appended> {
+        on_each!(self, store => store.append(stream, expected, events).await)
+    }
+
+    async fn read_stream(&self, stream: &str, from: i64, limit: usize) -> Result<Vec<Event>> {
+        on_each!(self, store => store.read_stream(stream, from, limit).await)
+    }
+
+    async fn streams(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<StreamHead>> {
+        on_each!(self, store => store.streams(prefix, after, limit).await)
     }
 
     async fn books(&self) -> Result<Books> {

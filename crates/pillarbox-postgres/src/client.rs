@@ -1,10 +1,12 @@
 use std::future::Future;
 
-use pillarbox::{NewEvent, Result};
+use pillarbox::journal::Append;
+use pillarbox::{Event, NewEvent, Result};
 use tokio_postgres::GenericClient;
 use uuid::Uuid;
 
 use crate::Schema;
+use crate::journal::Stretch;
 
 /// What an application publishes and accepts on: its own connection, best inside a transaction.
 ///
@@ -28,6 +30,15 @@ pub trait PgClient: sealed::Sealed + Send {
 
     #[doc(hidden)]
     fn accept(self, schema: &Schema, consumer: &str, id: Uuid) -> impl Future<Output = Result<bool>> + Send;
+
+    #[doc(hidden)]
+    fn append(self, schema: &Schema, append: Append<'_>) -> impl Future<Output = Result<i64>> + Send;
+
+    #[doc(hidden)]
+    fn read_stream(self, schema: &Schema, stretch: Stretch<'_>) -> impl Future<Output = Result<Vec<Event>>> + Send;
+
+    #[doc(hidden)]
+    fn stream_version(self, schema: &Schema, stream: &str) -> impl Future<Output = Result<i64>> + Send;
 }
 
 mod sealed {
@@ -48,17 +59,31 @@ impl<C: GenericClient + Sync> PgClient for &C {
     async fn accept(self, schema: &Schema, consumer: &str, id: Uuid) -> Result<bool> {
         Ok(crate::inbox::insert(self, schema, consumer, id).await?)
     }
+
+    async fn append(self, schema: &Schema, append: Append<'_>) -> Result<i64> {
+        crate::journal::on_client::append(self, schema, append).await
+    }
+
+    async fn read_stream(self, schema: &Schema, stretch: Stretch<'_>) -> Result<Vec<Event>> {
+        Ok(crate::journal::on_client::read(self, schema, stretch).await?)
+    }
+
+    async fn stream_version(self, schema: &Schema, stream: &str) -> Result<i64> {
+        Ok(crate::journal::on_client::version(self, schema, stream).await?)
+    }
 }
 
 #[cfg(feature = "sqlx")]
 mod on_sqlx {
     use ::sqlx::pool::PoolConnection;
     use ::sqlx::{PgConnection, Postgres, Transaction};
-    use pillarbox::{NewEvent, Result};
+    use pillarbox::journal::Append;
+    use pillarbox::{Event, NewEvent, Result};
     use uuid::Uuid;
 
     use super::{PgClient, sealed};
     use crate::Schema;
+    use crate::journal::{Stretch, on_sqlx as journal};
     use crate::publish::on_sqlx;
 
     macro_rules! client {
@@ -76,6 +101,18 @@ mod on_sqlx {
 
                 async fn accept(self, schema: &Schema, consumer: &str, id: Uuid) -> Result<bool> {
                     on_sqlx::accept(self, schema, consumer, id).await
+                }
+
+                async fn append(self, schema: &Schema, append: Append<'_>) -> Result<i64> {
+                    journal::append(self, schema, append).await
+                }
+
+                async fn read_stream(self, schema: &Schema, stretch: Stretch<'_>) -> Result<Vec<Event>> {
+                    journal::read(self, schema, stretch).await
+                }
+
+                async fn stream_version(self, schema: &Schema, stream: &str) -> Result<i64> {
+                    journal::version(self, schema, stream).await
                 }
             }
         )*};

@@ -1,4 +1,5 @@
 use pillarbox::ErrorKind;
+use pillarbox::journal::conflict;
 use tokio_postgres::error::SqlState;
 
 pillarbox::store_failure!(Postgres(tokio_postgres::Error), explain);
@@ -47,6 +48,7 @@ pub(crate) fn kind_of_code(code: &str) -> ErrorKind {
         // A standby, in the middle of a failover: the primary is elsewhere, or about to be here. One that is asked for by name is
         // refused when it is opened.
         "25006" | "55000" => ErrorKind::Unavailable,
+        "PB409" => ErrorKind::Conflict,
         "42P01" | "3F000" | "42703" | "42883" => ErrorKind::Schema,
         "3D000" | "28000" | "28P01" | "42501" => ErrorKind::Invalid,
         code if code.starts_with("08") || code.starts_with("58") || code.starts_with("XX") => ErrorKind::Unavailable,
@@ -75,6 +77,7 @@ fn message_of(kind: ErrorKind, error: &tokio_postgres::Error) -> String {
 /// What PostgreSQL said, with what to do about it.
 pub(crate) fn message_for(kind: ErrorKind, code: &str, said: &str) -> String {
     match (kind, code) {
+        (ErrorKind::Conflict, _) => conflict(said.strip_prefix("pillarbox: ").unwrap_or(said)).to_string(),
         (ErrorKind::Schema, _) => format!("{said}; run `pillarbox migrate`"),
         // Grants of the roles do not help with these two.
         (_, "42501") if said.starts_with("permission denied for database") => format!(

@@ -13,6 +13,7 @@ mod error;
 mod event_id;
 mod home;
 mod inbox;
+mod journal;
 mod leaves;
 mod migrate;
 #[cfg(feature = "mutants")]
@@ -33,6 +34,7 @@ pub use client::PgClient;
 pub use connection::{PgConfig, SslMode};
 pub use home::{adopt, fresh};
 pub use inbox::accept;
+pub use journal::{append, head, read};
 pub use migrate::{Migrated, SCHEMA_VERSION, check, dump_schema, migrate, print_roles, print_sql, set_doorbell};
 #[cfg(feature = "mutants")]
 pub use mutant::{BEFORE_TAKE, BETWEEN_STATEMENTS, HORIZON_GATE, Hook, Mutant, SETTLE_STEPS};

@@ -22,7 +22,7 @@ const DOORBELL_LOCK_MS: u32 = 100;
 const DOORBELL_TRIES: u32 = 30;
 const DOORBELL_PAUSE: Duration = Duration::from_millis(200);
 
-const MIGRATIONS: [Migration; 10] = [
+const MIGRATIONS: [Migration; 11] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
     Migration { version: 2, name: "leaves", sql: include_str!("../migrations/002_leaves.sql") },
     Migration { version: 3, name: "dead_deliveries", sql: include_str!("../migrations/003_dead_deliveries.sql") },
@@ -33,6 +33,7 @@ const MIGRATIONS: [Migration; 10] = [
     Migration { version: 8, name: "doorbell", sql: include_str!("../migrations/008_doorbell.sql") },
     Migration { version: 9, name: "lookups", sql: include_str!("../migrations/009_lookups.sql") },
     Migration { version: 10, name: "row", sql: include_str!("../migrations/010_row.sql") },
+    Migration { version: 11, name: "journal", sql: include_str!("../migrations/011_journal.sql") },
 ];
 
 /// PostgreSQL does not check the text of such a database: it holds bytes that are no characters.

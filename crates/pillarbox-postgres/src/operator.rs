@@ -7,8 +7,9 @@ use pillarbox::admin::{
     Books, Change, Changed, Check, ClaimRecord, EventRecord, ListQuery, ListRow, Operator, Pause, PrunePolicy, Pruned,
     Status,
 };
+use pillarbox::journal::{Appended, Expected, StreamHead};
 use pillarbox::store::{Cursor, InstanceId, SubscriptionId};
-use pillarbox::{Filter, Mode, NewEvent, OnDead, Position, Result, RetryPolicy};
+use pillarbox::{Event, Filter, Mode, NewEvent, OnDead, Position, Result, RetryPolicy};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
@@ -16,6 +17,7 @@ use uuid::Uuid;
 use crate::connection::{Session, lock_class};
 use crate::error::{Db, DbError};
 use crate::event_id::salted_position;
+use crate::journal::{Stretch, on_client as journal};
 use crate::schema::Schema;
 use crate::store::PostgresStore;
 use crate::types::{Time, range_set};
@@ -62,6 +64,29 @@ impl Operator for PostgresStore {
         let ids = schema.publish_all(&tx, events).await?;
         tx.commit().await.map_err(DbError::from)?;
         Ok(ids)
+    }
+
+    async fn append(&self, stream: &str, expected: Expected, events: &[NewEvent]) -> Result<Appended> {
+        let mut desk = self.desk().await?;
+        let schema = Schema::of(self.config());
+        let tx = desk.begin().await?;
+        let appended = schema.append(&tx, stream, expected, events).await?;
+        tx.commit().await.map_err(DbError::from)?;
+        Ok(appended)
+    }
+
+    async fn read_stream(&self, stream: &str, from: i64, limit: usize) -> Result<Vec<Event>> {
+        let mut desk = self.desk().await?;
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let stretch = Stretch { stream, from, to: i64::MAX, limit };
+        Ok(journal::read(&read_only(&mut desk, BY_INDEX).await?, &Schema::of(self.config()), stretch).await?)
+    }
+
+    async fn streams(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<StreamHead>> {
+        let mut desk = self.desk().await?;
+        let (schema, limit) = (Schema::of(self.config()), i64::try_from(limit).unwrap_or(i64::MAX));
+        let tx = read_only(&mut desk, BY_INDEX).await?;
+        Ok(journal::streams(&tx, &schema, prefix, after.unwrap_or_default(), limit).await?)
     }
 
     async fn books(&self) -> Result<Books> {

@@ -67,7 +67,7 @@ impl Schema {
     }
 }
 
-fn column<'a, T>(events: &'a [NewEvent], of: impl Fn(&'a NewEvent) -> T) -> Vec<T> {
+pub(crate) fn column<'a, T>(events: &'a [NewEvent], of: impl Fn(&'a NewEvent) -> T) -> Vec<T> {
     events.iter().map(of).collect()
 }
 
@@ -78,18 +78,18 @@ fn id_of(event: &NewEvent, once: bool) -> Option<Uuid> {
 }
 
 /// None where there are none: such a row is smaller.
-fn headers_of(event: &NewEvent) -> Option<Headers> {
+pub(crate) fn headers_of(event: &NewEvent) -> Option<Headers> {
     (!event.headers.is_empty()).then(|| Headers::from_map(&event.headers))
 }
 
-fn json_of(event: &NewEvent) -> Option<Json<'_>> {
+pub(crate) fn json_of(event: &NewEvent) -> Option<Json<'_>> {
     match &event.payload {
         Payload::Json(text) => Some(Json(text)),
         _ => None,
     }
 }
 
-fn bytes_of(event: &NewEvent) -> Option<&[u8]> {
+pub(crate) fn bytes_of(event: &NewEvent) -> Option<&[u8]> {
     match &event.payload {
         Payload::Bytes(bytes) => Some(bytes),
         _ => None,
@@ -97,7 +97,7 @@ fn bytes_of(event: &NewEvent) -> Option<&[u8]> {
 }
 
 /// The cheap half of [`NewEvent::validate`]; the other half are the table's checks, which hold for all publishers alike.
-fn check_names(event: &NewEvent) -> Result<()> {
+pub(crate) fn check_names(event: &NewEvent) -> Result<()> {
     let names = [
         ("topic", Some(&event.topic)),
         ("type", Some(&event.r#type)),

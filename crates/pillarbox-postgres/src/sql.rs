@@ -9,7 +9,7 @@ macro_rules! nouns {
 }
 
 nouns! {
-    cursor, dead_range, delivery, diagnosis, doorbell, event, home, inbox, instance, leaf, meta, own_anchors, progress,
+    cursor, dead_range, delivery, diagnosis, doorbell, event, home, inbox, instance, journal, leaf, meta, own_anchors, progress,
     publish, queue, retention, scan, schema, session, skip, subscription, transaction,
 }
 

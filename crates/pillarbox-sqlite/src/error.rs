@@ -59,7 +59,10 @@ fn explain(error: &rusqlite::Error) -> (ErrorKind, String) {
         ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase => {
             (ErrorKind::Fatal, format!("the file is not a sound SQLite database ({text}); restore it from a backup"))
         }
-        ErrorCode::ConstraintViolation => (ErrorKind::Invalid, refused(text)),
+        ErrorCode::ConstraintViolation => {
+            let kind = if text.starts_with("pillarbox: PB409") { ErrorKind::Conflict } else { ErrorKind::Invalid };
+            (kind, refused(text))
+        }
         _ if text.starts_with("no such table: pillarbox_") || text.starts_with("no such column") => {
             (ErrorKind::Schema, format!("the schema is not there or not current ({text}); run `pillarbox migrate`"))
         }

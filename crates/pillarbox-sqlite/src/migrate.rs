@@ -9,12 +9,13 @@ use crate::connection::{begin, meta_number};
 use crate::error::{Db, DbError};
 use crate::home;
 
-const MIGRATIONS: [Migration; 5] = [
+const MIGRATIONS: [Migration; 6] = [
     Migration { version: 1, name: "init", sql: include_str!("../migrations/001_init.sql") },
     Migration { version: 2, name: "dead_deliveries", sql: include_str!("../migrations/002_dead_deliveries.sql") },
     Migration { version: 3, name: "aside", sql: include_str!("../migrations/003_aside.sql") },
     Migration { version: 4, name: "limits", sql: include_str!("../migrations/004_limits.sql") },
     Migration { version: 5, name: "definitions", sql: include_str!("../migrations/005_definitions.sql") },
+    Migration { version: 6, name: "journal", sql: include_str!("../migrations/006_journal.sql") },
 ];
 
 /// Between these lines a migration writes into the definition of a table, in the way that SQLite's manual gives.

@@ -7,17 +7,19 @@ use pillarbox::admin::{
     Books, Change, Changed, Check, ClaimRecord, EventRecord, ListQuery, ListRow, Operator, Pause, PrunePolicy, Pruned,
     Status,
 };
+use pillarbox::journal::{Appended, Expected, StreamHead};
 use pillarbox::store::{InstanceId, SubscriptionId};
-use pillarbox::{Filter, Mode, NewEvent, OnDead, Position, Result, RetryPolicy, Timestamp};
+use pillarbox::{Event, Filter, Mode, NewEvent, OnDead, Position, Result, RetryPolicy, Timestamp};
 use rusqlite::{Connection, Row};
 use uuid::Uuid;
 
 use crate::connection::{horizon, meta_number, raise_revision, read, write};
 use crate::error::Db;
 use crate::home::{log_id, meta_optional};
+use crate::journal;
 use crate::ownership::{LockFolder, cursor_of};
 use crate::reader::id_of;
-use crate::store::SqliteStore;
+use crate::store::{Desk, SqliteStore};
 
 mod books;
 mod change;
@@ -54,6 +56,23 @@ impl Operator for SqliteStore {
     async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Uuid>> {
         let events = events.to_vec();
         self.operate(move |desk| write(&desk.connection, |tx| Ok(crate::publish_all(tx, &events)?))).await
+    }
+
+    async fn append(&self, stream: &str, expected: Expected, events: &[NewEvent]) -> Result<Appended> {
+        let (stream, events) = (stream.to_owned(), events.to_vec());
+        let work = move |desk: &Desk| write(&desk.connection, |tx| Ok(crate::append(tx, &stream, expected, &events)?));
+        self.operate(work).await
+    }
+
+    async fn read_stream(&self, stream: &str, from: i64, limit: usize) -> Result<Vec<Event>> {
+        let (stream, limit) = (stream.to_owned(), i64::try_from(limit).unwrap_or(i64::MAX));
+        self.operate(move |desk| read(&desk.connection, |tx| journal::select(tx, &stream, from, i64::MAX, limit))).await
+    }
+
+    async fn streams(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<StreamHead>> {
+        let (prefix, after) = (prefix.to_owned(), after.unwrap_or_default().to_owned());
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        self.operate(move |desk| read(&desk.connection, |tx| journal::streams(tx, &prefix, &after, limit))).await
     }
 
     async fn books(&self) -> Result<Books> {

@@ -22,14 +22,14 @@ use crate::reader::id_of;
 /// A transaction that reads before it publishes should be `BEGIN IMMEDIATE`: SQLite fails a deferred one at once, without
 /// waiting, if another connection has written since its first read.
 pub fn publish(transaction: &Connection, event: &NewEvent) -> Result<Uuid> {
-    let published = insert(transaction, event)?;
+    let published = insert(transaction, event, None)?;
     expect_commit(transaction, published.made);
     Ok(published.id)
 }
 
 /// Publishes events in order, as [`publish`] does. After an error the caller should roll back: those before it are published.
 pub fn publish_all(transaction: &Connection, events: &[NewEvent]) -> Result<Vec<Uuid>> {
-    let published = events.iter().map(|event| insert(transaction, event)).collect::<Db<Vec<_>>>()?;
+    let published = events.iter().map(|event| insert(transaction, event, None)).collect::<Db<Vec<_>>>()?;
     expect_commit(transaction, published.last().and_then(|last| last.made));
     Ok(published.into_iter().map(|published| published.id).collect())
 }
@@ -51,13 +51,14 @@ pub fn commit(transaction: Transaction<'_>) -> Result<()> {
 }
 
 /// What became of one event.
-struct Published {
+pub(crate) struct Published {
     id: Uuid,
     /// Where it was inserted, if its id was made here and so is no other event's.
-    made: Option<(Position, Uuid)>,
+    pub(crate) made: Option<(Position, Uuid)>,
 }
 
-fn insert(connection: &Connection, event: &NewEvent) -> Db<Published> {
+/// Inserts an event, into a stream of the journal with its version if there is one.
+pub(crate) fn insert(connection: &Connection, event: &NewEvent, stream: Option<(&str, i64)>) -> Db<Published> {
     check_names(event)?;
     let now = Timestamp::now();
     if let Some(id) = find_duplicate(connection, event, now)? {
@@ -71,13 +72,14 @@ fn insert(connection: &Connection, event: &NewEvent) -> Db<Published> {
     connection.prepare_cached(sql!(publish, "event"))?.execute(params![
         text,
         event.topic,
-        event.key,
+        stream.map_or(event.key.as_deref(), |(name, _)| Some(name)),
         event.r#type,
         payload_value(&event.payload),
         event.content_type,
         headers.as_json(),
         event.deliver_at.map(|at| at.0),
         now.0,
+        stream.map(|(_, version)| version),
     ])?;
     let made = event.id.is_none().then(|| (connection.last_insert_rowid(), id));
     if let Some(dedup_key) = &event.dedup_key {

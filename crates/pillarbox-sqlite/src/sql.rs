@@ -9,7 +9,7 @@ macro_rules! nouns {
 }
 
 nouns! {
-    connection, cursor, dead_range, delivery, diagnosis, event, home, inbox, instance, meta, progress, publish, queue,
+    connection, cursor, dead_range, delivery, diagnosis, event, home, inbox, instance, journal, meta, progress, publish, queue,
     retention, schema, skip, subscription,
 }
 

@@ -5,6 +5,7 @@ use pillarbox::admin::{
     Audit, Auditor, Books, Cause, Change, Changed, Check, EventRecord, ListQuery, ListRow, Operator, PrunePolicy,
     Pruned, Status, Why, why,
 };
+use pillarbox::journal::{Appended, Expected, StreamHead};
 use pillarbox::store::{
     ClaimEnd, ClaimRequest, Claims, Epoch, Fleet, Hello, Joined, LaneRef, LaneState, Page, PollRequest, RecoverRequest,
     Recovered, Report, Settlement, Store, StoreFeatures, Take, Wake,
@@ -137,6 +138,18 @@ impl<S: Store + Operator> Operator for Blindfold<S> {
 
     async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Uuid>> {
         self.store.publish(events).await
+    }
+
+    async fn append(&self, stream: &str, expected: Expected, events: &[NewEvent]) -> Result<Appended> {
+        self.store.append(stream, expected, events).await
+    }
+
+    async fn read_stream(&self, stream: &str, from: i64, limit: usize) -> Result<Vec<Event>> {
+        self.store.read_stream(stream, from, limit).await
+    }
+
+    async fn streams(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<StreamHead>> {
+        self.store.streams(prefix, after, limit).await
     }
 
     async fn books(&self) -> Result<Books> {

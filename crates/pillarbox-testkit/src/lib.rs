@@ -13,6 +13,7 @@ pub mod http_receiver;
 pub mod loopback;
 mod memory_change;
 mod memory_fixture;
+mod memory_journal;
 mod memory_lane;
 mod memory_log;
 mod memory_operator;

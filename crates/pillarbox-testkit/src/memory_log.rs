@@ -511,7 +511,7 @@ impl Inner {
         self.transactions.get_mut(&tx).expect("the transaction is open")
     }
 
-    fn event(&mut self, new: NewEvent) -> Event {
+    pub(crate) fn event(&mut self, new: NewEvent) -> Event {
         new.validate(PAYLOAD_BYTES_MAX).expect("a test publishes valid events");
         let position = self.next;
         self.next += 1;
@@ -538,11 +538,13 @@ impl Inner {
     }
 
     fn show(&mut self, tx: Tx) {
-        for event in std::mem::take(&mut self.transaction(tx).events) {
-            self.unflushed.insert(event.position);
-            self.positions.insert(event.id, event.position);
-            self.rows.insert(event.position, Arc::new(event));
-        }
+        std::mem::take(&mut self.transaction(tx).events).into_iter().for_each(|event| self.make_visible(event));
+    }
+
+    pub(crate) fn make_visible(&mut self, event: Event) {
+        self.unflushed.insert(event.position);
+        self.positions.insert(event.id, event.position);
+        self.rows.insert(event.position, Arc::new(event));
     }
 
     pub(crate) fn flush(&mut self) {

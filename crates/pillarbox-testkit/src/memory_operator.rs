@@ -8,6 +8,7 @@ use pillarbox::admin::{
     Books, Change, Changed, Check, DeliveryRecord, EventRecord, Fate, Level, ListQuery, ListRow, ListedDelivery,
     LogStatus, Operator, PrunePolicy, Pruned, REASON_DEAD, Status,
 };
+use pillarbox::journal::{Appended, Expected, StreamHead};
 use pillarbox::store::{RangeSet, lane_of};
 use pillarbox::{Event, NewEvent, Position, Result, Timestamp};
 use uuid::Uuid;
@@ -138,6 +139,23 @@ impl Operator for MemoryStore {
         events.iter().try_for_each(|event| event.validate(pillarbox::limit::PAYLOAD_BYTES_MAX))?;
         let positions = self.log().publish(events.iter().cloned());
         Ok(self.log().fetch(&positions)?.iter().map(|event| event.id).collect())
+    }
+
+    async fn append(&self, stream: &str, expected: Expected, events: &[NewEvent]) -> Result<Appended> {
+        events.iter().try_for_each(|event| event.validate(pillarbox::limit::PAYLOAD_BYTES_MAX))?;
+        self.log().append(stream, expected, events)
+    }
+
+    async fn read_stream(&self, stream: &str, from: i64, limit: usize) -> Result<Vec<Event>> {
+        let inner = self.log().inner();
+        let events = inner.stream(stream).filter(|event| event.stream_version >= Some(from));
+        Ok(events.take(limit).map(|event| (**event).clone()).collect())
+    }
+
+    async fn streams(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<StreamHead>> {
+        let streams = self.log().inner().streams().into_iter();
+        let streams = streams.filter(|head| head.stream.starts_with(prefix) && Some(&*head.stream) > after);
+        Ok(streams.take(limit).collect())
     }
 
     async fn books(&self) -> Result<Books> {
@@ -337,19 +355,25 @@ impl Inner {
         }
         let passed = old.iter().take_while(|position| **position <= floor).count();
         let removed = if policy.dry_run { passed } else { passed.min(policy.slice) };
-        pruned.events = removed as u64;
+        // Those of a journal stay, and the log still begins with the first of them.
+        let stays = |position: &Position| self.rows.get(position).is_some_and(|event| event.stream_version.is_some());
+        pruned.events = old[..removed].iter().filter(|position| !stays(position)).count() as u64;
         pruned.more = removed < passed;
         if policy.dry_run && self.options.broken != Some(Broken::DryRunRemoves) {
             return;
         }
-        let needed = self.needed();
-        for position in &old[..removed] {
-            let Some(event) = self.rows.remove(position) else { continue };
-            self.log_start = position + 1;
-            if needed.contains(*position) {
-                self.kept.insert(*position, event);
+        let (gone, needed) = (old[..removed].iter().filter(|position| !stays(position)), self.needed());
+        let gone: Vec<Position> = gone.copied().collect();
+        for position in gone {
+            let Some(event) = self.rows.remove(&position) else { continue };
+            if needed.contains(position) {
+                self.kept.insert(position, event);
                 pruned.kept += 1;
             }
+        }
+        if let Some(last) = old[..removed].last() {
+            let first = self.rows.keys().next().copied();
+            self.log_start = first.filter(|first| first <= last).unwrap_or(last + 1);
         }
     }
 

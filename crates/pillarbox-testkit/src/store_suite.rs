@@ -244,6 +244,7 @@ pub fn cases<F: Fixture>() -> Vec<Case<F>> {
     cases.extend(cases::retention::all());
     cases.extend(cases::definition::all());
     cases.extend(cases::lanes::all());
+    cases.extend(cases::journal::all());
     cases.extend(cases::operating::all());
     cases.extend(cases::rewinding::all());
     cases.extend(cases::ownership::all());

@@ -128,6 +128,24 @@ impl CloudEvents {
     }
 }
 
+/// Appends an event of a journal as one line of JSON: its stream and version, then the rest. JSON payloads are written byte for byte
+/// (line breaks between tokens become spaces), bytes as `data_base64`.
+pub fn write_journal_line(event: &Event, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"{\"stream\":\"");
+    escape(event.key.as_deref().unwrap_or_default(), out);
+    display(out, format_args!("\",\"version\":{}", event.stream_version.unwrap_or_default()));
+    let (id, time) = (event.id.to_string(), event.created_at.to_string());
+    for (name, value) in [("type", &*event.r#type), ("topic", &*event.topic), ("id", &*id), ("time", &*time)] {
+        member(name, value, out);
+    }
+    if !event.headers.is_empty() {
+        out.extend_from_slice(b",\"headers\":");
+        one_line(event.headers.as_json().as_bytes(), out);
+    }
+    write_payload(event, out);
+    out.extend_from_slice(b"}\n");
+}
+
 /// The id of a received line: a bare id, or the `id` of a CloudEvents object. None if the line is neither, which a torn
 /// line is not.
 pub fn received_id(line: &str) -> Option<Uuid> {

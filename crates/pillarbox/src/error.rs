@@ -31,6 +31,8 @@ pub enum ErrorKind {
     Full,
     /// The caller's input was refused; the same call fails again.
     Invalid,
+    /// A stream of the journal is not at the version that an append expected. Nothing was written.
+    Conflict,
     /// A named subscription, event or other object does not exist.
     NotFound,
     /// The schema is missing, old, or newer than this version can work with.
@@ -62,7 +64,7 @@ impl ErrorKind {
     pub fn retryability(self) -> Retryability {
         match self {
             ErrorKind::Busy | ErrorKind::Unavailable | ErrorKind::Full => Retryability::Retry,
-            ErrorKind::Invalid | ErrorKind::NotFound => Retryability::Change,
+            ErrorKind::Invalid | ErrorKind::Conflict | ErrorKind::NotFound => Retryability::Change,
             ErrorKind::Schema | ErrorKind::Foreign | ErrorKind::Fatal => Retryability::Stop,
             ErrorKind::Ended => Retryability::Rejoin,
         }

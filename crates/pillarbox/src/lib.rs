@@ -31,6 +31,7 @@
 //! | run, drain and stop | [`Relay`], [`RelayConfig`] |
 //! | set the lease, limits and recovery of a relay | [`config`] |
 //! | ask and change what operators ask and change | [`admin`] |
+//! | keep an application's state as streams of events | [`journal`] |
 //! | deliver to another system | [`sink`] |
 //! | test your publishing and your handlers | [`testing`] |
 //! | bring another database | [`store`] |
@@ -61,6 +62,9 @@ mod grace;
 mod handler;
 mod health;
 mod holes;
+/// The journal: streams of events with dense versions, for event-sourced applications. Appending and reading are in the crate of a
+/// store.
+pub mod journal;
 mod lane;
 /// The limits of events, subscriptions and relays, each with its name.
 pub mod limit;

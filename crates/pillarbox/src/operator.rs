@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use uuid::Uuid;
 
+use crate::journal::{Appended, Expected, StreamHead};
 use crate::{
     AttemptError, ERROR_BYTES_MAX, Event, Filter, FormerFilters, InstanceId, Mode, NewEvent, OnDead, PassedUnder,
     Position, RangeSet, RecoveryCause, Report, Result, RetryPolicy, Start, SubscriptionId, Timestamp,
@@ -30,6 +31,26 @@ pub trait Operator: Send + Sync + 'static {
 
     /// Publishes events in one transaction and returns their ids; for a duplicate, the id of the first event.
     fn publish(&self, events: &[NewEvent]) -> impl Future<Output = Result<Vec<Uuid>>> + Send;
+
+    /// Appends events to a stream of the journal in one transaction. A stream that is not at the expected version is
+    /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict), and nothing is written.
+    fn append(
+        &self,
+        stream: &str,
+        expected: Expected,
+        events: &[NewEvent],
+    ) -> impl Future<Output = Result<Appended>> + Send;
+
+    /// At most `limit` events of a stream from a version on, in order.
+    fn read_stream(&self, stream: &str, from: i64, limit: usize) -> impl Future<Output = Result<Vec<Event>>> + Send;
+
+    /// At most `limit` streams whose names begin with `prefix` and come behind `after`, by name.
+    fn streams(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<StreamHead>>> + Send;
 
     /// The ledger of each lane, for `audit`.
     fn books(&self) -> impl Future<Output = Result<Books>> + Send;

@@ -6,6 +6,7 @@ mod completions;
 mod config;
 mod doctor;
 mod explain;
+mod journal;
 mod list;
 mod migrate;
 mod prune;
@@ -87,6 +88,7 @@ pub(crate) async fn run(args: Args) -> Result<Exit> {
         Command::Migrate(args) => migrate::run(&scope, &args).await,
         Command::Run(args) => run::run(&scope, &args).await,
         Command::Publish(args) => publish::run(&scope, &args).await,
+        Command::Journal(command) => journal::run(&scope, command).await,
         Command::Status(args) => status::run(&scope, &args).await,
         Command::List(args) => list::run(&scope, args).await,
         Command::Show(args) => show::run(&scope, &args).await,

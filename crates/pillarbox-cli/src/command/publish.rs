@@ -25,7 +25,7 @@ pub(super) async fn run(scope: &Scope, args: &PublishArgs) -> Result<Exit> {
     if args.ndjson {
         return lines(scope, &mut outlet, args).await;
     }
-    let event = with_payload(event(args), args)?;
+    let event = with_payload(event(args), args.payload.as_deref(), args.content_type.as_deref())?;
     event.validate(usize::MAX).map_err(|error| Stop::usage(error.to_string()))?;
     // The database would refuse it too, and not every one of them says how large it is.
     event.validate(outlet.payload_bytes_max().await)?;
@@ -44,8 +44,9 @@ fn event(args: &PublishArgs) -> NewEvent {
     event
 }
 
-fn with_payload(event: NewEvent, args: &PublishArgs) -> Result<NewEvent> {
-    let bytes = match args.payload.as_deref() {
+/// The event with the payload of the command line, or of standard input.
+pub(super) fn with_payload(event: NewEvent, payload: Option<&str>, content_type: Option<&str>) -> Result<NewEvent> {
+    let bytes = match payload {
         None => return refuse_forgotten_input().map(|()| event),
         Some("-") => {
             let mut bytes = Vec::new();
@@ -54,7 +55,7 @@ fn with_payload(event: NewEvent, args: &PublishArgs) -> Result<NewEvent> {
         }
         Some(text) => text.as_bytes().to_vec(),
     };
-    match &args.content_type {
+    match content_type {
         Some(content_type) => Ok(event.bytes(bytes, content_type)),
         None => json_text(&bytes).map(|text| event.json_text(text)).map_err(|message| {
             Stop::usage(format!(
@@ -66,7 +67,7 @@ fn with_payload(event: NewEvent, args: &PublishArgs) -> Result<NewEvent> {
 }
 
 /// The last one would win, without a message.
-fn refuse_repeated(headers: &[(String, String)]) -> Result<()> {
+pub(super) fn refuse_repeated(headers: &[(String, String)]) -> Result<()> {
     let mut seen = HashSet::new();
     match headers.iter().find(|(name, _)| !seen.insert(name)) {
         Some((name, _)) => {
@@ -91,7 +92,7 @@ fn refuse_forgotten_input() -> Result<()> {
 }
 
 /// JSON exactly as it was given, without the line's end that `echo` and files add.
-fn json_text(bytes: &[u8]) -> Result<String, String> {
+pub(super) fn json_text(bytes: &[u8]) -> Result<String, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8 ({error})"))?;
     let text = text.strip_suffix('\n').unwrap_or(text);
     let text = text.strip_suffix('\r').unwrap_or(text);

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use pillarbox::NewEvent;
 use pillarbox::admin::Operator;
+use pillarbox::journal::{Appended, Expected};
 use pillarbox::store::sql::statement;
 use rusqlite::{Connection, OpenFlags};
 use uuid::Uuid;
@@ -67,6 +68,25 @@ impl Outlet {
                 let ids = schema.publish_all(&transaction, events).await?;
                 transaction.commit().await.map_err(failed)?;
                 Ok(ids)
+            }
+        }
+    }
+
+    /// Appends events to a stream of the journal in one transaction.
+    pub(crate) async fn append(
+        &mut self,
+        stream: &str,
+        expected: Expected,
+        events: &[NewEvent],
+    ) -> pillarbox::Result<Appended> {
+        match self {
+            Outlet::Log(log, _) => log.append(stream, expected, events).await,
+            #[cfg(feature = "postgres")]
+            Outlet::Postgres(client, schema) => {
+                let transaction = client.transaction().await.map_err(failed)?;
+                let appended = schema.append(&transaction, stream, expected, events).await?;
+                transaction.commit().await.map_err(failed)?;
+                Ok(appended)
             }
         }
     }

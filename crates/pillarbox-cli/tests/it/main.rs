@@ -8,6 +8,7 @@ mod config;
 mod demo;
 mod exit;
 mod http;
+mod journal;
 mod ledger;
 mod migrate;
 mod outage;

@@ -59,7 +59,7 @@ pub(crate) async fn accept(connection: &mut PgConnection, schema: &Schema, consu
 
 /// The text is ours; every value is a parameter. Prepared without a name: the next transaction may be on another server connection,
 /// where a pooler such as PgBouncer before 1.21 knows nothing of that name.
-fn unnamed<T>(sql: String) -> QueryScalar<'static, Postgres, T, PgArguments>
+pub(crate) fn unnamed<T>(sql: String) -> QueryScalar<'static, Postgres, T, PgArguments>
 where
     (T,): for<'r> ::sqlx::FromRow<'r, ::sqlx::postgres::PgRow>,
 {

@@ -141,6 +141,7 @@ delete from dedup_1;
 delete from dedup_2;
 delete from skip;
 delete from stream;
+delete from journal;
 delete from recovery;
 
 -- name: begin_above

@@ -1,9 +1,10 @@
--- The least that each of three roles needs. Roles belong to the whole cluster: make them once, or grant to your own instead.
+-- The least that each of four roles needs. Roles belong to the whole cluster: make them once, or grant to your own instead.
 create role pillarbox_publisher nologin;
 create role pillarbox_relay nologin;
 create role pillarbox_viewer nologin;
+create role pillarbox_journal nologin;
 
-grant usage on schema @schema@ to pillarbox_publisher, pillarbox_relay, pillarbox_viewer;
+grant usage on schema @schema@ to pillarbox_publisher, pillarbox_relay, pillarbox_viewer, pillarbox_journal;
 
 -- Publishers. Neither position nor stream_version, and nothing on the sequence: with them a publisher could put an event
 -- where every reader has been already.
@@ -18,10 +19,14 @@ grant execute on function
     @schema@.publish(text, text, jsonb, text, jsonb, timestamptz, text, uuid, boolean),
     @schema@.publish_bytes(text, text, bytea, text, text, jsonb, timestamptz, text, uuid, boolean),
     @schema@.dedup_claim(text, text, text, uuid),
-    @schema@.append(text, bigint, jsonb, text)
+    @schema@.append(text, bigint, jsonb, text),
+    @schema@.append_events(text, bigint, text, uuid[], text[], json[], bytea[], text[], jsonb[])
 to pillarbox_publisher;
 -- A service that publishes is mostly one that receives as well.
 grant execute on function @schema@.accept(text, uuid) to pillarbox_publisher;
+
+-- Applications that read the streams of their journal, beside what publishers have.
+grant select on @schema@.stream, @schema@.journal, @schema@.event, @schema@.event_view to pillarbox_journal;
 
 -- Relays and operators' commands. They read the log and keep the books; the log itself they cannot write.
 grant select on all tables in schema @schema@ to pillarbox_relay;
@@ -48,7 +53,7 @@ grant execute on function
     @schema@.payload_bytes_max(),
     @schema@.checked_since(),
     @schema@.event_id(bigint, timestamptz)
-to pillarbox_publisher, pillarbox_relay, pillarbox_viewer;
+to pillarbox_publisher, pillarbox_relay, pillarbox_viewer, pillarbox_journal;
 
 -- Viewers: `status`, `list`, `show`, `why`, `tail`.
 grant select on all tables in schema @schema@ to pillarbox_viewer;

@@ -14,6 +14,7 @@ mod fixture;
 mod growth;
 mod home;
 mod inbox;
+mod journal;
 mod leaves;
 mod limits;
 mod mutants;

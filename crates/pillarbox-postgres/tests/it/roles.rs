@@ -1,11 +1,12 @@
 //! What the roles that `migrate --print-roles` prints may do, and what they may not.
 
 use pillarbox::admin::State;
+use pillarbox::journal::Expected;
 use pillarbox::store::{
     ClaimEnd, ClaimFate, ClaimId, ClaimRequest, LaneWrite, Queued, RecoverRequest, RecoveryCause, Store, TakeCause,
 };
-use pillarbox::{Mode, NewEvent, Subscription};
-use pillarbox_postgres::{PgConfig, PostgresStore, migrate, print_roles, publish, publish_all};
+use pillarbox::{ErrorKind, Mode, NewEvent, Subscription};
+use pillarbox_postgres::{PgConfig, PostgresStore, append, head, migrate, print_roles, publish, publish_all, read};
 use pillarbox_testkit::postgres::{Database, Server};
 use tokio_postgres::Client;
 
@@ -29,13 +30,14 @@ impl Roles {
         let database = server.create_database().unwrap();
         let name = database.name().to_owned();
         let roles = "create role owner login; create role app login; create role relay login; create role viewer login;
-            create role stranger login";
+            create role stranger login; create role sourced login";
         server.psql("postgres", &format!("{roles}; alter database {name} owner to owner")).unwrap();
         database.psql(sql).unwrap();
         migrate(&server.url_as("owner", &name).parse::<PgConfig>().unwrap()).await.unwrap();
         database.psql(&print_roles("pillarbox")).unwrap();
         let grants =
-            "grant pillarbox_publisher to app; grant pillarbox_relay to relay; grant pillarbox_viewer to viewer";
+            "grant pillarbox_publisher to app, sourced; grant pillarbox_journal to sourced; grant pillarbox_relay to relay;
+             grant pillarbox_viewer to viewer";
         database.psql(grants).unwrap();
         Roles { server, name, _database: database }
     }
@@ -58,6 +60,20 @@ const WAYS: [&str; 6] = [
     "select pillarbox.append('s', null, '[{\"type\": \"y\"}]')",
     "copy pillarbox.event (topic, type) from stdin",
 ];
+
+#[tokio::test]
+async fn a_publisher_appends_and_reads_its_streams_only_with_the_role_for_that() {
+    let roles = Roles::new().await;
+    let events = [NewEvent::new("t", "y").json_text("1")];
+    let (publisher, sourced) = (roles.client("app").await, roles.client("sourced").await);
+    append(&publisher, "s", Expected::New, &events).await.unwrap();
+    for denied in [head(&publisher, "s").await.map(drop), read(&publisher, "s", 1..).await.map(drop)] {
+        assert_eq!(denied.unwrap_err().kind(), ErrorKind::Invalid);
+    }
+    let past = read(&sourced, "s", 1..).await.unwrap();
+    assert_eq!(append(&sourced, "s", past.len() as i64, &events).await.unwrap().version, 2);
+    assert_eq!(head(&sourced, "s").await.unwrap(), 2);
+}
 
 #[tokio::test]
 async fn a_publisher_publishes_in_every_way_and_can_do_nothing_else() {

@@ -1,8 +1,8 @@
 -- Publishing.
 
 -- name: event
-insert into pillarbox_event (id, topic, key, type, payload, content_type, headers, deliver_at, created_at)
-values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+insert into pillarbox_event (id, topic, key, type, payload, content_type, headers, deliver_at, created_at, stream_version)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
 
 -- name: dedup_put
 insert into pillarbox_dedup (topic, key, dedup_key, id, created_at) values (?1, ?2, ?3, ?4, ?5)

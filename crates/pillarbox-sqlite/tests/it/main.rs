@@ -7,6 +7,7 @@ mod conformance;
 mod fixture;
 mod growth;
 mod inbox;
+mod journal;
 mod operating;
 mod order;
 mod ownership;

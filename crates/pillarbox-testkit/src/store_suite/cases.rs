@@ -46,6 +46,7 @@ macro_rules! cases {
 }
 
 pub(super) mod definition;
+pub(super) mod journal;
 pub(super) mod lanes;
 pub(super) mod operating;
 pub(super) mod ownership;

@@ -212,7 +212,7 @@ async fn a_skip_outlives_a_settlement_that_is_repeated<F: Fixture>(fixture: &F) 
 }
 
 /// Events go that are older than a week, also those that nobody has received.
-fn weekly() -> PrunePolicy {
+pub(super) fn weekly() -> PrunePolicy {
     PrunePolicy { keep: Some(7 * DAY), unreceived: true, ..PrunePolicy::default() }
 }
 
