@@ -96,6 +96,8 @@ pub enum Broken {
     RetentionIgnoresFloors,
     /// Retention removes the events of a log without subscriptions, which nobody has received.
     RetentionTakesUnreceived,
+    /// Retention removes the events of journals.
+    RetentionTakesJournals,
     /// A dry run of retention removes what it counts.
     DryRunRemoves,
     /// A filter changes without raising the epochs: whoever read with the old one goes on settling.
@@ -122,7 +124,7 @@ pub enum Broken {
 
 impl Broken {
     /// All of them.
-    pub const ALL: [Broken; 58] = [
+    pub const ALL: [Broken; 59] = [
         Broken::WritersBeforeHorizon,
         Broken::RowsBeforeHorizon,
         Broken::WriterGoneBeforeVisible,
@@ -170,6 +172,7 @@ impl Broken {
         Broken::HeirWaits,
         Broken::RetentionIgnoresFloors,
         Broken::RetentionTakesUnreceived,
+        Broken::RetentionTakesJournals,
         Broken::DryRunRemoves,
         Broken::DefineWithoutFence,
         Broken::FormerFiltersForgotten,

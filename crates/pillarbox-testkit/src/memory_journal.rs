@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
 use pillarbox::journal::{Append, Appended, Expected, StreamHead};
-use pillarbox::{Event, NewEvent, Result};
+use pillarbox::{Event, NewEvent, Position, Result};
 
-use crate::MemoryLog;
 use crate::memory_log::Inner;
+use crate::{MemoryLog, Tx};
 
 impl MemoryLog {
     /// Appends events to a stream in a transaction of its own.
@@ -13,6 +13,27 @@ impl MemoryLog {
         let appended = self.inner().append(&append)?;
         self.ring();
         Ok(appended)
+    }
+}
+
+impl MemoryLog {
+    /// Appends an event to the stream of its key in an open transaction; its position. None: another open transaction has appended to
+    /// the stream, and this one would wait for it.
+    ///
+    /// # Panics
+    /// If the transaction is not open.
+    pub fn append_in(&self, tx: Tx, event: NewEvent) -> Option<Position> {
+        let mut inner = self.inner();
+        let stream = event.key.clone().unwrap_or_default();
+        if inner.appends_elsewhere(tx, &stream) {
+            return None;
+        }
+        let own = inner.appended(tx, &stream);
+        let version = own.or_else(|| inner.stream(&stream).last()?.stream_version).unwrap_or_default() + 1;
+        let event = Event { stream_version: Some(version), ..inner.event(event) };
+        let position = event.position;
+        inner.write(tx, event);
+        Some(position)
     }
 }
 

@@ -100,6 +100,8 @@ pub(crate) struct Inner {
     /// Copies of pruned rows that deliveries still need.
     pub(crate) kept: BTreeMap<Position, Arc<Event>>,
     pub(crate) log_start: Position,
+    /// Retention has been this far; events of journals stay below.
+    pub(crate) pruned_to: Position,
     pub(crate) closed: RangeSet,
     /// What the log demands of retention, whatever a call asks for.
     pub(crate) retention: StoredRetention,
@@ -179,6 +181,7 @@ impl MemoryLog {
             retention: StoredRetention { keep_ms: 0, dead_ms: 0, inbox_ms: 0 },
             kept: BTreeMap::new(),
             log_start: 1,
+            pruned_to: 0,
             closed: RangeSet::new(),
             transactions: BTreeMap::new(),
             tx_next: 1,
@@ -300,10 +303,9 @@ impl MemoryLog {
     /// If the transaction is not open.
     pub fn insert(&self, tx: Tx, event: NewEvent) -> Position {
         let mut inner = self.inner();
-        inner.transaction(tx).writing = true;
         let event = inner.event(event);
         let position = event.position;
-        inner.transaction(tx).events.push(event);
+        inner.write(tx, event);
         position
     }
 
@@ -511,6 +513,23 @@ impl Inner {
         self.transactions.get_mut(&tx).expect("the transaction is open")
     }
 
+    pub(crate) fn write(&mut self, tx: Tx, event: Event) {
+        let transaction = self.transaction(tx);
+        transaction.writing = true;
+        transaction.events.push(event);
+    }
+
+    /// The version of a stream in an open transaction that has appended to it.
+    pub(crate) fn appended(&self, tx: Tx, stream: &str) -> Option<i64> {
+        let of_stream = |event: &&Event| event.stream_version.is_some() && event.key.as_deref() == Some(stream);
+        self.transactions.get(&tx)?.events.iter().filter(of_stream).filter_map(|event| event.stream_version).max()
+    }
+
+    /// Whether another open transaction has appended to the stream.
+    pub(crate) fn appends_elsewhere(&self, tx: Tx, stream: &str) -> bool {
+        self.transactions.keys().any(|other| *other != tx && self.appended(*other, stream).is_some())
+    }
+
     pub(crate) fn event(&mut self, new: NewEvent) -> Event {
         new.validate(PAYLOAD_BYTES_MAX).expect("a test publishes valid events");
         let position = self.next;
@@ -582,7 +601,7 @@ impl Inner {
         self.closed = RangeSet::new();
         self.recovery_at = None;
         let floor = self.next - 1;
-        (self.log_start, self.flushed_to) = (self.next, floor);
+        (self.log_start, self.pruned_to, self.flushed_to) = (self.next, self.next - 1, floor);
         self.instances.retain(|_, instance| !instance.killed);
         let run: BTreeSet<_> = self.instances.values().flat_map(|instance| &instance.subscriptions).collect();
         self.subscriptions.retain(|row| run.contains(&row.id));
@@ -839,7 +858,7 @@ impl Inner {
 
     fn check_anchor(&self, cursor: &Cursor) -> Result<()> {
         let Some((position, id)) = cursor.anchor else { return Ok(()) };
-        if position < self.log_start || self.options.broken == Some(Broken::AnchorIgnored) {
+        if position <= self.pruned_to || self.options.broken == Some(Broken::AnchorIgnored) {
             return Ok(());
         }
         match self.rows.get(&position) {
@@ -864,7 +883,10 @@ impl Inner {
             self.refuse_existing(settlement)?;
         }
         self.flush();
-        self.closed.union(&settlement.closed);
+        // What retention has removed is not dead; between the events of a journal it looks alike.
+        let mut closed = settlement.closed.clone();
+        closed.remove_range(0, self.pruned_to);
+        self.closed.union(&closed);
         let mut settled = Vec::with_capacity(settlement.lanes.len());
         for write in &settlement.lanes {
             let owns = |lane: &&mut Lane| lane.epoch == write.epoch && lane.owner == Some(instance);

@@ -356,7 +356,11 @@ impl Inner {
         let passed = old.iter().take_while(|position| **position <= floor).count();
         let removed = if policy.dry_run { passed } else { passed.min(policy.slice) };
         // Those of a journal stay, and the log still begins with the first of them.
-        let stays = |position: &Position| self.rows.get(position).is_some_and(|event| event.stream_version.is_some());
+        let takes_journals = self.options.broken == Some(Broken::RetentionTakesJournals);
+        let stays = |position: &Position| {
+            let event = self.rows.get(position).filter(|_| !takes_journals);
+            event.is_some_and(|event| event.stream_version.is_some())
+        };
         pruned.events = old[..removed].iter().filter(|position| !stays(position)).count() as u64;
         pruned.more = removed < passed;
         if policy.dry_run && self.options.broken != Some(Broken::DryRunRemoves) {
@@ -374,6 +378,7 @@ impl Inner {
         if let Some(last) = old[..removed].last() {
             let first = self.rows.keys().next().copied();
             self.log_start = first.filter(|first| first <= last).unwrap_or(last + 1);
+            self.pruned_to = self.pruned_to.max(*last);
         }
     }
 

@@ -30,7 +30,7 @@ impl Inner {
             now: self.now,
             horizon: self.next - 1,
             log_start: self.log_start,
-            pruned_to: self.log_start - 1,
+            pruned_to: self.pruned_to,
             fresh_floor: 0,
             retention_keep: stored_time(self.retention.keep_ms),
             recovery_at: self.recovery_at,

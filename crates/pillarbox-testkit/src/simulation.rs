@@ -85,6 +85,8 @@ pub struct Run {
     pub violations: Vec<String>,
     /// Events committed and not lost to a power loss.
     pub committed: usize,
+    /// Events appended to streams of a journal.
+    pub appended: usize,
     /// First arrivals.
     pub arrived: usize,
     /// Further arrivals.
@@ -582,7 +584,11 @@ impl World {
         if self.random.chance(5) {
             event = event.deliver_at(self.wall().plus(Duration::from_millis(self.random.below(3_000))));
         }
-        let position = self.log.insert(tx, event);
+        // What stays where everything around it is pruned.
+        let appends = event.key.is_some() && event.deliver_at.is_none() && self.random.chance(5);
+        let appended = if appends { self.log.append_in(tx, event.clone()) } else { None };
+        self.run.appended += usize::from(appended.is_some());
+        let position = appended.unwrap_or_else(|| self.log.insert(tx, event));
         self.inserted.insert(position, self.now);
         self.note(format_args!("insert {position} by {tx:?}"));
     }

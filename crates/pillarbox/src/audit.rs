@@ -186,7 +186,7 @@ impl Auditor {
             Some(id) => match receipts.receive(id) {
                 Receipt::First => {}
                 Receipt::Duplicate => audit.duplicates += 1,
-                Receipt::Unknown if self.books.log_start > 1 => audit.unknown += 1,
+                Receipt::Unknown if self.books.pruned_to > 0 => audit.unknown += 1,
                 Receipt::Unknown => audit.unexpected += 1,
             },
         }
@@ -425,7 +425,15 @@ mod tests {
             skipped: RangeSet::new(),
         };
         let closed = RangeSet::new();
-        Books { incarnation: 1, log_start: 1, horizon: 15, closed, lanes: vec![lane], former_filters: HashMap::new() }
+        Books {
+            incarnation: 1,
+            log_start: 1,
+            pruned_to: 0,
+            horizon: 15,
+            closed,
+            lanes: vec![lane],
+            former_filters: HashMap::new(),
+        }
     }
 
     fn audit(books: Books) -> SubscriptionAudit {
@@ -565,7 +573,7 @@ mod tests {
         let all = [1, 2, 3, 4, 7, 5, 6, 8, 9, 10, 12];
         let audit = audit_received(books(), &[&all[..], &[3, 99]].concat());
         assert_eq!((audit.duplicates, audit.unexpected, audit.out_of_order, audit.missing), (1, 1, 1, 0), "{audit:?}");
-        let pruned = audit_received(Books { log_start: 2, ..books() }, &[&all[..], &[99]].concat());
+        let pruned = audit_received(Books { pruned_to: 1, ..books() }, &[&all[..], &[99]].concat());
         assert_eq!((pruned.unexpected, pruned.unknown), (0, 1));
     }
 

@@ -97,6 +97,7 @@ pub use event::{Event, Headers, NewEvent, Payload, Position, Timestamp};
 pub use handler::{Delivery, Handler, heartbeat};
 #[doc(hidden)]
 pub use handler::{Fits, IsHandler, NeverFits, NoType};
+#[doc(hidden)]
 pub use panic::{handler_panicked, panic_text};
 pub use relay::{Relay, RelayBuilder, RelayConfig};
 pub use retry::RetryPolicy;

@@ -631,6 +631,8 @@ pub struct Books {
     pub incarnation: i64,
     /// The lowest position that retention has not removed.
     pub log_start: Position,
+    /// The highest position that retention has looked at. Above `log_start` if events of a journal are below.
+    pub pruned_to: Position,
     /// The highest position when the ledger was read.
     pub horizon: Position,
     /// The closed positions.

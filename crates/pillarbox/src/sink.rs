@@ -156,6 +156,9 @@ pub enum Fault {
     Sink,
     /// Unknown: it counts as the event's fault only if other events succeed there meanwhile.
     Unclear,
+    /// Neither: the event cannot be delivered yet. It and the later events of its key wait; no attempt is counted, and
+    /// other keys go on.
+    Neither,
 }
 
 impl Failure {
@@ -195,6 +198,12 @@ impl Failure {
     /// The receiver accepts no more events: the subscription is paused.
     pub fn gone(message: impl Into<String>) -> Self {
         Failure { pause: true, kind: "gone", ..Failure::sink(message) }
+    }
+
+    /// It is not this event's turn yet, for example because another process works on what it belongs to. It comes again after
+    /// this time; no attempt is counted, and the receiver is not considered down.
+    pub fn later(after: Duration, message: impl Into<String>) -> Self {
+        Failure { fault: Fault::Neither, retry_after: Some(after), kind: "later", ..Failure::event(message) }
     }
 
     /// The side at fault is unknown.

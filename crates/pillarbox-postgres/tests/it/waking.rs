@@ -293,6 +293,35 @@ async fn a_keeper_that_stands_still_asleep_silences_nobody() {
     assert!(guest.sees(1, LATE).await);
 }
 
+/// The queue is that of the whole server: once it is full, every commit that notifies fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_of_notifications_that_fills_up_is_not_filled_by_publishers() {
+    let server = Server::builder().start().unwrap();
+    let database = Database::on(&server).await;
+    set_doorbell(&database.url().parse().unwrap(), true).await.unwrap();
+    let _still = stands_still(&database, &[KEEPER, 0]).await;
+    let (client, listener) = (database.client().await, database.client().await);
+    let usage = async || client.query_one("select pg_notification_queue_usage()", &[]).await.unwrap().get::<_, f64>(0);
+    // Who listens and stands still inside a transaction keeps all of it.
+    listener.batch_execute("listen other").await.unwrap();
+    listener.batch_execute("begin; select 1").await.unwrap();
+    let empty = usage().await;
+    for _ in 0..1_000 {
+        client.batch_execute(INSERT).await.unwrap();
+    }
+    let rung = usage().await;
+    assert!(rung > empty, "each of them rang: {empty}, {rung}");
+    let fill = "select pg_notify('other', g || repeat('x', 7900)) from generate_series(1, 5000) as g";
+    while usage().await <= 0.1 {
+        client.batch_execute(fill).await.unwrap();
+    }
+    let full = usage().await;
+    for _ in 0..1_000 {
+        client.batch_execute(INSERT).await.unwrap();
+    }
+    assert_eq!(usage().await, full, "publishers ring no more");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_end_of_a_keeper_that_stood_still_awake_makes_another_the_keeper() {
     let database = ringing().await;

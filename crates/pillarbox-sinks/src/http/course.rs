@@ -32,6 +32,7 @@ impl Course {
     pub(super) fn learn(&self, result: &Result<(), Failure>) {
         match result.as_ref().map_err(|failure| failure.fault) {
             Ok(()) | Err(Fault::Event) => self.no_answer.store(0, Ordering::Relaxed),
+            Err(Fault::Neither) => {}
             Err(Fault::Sink) => self.down.store(true, Ordering::Relaxed),
             Err(Fault::Unclear) => {
                 self.no_answer.fetch_add(1, Ordering::Relaxed);

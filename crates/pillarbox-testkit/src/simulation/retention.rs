@@ -41,6 +41,9 @@ impl World {
         self.note_dead_gone(policy.dead, dead);
         let left: HashSet<Uuid> = self.log.visible().iter().map(|event| event.id).collect();
         for event in before.iter().filter(|event| !left.contains(&event.id)) {
+            if event.stream_version.is_some() {
+                self.violation(format!("retention removed {}, which is of a journal", event.position));
+            }
             self.pruned.insert(event.id);
             self.check_pruned(event, &given_up);
         }

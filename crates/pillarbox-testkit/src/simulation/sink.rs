@@ -1,9 +1,10 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use pillarbox::admin::State;
 use pillarbox::engine::Input;
-use pillarbox::sink::{Attempt, BatchId, Outcome};
+use pillarbox::sink::{Attempt, BatchId, Fault, Outcome};
 use pillarbox::store::{LaneRef, lane_of};
 use pillarbox::{Event, Failure, Position, Timestamp};
 use uuid::Uuid;
@@ -13,6 +14,9 @@ use super::{Held, JOBS, Random, SLOW, SOME, SUBSCRIPTIONS, Step, Ticket, World};
 
 /// For so long a node may not know that the clock was set back: it is frozen, or cut off.
 const CLOCK_UNKNOWN_MAX: u64 = 5_000_000;
+
+/// How often an event that is told to come later is.
+const LATER: u32 = 10;
 
 impl World {
     pub(super) fn deliver(&mut self, ticket: Ticket, batch: (usize, BatchId), events: Vec<Attempt>) {
@@ -149,7 +153,7 @@ impl World {
             match &outcome {
                 Outcome::Failed(failure) => {
                     failed.extend(event.key.clone());
-                    if sub == SOME && failure.fault != pillarbox::sink::Fault::Sink {
+                    if sub == SOME && !matches!(failure.fault, Fault::Sink | Fault::Neither) {
                         *self.refused.entry(event.id).or_default() += if failure.permanent { 3 } else { 1 };
                     }
                 }
@@ -178,6 +182,8 @@ impl World {
             8..11 if *tries == 1 => Outcome::Failed(Failure::unclear("timeout", "no answer")),
             11 if *tries == 1 => Outcome::Failed(Failure::permanent("malformed")),
             12..14 if *tries == 1 => Outcome::NotTried,
+            // More often than any policy tries it.
+            14..17 if *tries <= LATER => Outcome::Failed(Failure::later(Duration::from_millis(draw * 10), "not yet")),
             _ => Outcome::Delivered,
         }
     }

@@ -1,4 +1,4 @@
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use pillarbox::admin::{Auditor, Cause, Fate, Status, SubscriptionAudit, SubscriptionStatus, why};
@@ -223,6 +223,7 @@ impl World {
 
     /// What is left when everything has arrived that can is dead, or behind what is dead, and the status says so.
     pub(super) fn check_rest(&mut self) {
+        self.check_streams();
         for row in self.log.status().subscriptions {
             let Some(sub) = SUBSCRIPTIONS.iter().position(|name| *name == row.name) else { continue };
             let left = |(_, event): &&(u64, Arc<Event>)| {
@@ -236,6 +237,20 @@ impl World {
                 self.violation(format!(
                     "subscription {sub}: {left} events have not arrived, and the status says {dead} dead, {blocked} blocked"
                 ));
+            }
+        }
+    }
+}
+
+impl World {
+    /// Versions are dense, and follow each other in the order of positions and of commits.
+    fn check_streams(&mut self) {
+        let mut versions: BTreeMap<Box<str>, i64> = BTreeMap::new();
+        for event in self.log.visible() {
+            let (Some(stream), Some(version)) = (event.key.clone(), event.stream_version) else { continue };
+            let before = versions.insert(stream.clone(), version).unwrap_or_default();
+            if version != before + 1 {
+                self.violation(format!("version {version} of {stream} comes behind version {before}"));
             }
         }
     }

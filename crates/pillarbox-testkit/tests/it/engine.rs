@@ -718,6 +718,35 @@ fn what_cannot_be_sent_says_nothing_of_the_receiver() {
 }
 
 #[test]
+fn an_event_whose_turn_it_is_not_comes_later_and_nobody_pays_for_it() {
+    let (mut bench, first) = sending(3, 1, SinkFeatures::default());
+    let (mut batch, mut early) = (first, Vec::new());
+    for round in 0..20 {
+        bench.answer(batch, &Failure::later(Duration::from_secs(2), "another has it"), 1);
+        assert_eq!(bench.breaker(), None, "the receiver is not down");
+        if round == 0 {
+            // Other keys go on at once.
+            while let Some((batch, positions)) = bench.at_sink.pop() {
+                early.extend(positions);
+                bench.go_on(Input::Delivered { batch, outcomes: vec![Outcome::Delivered] });
+            }
+        }
+        let (waited, again, positions) = bench.until_sent();
+        assert_eq!(positions, [1]);
+        assert!((Duration::from_millis(1_500)..Duration::from_millis(2_500)).contains(&waited), "{waited:?}");
+        batch = again;
+    }
+    assert_eq!(early, [2, 3]);
+    let figures = bench.engine.take_figures();
+    assert!(figures.dead.is_empty());
+    let uncounted = |failed: &FailedAttempt| failed.attempt == 1 && matches!(failed.next, NextTry::Uncounted(_));
+    assert!(figures.failed_attempts.iter().all(uncounted), "{:?}", figures.failed_attempts);
+    let done = bench.go_on(Input::Delivered { batch, outcomes: vec![Outcome::Delivered] });
+    assert!(!done.iter().any(|action| matches!(action, Action::Pause { .. })));
+    assert_eq!(bench.engine.report().subscriptions["s"].delivered, 3);
+}
+
+#[test]
 fn what_fails_behind_an_event_that_comes_again_is_not_held_against_it() {
     let ordered = SinkFeatures { ordered_batch: true, ..SinkFeatures::default() };
     for first in [Outcome::NotTried, Outcome::Failed(Failure::sink("down"))] {

@@ -47,6 +47,7 @@ fn the_simulation_does_what_it_says() {
     assert!(sum(|run| run.refused) > 100, "and end too late");
     assert!(sum(|run| run.paused) > 10, "receivers want nothing more");
     assert!(sum(|run| run.pruned) > 1_000, "retention removes events");
+    assert!(sum(|run| run.appended) > 500, "events are appended to streams");
     assert!(sum(|run| run.holding) > 20, "some stand still inside a transaction");
     let unwell = sum(|run| run.unwell);
     assert!(unwell > 3, "or refuse several keys in a row: {unwell}");
@@ -296,6 +297,11 @@ fn finds_retention_that_ignores_floors() {
 #[test]
 fn finds_retention_before_the_first_subscription() {
     check_broken(Broken::RetentionTakesUnreceived);
+}
+
+#[test]
+fn finds_retention_of_journals() {
+    check_broken(Broken::RetentionTakesJournals);
 }
 
 #[test]

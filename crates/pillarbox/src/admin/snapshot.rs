@@ -303,6 +303,7 @@ impl Snapshot {
         Books {
             incarnation: self.incarnation,
             log_start: self.log_start,
+            pruned_to: self.pruned_to,
             horizon: self.horizon,
             closed: ledger.closed,
             lanes,

@@ -1,5 +1,4 @@
 use std::collections::HashSet;
-use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -211,6 +210,7 @@ impl Engine {
                 sub.breaker.refused(now, item.key_id(), item.attempts == 0, &failure.message);
                 Charge::Event
             }
+            Fault::Neither => Charge::Nobody(failure.retry_after.unwrap_or_default().min(RETRY_AFTER_MAX)),
             Fault::Sink | Fault::Unclear => {
                 let charge = sub.breaker.suspect(now, item, failure);
                 sub.charge_in_a_crowd(now, &self.config, item, charge)
@@ -257,9 +257,12 @@ impl Engine {
             }
             *self.journal.figures().dead.entry(sub.name.clone()).or_default() += 1;
         }
-        let alone = if let Charge::Nobody(wait) = charge { wait } else { Duration::ZERO };
         let asked = failure.retry_after.unwrap_or_default().min(RETRY_AFTER_MAX);
-        let wait = policy.delay(attempts, noise).max(asked).max(alone);
+        let wait = match charge {
+            Charge::Nobody(wait) if failure.fault == Fault::Neither => wait,
+            Charge::Nobody(wait) => policy.delay(attempts, noise).max(asked).max(wait),
+            Charge::Event | Charge::Sink => policy.delay(attempts, noise).max(asked),
+        };
         let due_at = now.wall.plus(wait);
         let next = match state {
             State::Dead => NextTry::Never,
