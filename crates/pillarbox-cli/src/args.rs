@@ -5,7 +5,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use pillarbox::admin::State;
 use pillarbox::journal::{Expected, JOURNAL_TOPIC};
-use pillarbox::{Start, Timestamp};
+use pillarbox::{Filter, Start, Timestamp};
 use uuid::Uuid;
 
 use crate::config::{parse_listen, parse_start};
@@ -107,7 +107,7 @@ pub(crate) enum Command {
     /// Apply retention now
     Prune(PruneArgs),
     /// Empty everything; for tests
-    Reset(ConfirmArgs),
+    Reset(ResetArgs),
     /// Check every prerequisite, each with its fix
     #[command(after_help = EXPLAIN)]
     Doctor,
@@ -311,8 +311,8 @@ pub(crate) struct ListArgs {
     /// Only this key
     #[arg(long)]
     pub(crate) key: Option<String>,
-    /// Only this topic, or prefix with *
-    #[arg(long)]
+    /// Only this topic, or those that begin like this: billing.*
+    #[arg(long, value_parser = parse_pattern)]
     pub(crate) topic: Option<String>,
     /// Only with this correlation id
     #[arg(long, value_name = "ID")]
@@ -345,6 +345,16 @@ pub(crate) struct ConfirmArgs {
     #[arg(long)]
     pub(crate) yes: bool,
     /// Only say what would be done
+    #[arg(long, conflicts_with = "yes")]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ResetArgs {
+    /// Needed to empty it: nothing is asked
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Only say what would be emptied
     #[arg(long, conflicts_with = "yes")]
     pub(crate) dry_run: bool,
 }
@@ -473,8 +483,8 @@ pub(crate) enum SubscriptionCommand {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct TailArgs {
-    /// Only this topic, or prefix with *
-    #[arg(long)]
+    /// Only this topic, or those that begin like this: billing.*
+    #[arg(long, value_parser = parse_pattern)]
     pub(crate) topic: Option<String>,
     /// Only this key
     #[arg(long)]
@@ -530,9 +540,16 @@ pub(crate) enum ConfigCommand {
     Print,
 }
 
+/// As in the `topics` of a subscription.
+fn parse_pattern(text: &str) -> Result<String, String> {
+    let filter = Filter { topics: vec![text.to_owned()], types: Vec::new() };
+    filter.validate().map(|()| text.to_owned()).map_err(|error| error.to_string())
+}
+
 fn parse_id(text: &str) -> Result<Uuid, String> {
     Uuid::try_parse(text).map_err(|_| {
-        "an event's id is a uuid like 018f3c5e-8f7a-7c3b-9d2e-0123456789ab; `pillarbox list` shows them".to_owned()
+        "an event's id is a uuid like 018f3c5e-8f7a-7c3b-9d2e-0123456789ab; look for it with `pillarbox list`"
+            .to_owned()
     })
 }
 

@@ -37,17 +37,35 @@ pub(crate) struct Stop {
     message: String,
     /// Each on a line of its own.
     details: Vec<String>,
+    /// The name of the failure for programs, if it is not that of the exit code.
+    code: Option<&'static str>,
+    /// What to do about it, if that is not the last clause of the message.
+    fix: Option<String>,
 }
 
 impl Stop {
     /// Ends the command with `exit`, saying `message`.
     pub(crate) fn with(exit: Exit, message: impl Into<String>) -> anyhow::Error {
-        Stop { exit, message: message.into(), details: Vec::new() }.into()
+        Stop::new(exit, message).into()
+    }
+
+    fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Stop { exit, message: message.into(), details: Vec::new(), code: None, fix: None }
+    }
+
+    /// The same, with what to do about it, which the message says too.
+    pub(crate) fn with_fix(exit: Exit, message: impl Into<String>, fix: impl Into<String>) -> anyhow::Error {
+        Stop { fix: Some(fix.into()), ..Stop::new(exit, message) }.into()
+    }
+
+    /// The command was called with an event that no log takes. Programs are told the same as where the log refuses it.
+    pub(crate) fn invalid(message: impl Into<String>) -> anyhow::Error {
+        Stop { code: Some("invalid"), ..Stop::new(Exit::Usage, message) }.into()
     }
 
     /// The same, with details that have a line each.
     pub(crate) fn with_details(exit: Exit, message: impl Into<String>, details: Vec<String>) -> anyhow::Error {
-        Stop { exit, message: message.into(), details }.into()
+        Stop { details, ..Stop::new(exit, message) }.into()
     }
 
     /// The command was called wrongly.
@@ -85,16 +103,22 @@ pub(crate) fn finish(result: anyhow::Result<Exit>, json: bool) -> ExitCode {
     };
     let exit = exit_of(&error);
     if exit != Exit::Done {
-        say(code_of(&error), &chain(&error), json);
+        let message = chain(&error);
+        let known = error.downcast_ref::<Stop>().and_then(|stop| stop.fix.as_deref());
+        say(code_of(&error), &message, known.or_else(|| fix_of(&message)), json);
     }
     exit.into()
 }
 
+/// What our messages say behind their last semicolon: what to do about it. Details have lines of their own.
+fn fix_of(message: &str) -> Option<&str> {
+    let (_, fix) = message.lines().next()?.rsplit_once("; ")?;
+    Some(fix).filter(|fix| !fix.ends_with(':'))
+}
+
 /// Says what went wrong: as a line for people, or as an object for programs.
-fn say(code: &str, message: &str, json: bool) {
+fn say(code: &str, message: &str, fix: Option<&str>, json: bool) {
     let text = if json {
-        // What our messages say behind the first semicolon is what to do about it.
-        let fix = message.split_once("; ").map(|(_, fix)| fix);
         let error = json!({ "error": { "code": code, "message": message, "fix": fix } });
         visible_json(&error.to_string()).into_owned()
     } else {
@@ -109,10 +133,15 @@ pub(crate) fn refuse(error: &clap::Error) -> ! {
     let said = error.to_string();
     // A URL at the wrong place is repeated by the message, and may contain a password.
     let arguments = || std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned());
-    let shown = on_one_line_if_hostile(masked_arguments(&said, arguments()), arguments());
+    let told = match negative_number(&said, &arguments().collect::<Vec<_>>()) {
+        Some(told) if error.use_stderr() => told,
+        _ => said.clone(),
+    };
+    let shown = on_one_line_if_hostile(masked_arguments(&told, arguments()), arguments());
     if error.use_stderr() && std::env::args_os().any(|argument| argument == "--json") {
         let message = shown.trim_end();
-        say("usage", message.strip_prefix("error: ").unwrap_or(message), true);
+        let message = message.strip_prefix("error: ").unwrap_or(message);
+        say("usage", message, fix_of(message), true);
         std::process::exit(error.exit_code())
     }
     if shown == said {
@@ -120,6 +149,34 @@ pub(crate) fn refuse(error: &clap::Error) -> ! {
     }
     let _ = io::Write::write_all(&mut io::stderr(), shown.as_bytes());
     std::process::exit(error.exit_code())
+}
+
+/// The options whose value is a number, a position or a span of time.
+const NUMBERS: [&str; 10] = [
+    "--delay",
+    "--from",
+    "--instance",
+    "--keep",
+    "--lanes",
+    "--limit",
+    "--seconds",
+    "--silent-for",
+    "--to",
+    "--version",
+];
+
+/// What to say where a negative number was given as the value of an option, which the parser takes for an option that it does not know.
+fn negative_number(said: &str, arguments: &[String]) -> Option<String> {
+    let is_negative = |value: &str| {
+        let is_number =
+            value.strip_prefix('-').is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()));
+        // The parser repeats no more than the first two characters.
+        is_number && said.contains(&format!("'{}", &value[..2]))
+    };
+    let pairs = arguments.windows(2).map(|pair| (pair[0].as_str(), pair[1].as_str()));
+    let joined = arguments.iter().filter_map(|argument| argument.split_once('='));
+    let (option, value) = pairs.chain(joined).find(|(option, value)| NUMBERS.contains(option) && is_negative(value))?;
+    Some(format!("error: {option} cannot be negative, and is '{value}'; write a value without a minus sign\n"))
 }
 
 /// A message that repeats an argument which a terminal would act on is shown as one line without any of that: which of its line breaks are
@@ -149,13 +206,13 @@ fn exit_of(error: &anyhow::Error) -> Exit {
 /// The stable name of a failure, for programs.
 fn code_of(error: &anyhow::Error) -> &'static str {
     if let Some(stop) = error.downcast_ref::<Stop>() {
-        return match stop.exit {
+        return stop.code.unwrap_or(match stop.exit {
             Exit::Done | Exit::Failed => "failed",
             Exit::Usage => "usage",
             Exit::Schema => "schema",
             Exit::Unhealthy => "unhealthy",
             Exit::Missing => "missing",
-        };
+        });
     }
     match error.downcast_ref::<Error>().map(Error::kind) {
         Some(ErrorKind::Busy) => "busy",
@@ -196,6 +253,28 @@ mod tests {
         assert_eq!(kinds(ErrorKind::NotFound), Exit::Failed);
         assert_eq!(exit_of(&OutputClosed.into()), Exit::Done);
         assert_eq!(exit_of(&Stop::usage("x").context("more")), Exit::Usage);
+    }
+
+    #[test]
+    fn a_fix_is_what_the_message_says_last() {
+        assert_eq!(fix_of("it is old; it has holes; run `pillarbox migrate`"), Some("run `pillarbox migrate`"));
+        assert_eq!(fix_of("change the config:\n  line 3: unknown key; did you mean `key`?"), None);
+        assert_eq!(fix_of("no database was given; name it; this may be why:\n  line 1"), None);
+        assert_eq!(fix_of("it failed"), None);
+    }
+
+    #[test]
+    fn a_negative_number_is_told_by_its_option() {
+        let told = |said: &str, arguments: &[&str]| {
+            negative_number(said, &arguments.iter().map(|argument| (*argument).to_owned()).collect::<Vec<_>>())
+        };
+        let unknown = "error: unexpected argument '-5' found";
+        let delay = "error: --delay cannot be negative, and is '-5s'; write a value without a minus sign\n";
+        assert_eq!(told(unknown, &["publish", "--delay", "-5s"]).as_deref(), Some(delay));
+        assert_eq!(told("error: '-5s' is not a duration", &["publish", "--delay=-5s"]).as_deref(), Some(delay));
+        assert_eq!(told(unknown, &["publish", "--key", "-5s"]), None, "it is a text");
+        assert_eq!(told("error: unexpected argument '-x' found", &["tail", "--from", "-5", "-x"]), None);
+        assert_eq!(told("error: unexpected argument '-x' found", &["tail", "--from", "-é"]), None);
     }
 
     #[test]

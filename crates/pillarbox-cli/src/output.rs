@@ -185,10 +185,14 @@ pub(crate) fn age(seconds: f64) -> String {
     match whole {
         0..=9 => format!("{:.1}s", seconds.max(0.0)),
         10..=119 => format!("{whole}s"),
-        120..=7199 => format!("{}m{}s", whole / 60, whole % 60),
-        7200..=172_799 => format!("{}h{}m", whole / 3600, whole % 3600 / 60),
-        _ => format!("{}d{}h", whole / 86_400, whole % 86_400 / 3600),
+        120..=7199 => units(whole / 60, 'm', whole % 60, 's'),
+        7200..=172_799 => units(whole / 3600, 'h', whole % 3600 / 60, 'm'),
+        _ => units(whole / 86_400, 'd', whole % 86_400 / 3600, 'h'),
     }
+}
+
+fn units(large: u64, of_large: char, small: u64, of_small: char) -> String {
+    if small == 0 { format!("{large}{of_large}") } else { format!("{large}{of_large}{small}{of_small}") }
 }
 
 /// A number of bytes for people.
@@ -212,6 +216,7 @@ mod tests {
     fn figures_are_for_people() {
         assert_eq!(age(0.25), "0.2s");
         assert_eq!(age(61.0), "61s");
+        assert_eq!([120.0, 7200.0, 604_800.0].map(age), ["2m", "2h", "7d"]);
         assert_eq!(age(3_661.0), "61m1s");
         assert_eq!(age(200_000.0), "2d7h");
         assert_eq!(bytes(1023), "1023 B");

@@ -81,7 +81,7 @@ pub(crate) fn message_for(kind: ErrorKind, code: &str, said: &str) -> String {
         (ErrorKind::Schema, _) => format!("{said}; run `pillarbox migrate`"),
         // Grants of the roles do not help with these two.
         (_, "42501") if said.starts_with("permission denied for database") => format!(
-            "{said}; `migrate` needs a role that may create a schema: run `grant create on database NAME to ROLE`, or run it as the \
+            "{said}, and `migrate` needs a role that may create a schema; run `grant create on database NAME to ROLE`, or run it as the \
              database's owner"
         ),
         (_, "42501") if said.starts_with("must be owner of") => {
@@ -91,14 +91,15 @@ pub(crate) fn message_for(kind: ErrorKind, code: &str, said: &str) -> String {
         (_, "28000" | "28P01") => format!("PostgreSQL refused the login: {said}"),
         (ErrorKind::Full, _) => format!("PostgreSQL has no room left: {said}"),
         (_, "25006") => format!(
-            "PostgreSQL takes no writes here: {said}; it is a standby, or default_transaction_read_only is on for this role or database"
+            "PostgreSQL takes no writes here: {said} (it is a standby, or default_transaction_read_only is on for this role or database); \
+             name the primary, or turn that setting off"
         ),
         (_, "55000") => format!("PostgreSQL cannot do this now: {said}"),
         (ErrorKind::Unavailable, _) => format!("PostgreSQL is not reachable: {said}"),
         (_, "55P03" | "57014") => {
-            format!("{said}; another transaction was in the way: see who in `pillarbox status`, and try again")
+            format!("{said}: another transaction was in the way; see who in `pillarbox status`, and try again")
         }
-        (ErrorKind::Busy, _) => format!("{said}; two were in each other's way, and this one was taken back: try again"),
+        (ErrorKind::Busy, _) => format!("{said}: two were in each other's way, and this one was taken back; try again"),
         _ => said.to_owned(),
     }
 }

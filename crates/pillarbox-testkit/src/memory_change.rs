@@ -53,7 +53,12 @@ impl Inner {
             Lookup::Nothing => Facts::Nothing,
             Lookup::Deliveries { which, limit } => {
                 let event = self.selected(which).map(|event| event.id);
-                Facts::Deliveries { event, targets: self.targets(stored, which, event, *limit) }
+                let targets = self.targets(stored, which, event, *limit);
+                let head = match targets.as_slice() {
+                    [only] if event.is_some() => self.head_once_due(stored, only),
+                    _ => None,
+                };
+                Facts::Deliveries { event, targets, head }
             }
             Lookup::Rewind { to, key } => {
                 let place = self.place(snapshot, *to);
@@ -107,6 +112,14 @@ impl Inner {
         let mut targets = self.found(stored, is_chosen);
         targets.truncate(limit);
         targets
+    }
+
+    /// The event that a delivery waits for once it is due.
+    fn head_once_due(&self, stored: &memory_log::SubscriptionRow, target: &Target) -> Option<(Uuid, Position, State)> {
+        let lane = &stored.lanes[target.lane as usize];
+        let row = lane.deliveries.get(&target.position)?;
+        let delivery = DeliveryRow { state: State::Pending, ..row.delivery.clone() };
+        self.head(stored, lane, &Row { delivery, claim: None, ..row.clone() })
     }
 
     /// The deliveries of a subscription that are chosen, in log order.

@@ -9,7 +9,8 @@ use pillarbox::admin::snapshot::{
 };
 use pillarbox::admin::{BacklogRow, ClaimRecord, DeliveryRecord, Fate, REASON_HOLD, RecoveredCount, SettledBy, State};
 use pillarbox::store::{DeliveryRow, InstanceId, SubscriptionId, lane_of};
-use pillarbox::{Event, OnDead, Timestamp};
+use pillarbox::{Event, OnDead, Position, Timestamp};
+use uuid::Uuid;
 
 use crate::Broken;
 use crate::memory_lane::{Covered, Lane, Row};
@@ -60,9 +61,19 @@ impl Inner {
         }
     }
 
+    /// The event that a delivery waits for.
+    pub(crate) fn head(
+        &self,
+        subscription: &memory_log::SubscriptionRow,
+        lane: &Lane,
+        row: &Row,
+    ) -> Option<(Uuid, Position, State)> {
+        let head = head_of(subscription, lane, row)?;
+        Some((self.event_at(head.position)?.id, head.position, head.state))
+    }
+
     fn delivery_record(&self, subscription: &memory_log::SubscriptionRow, lane: &Lane, row: &Row) -> DeliveryRecord {
-        let head = head_of(subscription, lane, row);
-        let head = head.and_then(|head| Some((self.event_at(head.position)?.id, head.position, head.state)));
+        let head = self.head(subscription, lane, row);
         let state = match row.delivery.state {
             _ if head.is_some() => State::Blocked,
             State::Delayed if row.delivery.due_at <= self.now => State::Pending,

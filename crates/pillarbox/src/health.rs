@@ -170,7 +170,8 @@ impl Judge<'_> {
     }
 
     fn judge_orphaned(&mut self) {
-        let (waiting, bytes) = (self.waiting(), self.subscription.holds_bytes);
+        // Delayed events too: without a relay they are not delivered when their time comes.
+        let (waiting, bytes) = (self.subscription.undelivered(), self.subscription.holds_bytes);
         if waiting == 0 && bytes <= self.limits.orphaned_bytes_max {
             return;
         }
@@ -320,6 +321,7 @@ mod tests {
             retrying: 0,
             blocked: 0,
             dead: 0,
+            deliveries: 0,
             oldest_age_seconds: None,
             oldest_due: None,
             lag: 0,
@@ -485,9 +487,16 @@ mod tests {
 
     #[test]
     fn orphaned_is_a_problem_if_it_holds_something() {
-        check(|it| (it.orphaned, it.lanes_owned) = (true, 0), &[]);
-        check(|it| (it.orphaned, it.holds_bytes) = (true, 1), &[(ProblemKind::Orphaned, Level::Failed)]);
-        check(|it| (it.orphaned, it.pending) = (true, 1), &[(ProblemKind::Orphaned, Level::Failed)]);
+        let orphaned = |change: fn(&mut SubscriptionStatus)| {
+            move |it: &mut SubscriptionStatus| {
+                (it.orphaned, it.lanes_owned, it.delayed) = (true, 0, 0);
+                change(it);
+            }
+        };
+        check(orphaned(|_| {}), &[]);
+        check(orphaned(|it| it.holds_bytes = 1), &[(ProblemKind::Orphaned, Level::Failed)]);
+        check(orphaned(|it| it.pending = 1), &[(ProblemKind::Orphaned, Level::Failed)]);
+        check(orphaned(|it| it.delayed = 1), &[(ProblemKind::Orphaned, Level::Failed)]);
     }
 
     #[test]

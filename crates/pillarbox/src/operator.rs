@@ -188,6 +188,8 @@ pub struct SubscriptionStatus {
     pub blocked: u64,
     /// Number of dead events.
     pub dead: u64,
+    /// Number of these events that have a delivery; the subscription has not read the others yet.
+    pub deliveries: u64,
     /// The age of the oldest event that is not delivered, without delayed and dead events.
     pub oldest_age_seconds: Option<f64>,
     /// The earliest time at which a retrying delivery is or was due.
@@ -208,6 +210,18 @@ pub struct SubscriptionStatus {
     pub recovered: Vec<RecoveredCount>,
     /// The combined reports of its owners.
     pub report: crate::SubscriptionReport,
+}
+
+impl SubscriptionStatus {
+    /// Number of events that are neither delivered nor dead, whether or not they are due.
+    pub fn undelivered(&self) -> u64 {
+        self.pending + self.delayed + self.processing + self.retrying + self.blocked
+    }
+
+    /// Number of events that are not delivered and that the subscription has not read yet.
+    pub fn unread(&self) -> u64 {
+        (self.undelivered() + self.dead).saturating_sub(self.deliveries)
+    }
 }
 
 /// Number of claims recovered for one cause.

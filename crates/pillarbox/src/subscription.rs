@@ -201,14 +201,7 @@ impl Subscription {
         if self.mode == Mode::Stream && self.heartbeat_timeout.is_some() {
             return invalid("heartbeat_timeout is for queues; set mode = \"queue\", or use processing_timeout".into());
         }
-        if self.filter.topics.iter().chain(&self.filter.types).any(String::is_empty) {
-            return invalid("an empty topic or type matches no event; remove it".into());
-        }
-        let lone_star = |pattern: &String| pattern.find('*').is_some_and(|at| at + 1 != pattern.len());
-        if let Some(pattern) = self.filter.topics.iter().chain(&self.filter.types).find(|pattern| lone_star(pattern)) {
-            return invalid(format!("'{pattern}': a '*' may only stand at the end, as in 'billing.*'"));
-        }
-        Ok(())
+        self.filter.validate().or_else(|error| invalid(error.to_string()))
     }
 }
 
@@ -227,6 +220,20 @@ impl Filter {
     /// A filter from its stored text. One that cannot be read wants everything: too much is delivered rather than too little.
     pub fn stored(text: &str) -> Self {
         serde_json::from_str(text).unwrap_or_default()
+    }
+
+    /// Refuses patterns that cannot match as they are meant; the message says what to change.
+    pub fn validate(&self) -> Result<()> {
+        let invalid = |message: String| Err(Error::new(ErrorKind::Invalid, message));
+        let mut patterns = self.topics.iter().chain(&self.types);
+        if patterns.clone().any(String::is_empty) {
+            return invalid("an empty topic or type matches no event; remove it".into());
+        }
+        let lone_star = |pattern: &&String| pattern.find('*').is_some_and(|at| at + 1 != pattern.len());
+        match patterns.find(lone_star) {
+            Some(pattern) => invalid(format!("'{pattern}': a '*' may only stand at the end, as in 'billing.*'")),
+            None => Ok(()),
+        }
     }
 
     /// Whether every event is wanted.

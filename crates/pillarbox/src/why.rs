@@ -200,7 +200,7 @@ impl Facts<'_> {
             return unknown.map_or_else(|| (Cause::Delivered, self.delivered(), None), not_recorded);
         }
         if let Some(due_at) = self.event.deliver_at.filter(|due_at| *due_at > self.now) {
-            return self.paused().unwrap_or_else(|| delayed(due_at));
+            return self.paused().or_else(|| self.no_owner()).unwrap_or_else(|| delayed(due_at));
         }
         let blocker = self.paused().or_else(|| self.no_owner()).or_else(|| self.held_back());
         blocker.unwrap_or_else(|| self.pending())
@@ -479,6 +479,7 @@ mod tests {
             retrying: 0,
             blocked: 0,
             dead: 0,
+            deliveries: 0,
             oldest_age_seconds: None,
             oldest_due: None,
             lag: 0,
@@ -660,6 +661,7 @@ mod tests {
         let mut unread = record();
         unread.event.deliver_at = Some(LATER);
         assert_eq!(why(&unread, &fate(), &status()).cause, Cause::Delayed);
+        assert_eq!(why(&unread, &Fate { owner: None, ..fate() }, &status()).cause, Cause::NoOwner, "as of a delivery");
     }
 
     #[test]

@@ -23,7 +23,9 @@ pub(super) async fn run(scope: &Scope, args: &AuditArgs) -> Result<Exit> {
     if let (Some(from), Some(to)) = (args.from, args.to)
         && from > to
     {
-        return Err(Stop::usage(format!("--from {from} is above --to {to}; nothing would be audited")));
+        return Err(Stop::usage(format!(
+            "--from {from} is above --to {to}, so that nothing would be audited; exchange the two"
+        )));
     }
     let store = scope.open().await?;
     let books = store.books().await?;
@@ -59,11 +61,15 @@ fn auditor(books: Books, args: &AuditArgs) -> Result<Auditor> {
         (None, None) => None,
         (None, Some(_)) if names.len() == 1 => names.pop(),
         (None, Some(_)) => {
-            let known = match names.is_empty() {
-                true => "no subscription exists yet".to_owned(),
-                false => format!("there are: {}", names.join(", ")),
-            };
-            return Err(Stop::usage(format!("name by --subscription whose receiver --received is; {known}")));
+            return Err(Stop::usage(match names.is_empty() {
+                true => "no subscription exists yet, so that --received is of no receiver".to_owned(),
+                false => {
+                    format!(
+                        "--received is of one receiver; name its subscription by --subscription: {}",
+                        names.join(", ")
+                    )
+                }
+            }));
         }
     };
     let mut auditor = Auditor::new(books).range(args.from.unwrap_or(1), args.to.unwrap_or(Position::MAX));

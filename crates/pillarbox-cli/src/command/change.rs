@@ -149,12 +149,11 @@ fn would(change: &Change, changed: &Changed, status: &Status) -> String {
     let deliveries = counted(number, "delivery");
     let one = |name: &str| status.subscriptions.iter().find(|subscription| subscription.name == name);
     match change {
-        Change::Requeue { .. } | Change::Recover { .. } if number == 0 => {
-            format!("would change nothing: {}", changed.message)
-        }
-        Change::Requeue { subscription, .. } => {
-            format!("would set {deliveries} of '{subscription}' back to due now, with attempts 0")
-        }
+        _ if number == 0 => format!("would change nothing: {}", changed.message),
+        Change::Requeue { subscription, .. } => match note(&changed.message) {
+            "" => format!("would set {deliveries} of '{subscription}' back to due now, with attempts 0"),
+            waits => format!("would set {deliveries} of '{subscription}' back to attempts 0{waits}"),
+        },
         Change::Recover { subscription, instance, silent_for } => {
             let of = subscription.as_ref().map(|name| format!(" of '{name}'")).unwrap_or_default();
             let whom = match instance {
@@ -183,13 +182,11 @@ fn would(change: &Change, changed: &Changed, status: &Status) -> String {
             format!("would replay {what} {place} to '{subscription}'{note}{end}")
         }
         Change::Delete(name) => {
-            let (waiting, deliveries): (u64, u64) = one(name).map_or((0, 0), |one| {
-                (one.pending + one.processing, one.delayed + one.retrying + one.blocked + one.dead)
-            });
-            let (waiting, deliveries) = (counted(waiting, "event"), counted(deliveries, "delivery"));
+            let (unread, deliveries) = one(name).map_or((0, 0), |one| (one.unread(), one.deliveries));
+            let (unread, deliveries) = (counted(unread, "event"), counted(deliveries, "delivery"));
             format!(
-                "would delete '{name}' with its position in the log and {deliveries}; {waiting} that it has not received yet \
-                 would never be delivered to it"
+                "would delete '{name}' with its position in the log and {deliveries}; {unread} that it has not read yet would \
+                 never be delivered to it"
             )
         }
         Change::Rename { from, to } => format!("would rename '{from}' to '{to}'"),

@@ -33,7 +33,7 @@ async fn append(scope: &Scope, args: &AppendArgs) -> Result<Exit> {
     };
     let limit = outlet.payload_bytes_max().await;
     for event in &events {
-        event.validate(usize::MAX).map_err(|error| Stop::usage(error.to_string()))?;
+        event.validate(usize::MAX).map_err(|error| Stop::invalid(error.to_string()))?;
         event.validate(limit)?;
     }
     let expected = args.expect.unwrap_or(Expected::Any);
@@ -65,8 +65,9 @@ fn lines(args: &AppendArgs) -> Result<Vec<NewEvent>> {
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let text = json_text(&line)
-            .map_err(|message| Stop::with(Exit::Failed, format!("line {number} is {message}; nothing was appended")))?;
+        let text = json_text(&line).map_err(|message| {
+            Stop::invalid(format!("line {number}: {message}, so that nothing was appended; correct it and append again"))
+        })?;
         events.push(event(args).json_text(text));
     }
 }

@@ -8,6 +8,9 @@ use crate::args::{MigrateArgs, Switch};
 use crate::database::{Database, Declaration};
 use crate::exit::{Exit, Stop};
 
+/// How many subscriptions are named that would not receive events.
+const TOLD_MAX: usize = 5;
+
 /// Creates or upgrades the schema, or declares what a copied database is.
 pub(super) async fn run(scope: &Scope, args: &MigrateArgs) -> Result<Exit> {
     // The database's kind says in which language to print; nothing is connected to.
@@ -86,21 +89,36 @@ async fn refuse_at_home(database: &Database) -> Result<()> {
         return Ok(());
     }
     let status = store.status().await?;
-    let sum = |count: fn(&SubscriptionStatus) -> u64| status.subscriptions.iter().map(count).sum::<u64>();
-    let undelivered = sum(|one| one.pending + one.processing);
-    let deliveries = sum(|one| one.delayed + one.retrying + one.blocked + one.dead);
     let events = status.log.events;
-    if events == 0 && deliveries == 0 {
+    let given_up = given_up(&status.subscriptions);
+    if events == 0 && given_up.is_none() {
         return Ok(());
     }
+    let given_up = given_up.map(|told| format!("give up {told}, and ")).unwrap_or_default();
     Err(Stop::usage(format!(
-        "{} is no copy but the log itself: --fresh would give up {} and {} (delayed, retrying, blocked or dead), and none of the \
-         {} in it would ever be delivered to a new subscription; pass --fresh --yes to do so",
+        "{} is no copy but the log itself: --fresh would {given_up}deliver none of the {} in it to a new subscription; pass --fresh \
+         --yes to do so",
         database.url(),
-        counted(undelivered, "undelivered event"),
-        counted(deliveries, "delivery"),
         counted(events, "event")
     )))
+}
+
+/// What each subscription would not receive, of those that would miss most. An event that several of them want is one for each, so that
+/// there is no sum to tell.
+fn given_up(subscriptions: &[SubscriptionStatus]) -> Option<String> {
+    let figures = |one: &SubscriptionStatus| (one.undelivered(), one.dead);
+    let mut concerned: Vec<&SubscriptionStatus> = subscriptions.iter().filter(|one| figures(one) != (0, 0)).collect();
+    concerned.sort_by_key(|one| std::cmp::Reverse(figures(one)));
+    let tell = |one: &&SubscriptionStatus| {
+        let (undelivered, dead) = figures(one);
+        format!("{} and {dead} dead of '{}'", counted(undelivered, "undelivered event"), one.name)
+    };
+    let mut told: Vec<String> = concerned.iter().take(TOLD_MAX).map(tell).collect();
+    let others = concerned.len().saturating_sub(TOLD_MAX);
+    if others > 0 {
+        told.push(format!("events of {}", counted(others, "other subscription")));
+    }
+    (!told.is_empty()).then(|| told.join(", "))
 }
 
 async fn check(scope: &Scope, database: &Database) -> Result<Exit> {

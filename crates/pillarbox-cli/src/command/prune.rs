@@ -44,6 +44,7 @@ pub(super) async fn run(scope: &Scope, args: &PruneArgs) -> Result<Exit> {
         pruned.held_by = more.held_by;
     }
     let left = store.prune(&PrunePolicy { dry_run: true, ..policy }).await?;
+    pruned.held_by = pruned.held_by.or(left.held_by);
     // A table that should have ended, and could not, would have gone.
     pruned.in_use = left.in_use + if laid { 0 } else { left.events };
     print(scope, &pruned)
@@ -171,8 +172,11 @@ fn describe(status: &Status, would: &Pruned, policy: &PrunePolicy) -> String {
                 Duration::ZERO => String::new(),
                 keep => format!(" inserted more than {} ago", crate::output::age(keep.as_secs_f64())),
             };
-            let (start, end) = (status.log.log_start, status.log.horizon);
-            format!("would remove {events}{old} (log: {start} to {end}) and {dead}")
+            let log = match (status.log.log_start, status.log.horizon) {
+                (start, end) if start > end => "the log is empty".to_owned(),
+                (start, end) => format!("log: {start} to {end}"),
+            };
+            format!("would remove {events}{old} ({log}) and {dead}")
         }
     };
     if status.subscriptions.is_empty() && would.events > 0 {

@@ -5,13 +5,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 
 use anyhow::{Context, Result};
-use pillarbox::{NewEvent, Timestamp, counted};
+use pillarbox::{Error, ErrorKind, NewEvent, Timestamp, counted};
 use serde_json::json;
 use uuid::Uuid;
 
 use super::Scope;
 use crate::args::PublishArgs;
-use crate::database::Outlet;
+use crate::database::{Database, Outlet};
 use crate::exit::{Exit, OutputClosed, Stop};
 
 /// How many lines are published in one transaction.
@@ -23,10 +23,10 @@ pub(super) async fn run(scope: &Scope, args: &PublishArgs) -> Result<Exit> {
     let database = scope.database()?;
     let mut outlet = database.outlet().await?;
     if args.ndjson {
-        return lines(scope, &mut outlet, args).await;
+        return lines(scope, &database, &mut outlet, args).await;
     }
     let event = with_payload(event(args), args.payload.as_deref(), args.content_type.as_deref())?;
-    event.validate(usize::MAX).map_err(|error| Stop::usage(error.to_string()))?;
+    event.validate(usize::MAX).map_err(|error| Stop::invalid(error.to_string()))?;
     // The database would refuse it too, and not every one of them says how large it is.
     event.validate(outlet.payload_bytes_max().await)?;
     let ids = outlet.publish(&[event]).await.map_err(|error| database.explain(error))?;
@@ -55,11 +55,17 @@ pub(super) fn with_payload(event: NewEvent, payload: Option<&str>, content_type:
         }
         Some(text) => text.as_bytes().to_vec(),
     };
+    if content_type.is_none() && bytes.trim_ascii().is_empty() {
+        return Err(Stop::invalid(
+            "the payload is empty, which is not JSON; leave it out to publish an event without a payload, write null or \"\", or pass \
+             --content-type to send it as bytes",
+        ));
+    }
     match content_type {
         Some(content_type) => Ok(event.bytes(bytes, content_type)),
         None => json_text(&bytes).map(|text| event.json_text(text)).map_err(|message| {
-            Stop::usage(format!(
-                "the payload is {message}; quote it as JSON, or pass --content-type (for example text/plain) to send \
+            Stop::invalid(format!(
+                "{message}; quote it as JSON, or pass --content-type (for example text/plain) to send \
                  the bytes as they are"
             ))
         }),
@@ -70,9 +76,9 @@ pub(super) fn with_payload(event: NewEvent, payload: Option<&str>, content_type:
 pub(super) fn refuse_repeated(headers: &[(String, String)]) -> Result<()> {
     let mut seen = HashSet::new();
     match headers.iter().find(|(name, _)| !seen.insert(name)) {
-        Some((name, _)) => {
-            Err(Stop::usage(format!("the header '{name}' is given twice; an event has one value for each")))
-        }
+        Some((name, _)) => Err(Stop::usage(format!(
+            "an event has one value for each header, and '{name}' is given twice; give it once"
+        ))),
         None => Ok(()),
     }
 }
@@ -93,15 +99,16 @@ fn refuse_forgotten_input() -> Result<()> {
 
 /// JSON exactly as it was given, without the line's end that `echo` and files add.
 pub(super) fn json_text(bytes: &[u8]) -> Result<String, String> {
-    let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8 ({error})"))?;
+    let text = std::str::from_utf8(bytes).map_err(|error| format!("the payload is not UTF-8 ({error})"))?;
     let text = text.strip_suffix('\n').unwrap_or(text);
     let text = text.strip_suffix('\r').unwrap_or(text);
-    serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| format!("not JSON ({error})"))?;
+    serde_json::from_str::<serde::de::IgnoredAny>(text)
+        .map_err(|error| format!("the payload is not JSON ({error})"))?;
     Ok(text.to_owned())
 }
 
 /// One event per line of standard input. Lines before a bad one are published, so that its number says where to go on.
-async fn lines(scope: &Scope, outlet: &mut Outlet, args: &PublishArgs) -> Result<Exit> {
+async fn lines(scope: &Scope, database: &Database, outlet: &mut Outlet, args: &PublishArgs) -> Result<Exit> {
     let bar = scope.output.progress(None, "publishing");
     let limit = outlet.payload_bytes_max().await;
     let mut input = io::stdin().lock();
@@ -123,7 +130,7 @@ async fn lines(scope: &Scope, outlet: &mut Outlet, args: &PublishArgs) -> Result
             None => None,
         };
         if !batch.is_empty() && (batch.len() >= BATCH_LINES || !more || bad.is_some()) {
-            let sent = outlet.publish(&batch).await;
+            let sent = outlet.publish(&batch).await.map_err(|error| database.explain(error));
             let ids = sent.with_context(|| stopped(published, number, "the database refused the lines before it"))?;
             published += ids.len() as u64;
             bar.set_position(published);
@@ -135,7 +142,7 @@ async fn lines(scope: &Scope, outlet: &mut Outlet, args: &PublishArgs) -> Result
             }
         }
         if let Some(message) = bad {
-            return Err(Stop::with(Exit::Failed, stopped(published, number, &message)));
+            return Err(Error::new(ErrorKind::Invalid, stopped(published, number, &message)).into());
         }
         if !more {
             bar.finish_and_clear();
@@ -145,14 +152,16 @@ async fn lines(scope: &Scope, outlet: &mut Outlet, args: &PublishArgs) -> Result
 }
 
 fn line_event(args: &PublishArgs, line: &[u8], payload_bytes_max: usize) -> Result<NewEvent, String> {
-    let event = event(args).json_text(json_text(line)?);
+    let text = json_text(line)
+        .map_err(|message| format!("{message}; write one JSON value per line, and publish again from this line on"))?;
+    let event = event(args).json_text(text);
     event.validate(payload_bytes_max).map_err(|error| error.to_string())?;
     Ok(event)
 }
 
 fn stopped(published: u64, number: u64, message: &str) -> String {
     let were = if published == 1 { "was" } else { "were" };
-    format!("stopped at line {number}: {message}; {} {were} published", counted(published, "event"))
+    format!("{} {were} published, and then it stopped at line {number}: {message}", counted(published, "event"))
 }
 
 fn print(scope: &Scope, ids: &[Uuid]) -> Result<()> {

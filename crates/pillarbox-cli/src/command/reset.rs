@@ -4,11 +4,11 @@ use pillarbox::{Error, counted};
 use serde_json::json;
 
 use super::Scope;
-use crate::args::ConfirmArgs;
+use crate::args::ResetArgs;
 use crate::exit::{Exit, Stop};
 
 /// Empties everything. Never asks: a script says `--yes`, and a person who has to type it has thought about it.
-pub(super) async fn run(scope: &Scope, args: &ConfirmArgs) -> Result<Exit> {
+pub(super) async fn run(scope: &Scope, args: &ResetArgs) -> Result<Exit> {
     let database = scope.database()?;
     let store = database.open().await?;
     let events = store.status().await?.log.events;

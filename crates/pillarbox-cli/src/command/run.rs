@@ -196,7 +196,7 @@ fn undelivered(report: &Report) -> Result<()> {
             let error = &breaker.error;
             return Err(Stop::with(
                 Exit::Failed,
-                format!("subscription '{name}' could not deliver, its sink is down: {error}; the events wait"),
+                format!("subscription '{name}' could not deliver, its sink is down, and the events wait: {error}"),
             ));
         }
         if let Some(reason) = &subscription.stopped {
@@ -220,7 +220,7 @@ fn paused_by_receiver(own: &[&SubscriptionStatus]) -> Result<()> {
         return Err(Stop::with(
             Exit::Failed,
             format!(
-                "subscription '{name}' was paused by its receiver{reason}; {wait}; `pillarbox resume {name}` once the \
+                "subscription '{name}' was paused by its receiver{reason}, and {wait}; run `pillarbox resume {name}` once the \
                  receiver takes events again"
             ),
         ));

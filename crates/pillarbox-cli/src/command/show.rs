@@ -1,4 +1,5 @@
 use anyhow::Result;
+use pillarbox::admin::plan::unknown_event;
 use pillarbox::admin::{ClaimRecord, DeliveryRecord, EventRecord, Fate, Operator, State, Status, Why, why};
 use pillarbox::{Event, Payload, counted};
 use serde_json::value::RawValue;
@@ -7,7 +8,7 @@ use uuid::Uuid;
 
 use super::Scope;
 use crate::args::ShowArgs;
-use crate::exit::{Exit, Stop};
+use crate::exit::Exit;
 use crate::output::{Output, Style, dash};
 
 /// Shows one event with its deliveries and attempts.
@@ -31,10 +32,7 @@ pub(super) async fn find(scope: &Scope, id: Uuid) -> Result<(EventRecord, Status
     let store = scope.open().await?;
     match store.show(id).await? {
         Some(record) => Ok((record, store.status().await?)),
-        None => Err(Stop::with(
-            Exit::Failed,
-            format!("the log has no event {id}; it was never committed here, or retention has removed it"),
-        )),
+        None => Err(unknown_event(id).into()),
     }
 }
 

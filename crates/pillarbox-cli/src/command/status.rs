@@ -32,9 +32,12 @@ pub(super) async fn run(scope: &Scope, args: &StatusArgs) -> Result<Exit> {
     } else {
         print(&scope.output, &status, &problems)?;
     }
-    let serious: Vec<String> = problems.iter().filter(|problem| problem.level == Level::Failed).map(sentence).collect();
-    if args.check && !serious.is_empty() {
-        return Err(Stop::with(Exit::Unhealthy, format!("unhealthy: {}", serious.join("; "))));
+    let serious = || problems.iter().filter(|problem| problem.level == Level::Failed);
+    let told: Vec<String> = serious().map(sentence).collect();
+    if args.check && !told.is_empty() {
+        let advice: Vec<&str> =
+            serious().map(|problem| problem.advice.as_str()).filter(|advice| !advice.is_empty()).collect();
+        return Err(Stop::with_fix(Exit::Unhealthy, format!("unhealthy: {}", told.join("; ")), advice.join("; ")));
     }
     Ok(Exit::Done)
 }

@@ -67,12 +67,11 @@ fn row(subscription: &SubscriptionStatus) -> Vec<String> {
 
 /// How a subscription stands, in a word or two.
 pub(super) fn condition(subscription: &SubscriptionStatus) -> &'static str {
-    let SubscriptionStatus { report, pending, delayed, processing, retrying, blocked, .. } = subscription;
-    let waiting = pending + delayed + processing + retrying + blocked;
+    let report = &subscription.report;
     match subscription {
         SubscriptionStatus { paused: true, .. } => "paused",
         // As after every clean stop of its last relay: nothing is kept for it.
-        SubscriptionStatus { orphaned: true, holds_bytes: ..=0, .. } if waiting == 0 => "no relay",
+        SubscriptionStatus { orphaned: true, holds_bytes: ..=0, .. } if subscription.undelivered() == 0 => "no relay",
         SubscriptionStatus { orphaned: true, .. } => "orphaned",
         _ if report.stopped.is_some() => "stopped",
         _ if report.breaker.is_some() => "sink down",

@@ -246,8 +246,10 @@ impl Tail<'_> {
         // It may have been removed just after it was read, or be kept.
         page.scans.iter().for_each(|scan| unseen.subtract(&scan.visible));
         if !unseen.is_empty() {
+            // Which of the two it was is not recorded. A token of before a reset is refused, a bare position is not.
+            let by = if self.token.incarnation > 1 { "retention or a reset" } else { "retention" };
             self.scope.output.say(format!(
-                "warning: retention has removed positions {unseen} before they were seen here; the log starts at {log_start}"
+                "warning: {by} has removed positions {unseen} before they were seen here; the log starts at {log_start}"
             ));
         }
     }

@@ -6,7 +6,6 @@ use serde::de::value::{SeqDeserializer, StrDeserializer};
 use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, Unexpected, Visitor};
 use serde::forward_to_deserialize_any;
 
-use super::problem::nearest;
 use super::section::Section;
 use super::tree::{Node, Origin, Text, Value};
 use crate::secret::MASK;
@@ -72,8 +71,8 @@ impl de::Error for ReadError {
 
 /// What to say of a word that is none of these.
 pub(super) fn not_one_of(found: &str, words: &[&str]) -> String {
-    let hint = nearest(found, words.iter().copied()).map(|word| format!("; did you mean \"{word}\"?"));
-    format!("'{found}' is not one of {}{}", words.join(", "), hint.unwrap_or_default())
+    let words: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
+    format!("'{found}' is none of its values; write {}", words.join(" or "))
 }
 
 /// The address of a value, which stands for it while the file is read.

@@ -128,7 +128,7 @@ fn every_problem_is_found_not_just_the_first() {
         "'soon' is not a duration",
         "must be true or false",
         "needs a name",
-        "did you mean \"stream\"?",
+        "write \"stream\" or \"queue\"",
         "needs a sink",
     ] {
         assert!(problems.iter().any(|problem| problem.contains(part)), "{part}: {problems:?}");
@@ -203,7 +203,7 @@ fn times_that_no_delivery_could_keep_to_are_refused_with_what_to_do() {
             ["heartbeat_timeout is for queues", "set mode = \"queue\""],
         ),
         ("[recovery]\ncheck_interval = \"0s\"\n".to_owned(), ["recovery.check_interval: \"0ms\"", "enabled = false"]),
-        ("[recovery]\nprofile = \"conservativ\"\n".to_owned(), ["recovery.profile", "did you mean \"conservative\"?"]),
+        ("[recovery]\nprofile = \"conservativ\"\n".to_owned(), ["recovery.profile", "or \"conservative\""]),
         ("[recovery]\nprofil = \"fast\"\n".to_owned(), ["unknown key `profil`", "did you mean `profile`?"]),
         ("[retention]\ninbox = \"never\"\n".to_owned(), ["retention.inbox", "or \"forever\""]),
     ] {
@@ -326,7 +326,7 @@ fn an_empty_topic_or_type_is_refused() {
 #[test]
 fn what_cannot_be_read_is_not_held_against_the_rest() {
     for (settings, part) in [
-        ("mode = \"queu\"\nheartbeat_timeout = \"30s\"\n", "did you mean \"queue\"?"),
+        ("mode = \"queu\"\nheartbeat_timeout = \"30s\"\n", "write \"stream\" or \"queue\""),
         ("retry = { base = \"2h\", cap = \"4x\" }\n", "'4x' is not a duration"),
         ("name = 5\n", "must be a string"),
     ] {

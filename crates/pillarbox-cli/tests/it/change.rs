@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use crate::place::{On, Place, on_each, stdout};
+use crate::place::{On, Place, on_each, stderr, stdout};
 
 /// Every delivery has failed for good.
 fn kill_deliveries(place: &Place) {
@@ -94,14 +94,18 @@ fn a_rewind_says_where_the_log_ends(on: On) {
         ("start", "; the log ends at position 5, so that is 5 events at most"),
         ("2", "; the log ends at position 5, so that is 3 events at most"),
         ("4", "; the log ends at position 5, so that is 1 event at most"),
-        ("5", "; the log ends at position 5, so there is none"),
-        ("99", "; the log ends at position 5, so there is none"),
         ("2020-01-01T00:00:00Z", "; the log ends at position 5, so that is 5 events at most"),
     ] {
         assert!(dry(to).trim_end().ends_with(end), "{to}: {}", dry(to));
     }
+    for to in ["5", "99"] {
+        let text = dry(to);
+        let nothing =
+            "dry run: would change nothing: nothing to replay above position 5: 'out' has settled nothing there";
+        assert!(text.starts_with(nothing), "{to}: {text}");
+    }
     let text = place.ok(&["rewind", "out", "--to", "99", "--yes"]);
-    assert!(text.contains("above position 5 (the log ends at position 5)"), "{text}");
+    assert!(text.contains("a rewind never moves forward (the log ends at position 5)"), "{text}");
     let text = place.ok(&["rewind", "out", "--to", "5", "--yes"]);
     assert!(!text.contains("the log ends"), "{text}");
     place.ok(&["run", "--until-idle"]);
@@ -193,6 +197,39 @@ fn lanes_are_changed_and_each_key_keeps_its_order(on: On) {
         assert_eq!(numbers, (0..30).collect::<Vec<_>>(), "{key}");
     }
     assert_eq!(place.json(&["audit", "--received", "out.ndjson"])["subscriptions"][0]["missing"], 0);
+}
+
+/// An event that was not read is no delivery, delayed or not.
+fn the_preview_of_a_delete_tells_deliveries_from_what_was_not_read(on: On) {
+    let place = Place::with_file_sink(on);
+    place.publish(&["--delay", "1h"]);
+    place.ok(&["run", "--until-idle"]);
+    (0..2).for_each(|_| drop(place.publish(&["--delay", "1h"])));
+    let text = place.ok(&["subscription", "delete", "out", "--dry-run"]);
+    assert!(text.contains("and 1 delivery; 2 events that it has not read yet"), "{text}");
+    let text = place.ok(&["subscription", "delete", "out", "--yes"]);
+    assert_eq!(text, "'out' is deleted, with 1 delivery\n");
+}
+
+fn a_blocked_event_is_not_said_to_be_due(on: On) {
+    let place = Place::with_file_sink(on);
+    let ids: Vec<String> = (0..2).map(|_| place.publish(&["--key", "k", "--delay", "1h"])).collect();
+    place.ok(&["run", "--until-idle"]);
+    kill_deliveries(&place);
+    let waits = format!("waits for event {} of its key, at position 1, which is dead", ids[0]);
+    for more in [&["--dry-run"][..], &[]] {
+        let text = place.ok(&[&["requeue", "--subscription", "out", "--event", &ids[1]][..], more].concat());
+        assert!(text.contains(&waits) && !text.contains("due now"), "{more:?}: {text}");
+    }
+}
+
+fn lanes_that_are_as_many_already_stay(on: On) {
+    let place = Place::with_file_sink(on);
+    place.ok(&["run", "--until-idle"]);
+    for more in [&[][..], &["--dry-run"], &["--yes"]] {
+        let text = place.ok(&[&["subscription", "relane", "out", "--lanes", "8"][..], more].concat());
+        assert!(text.ends_with("'out' already has 8 lanes\n"), "{more:?}: {text}");
+    }
 }
 
 fn subscriptions_are_listed_renamed_and_deleted(on: On) {
@@ -320,6 +357,10 @@ fn reset_empties_everything(on: On) {
     place.ok(&["reset", "--yes"]);
     let log = place.json(&["status"])["log"].clone();
     assert_eq!(log["events"], 0);
+    let dry = place.ok(&["prune", "--dry-run"]);
+    assert!(dry.contains("more than 7d ago (the log is empty)"), "{dry}");
+    let tail = place.command(&["tail", "--from", "0", "--no-follow"]).output().unwrap();
+    assert!(stderr(&tail).contains("retention or a reset has removed positions 1 "), "{}", stderr(&tail));
     assert!(log["incarnation"].as_i64().unwrap() > before);
 }
 
@@ -333,7 +374,7 @@ fn questions_and_dry_runs_say_what_would_be_done(on: On) {
     for (args, would) in [
         (&["requeue", "--subscription", "out", "--all"][..], "would set 1 delivery of 'out' back to due now"),
         (&["rewind", "out", "--to", "start"], "would replay the events from the start of the log on to 'out'"),
-        (&["rewind", "out", "--to", "1"], "would replay the events above position 1 to 'out'"),
+        (&["rewind", "out", "--to", "0"], "would replay the events above position 0 to 'out'"),
         (
             &["subscription", "delete", "out"],
             "would delete 'out' with its position in the log and 1 delivery; 1 event that",
@@ -385,6 +426,9 @@ on_each!(
     one_is_told_in_the_singular,
     a_rewind_says_where_the_log_ends,
     dead_events_are_listed_requeued_and_skipped,
+    the_preview_of_a_delete_tells_deliveries_from_what_was_not_read,
+    a_blocked_event_is_not_said_to_be_due,
+    lanes_that_are_as_many_already_stay,
     subscriptions_are_listed_renamed_and_deleted,
     lanes_are_changed_and_each_key_keeps_its_order,
     reset_empties_everything,

@@ -23,6 +23,16 @@ fn usage_is_2() {
     assert!(text.contains("postgres://user@host:5432/database"), "{text}");
     let text = place.fails(2, &["reset"]);
     assert!(text.contains("--yes"), "{text}");
+    assert!(place.ok(&["reset", "--help"]).contains("Needed to empty it"), "it never asks");
+    for args in [&["rewind", "out", "--to", "-1"][..], &["prune", "--keep", "-1d"], &["list", "--limit", "-1"]] {
+        let text = place.fails(2, args);
+        assert!(text.contains(&format!("{} cannot be negative", args[args.len() - 2])), "{text}");
+        assert!(!text.contains("tip"), "{text}");
+    }
+    for command in ["list", "tail"] {
+        let text = place.fails(2, &[command, "--topic", "or*ders"]);
+        assert!(text.contains("a '*' may only stand at the end"), "{text}");
+    }
 }
 
 fn failed_is_1(on: On) {

@@ -241,9 +241,18 @@ fn what_every_command_takes_has_a_heading_of_its_own() {
 fn errors_are_json_where_json_is_asked_for(on: On) {
     let place = Place::new(on);
     for (code, args, name, fix) in [
-        (1, &["pause", "nobody"][..], "not_found", None),
-        (1, &["show", "00000000-0000-7000-8000-000000000000"], "failed", Some("retention")),
-        (2, &["reset"], "usage", Some("--yes")),
+        (1, &["pause", "nobody"][..], "not_found", Some("start a relay")),
+        (1, &["show", "00000000-0000-7000-8000-000000000000"], "not_found", Some("look for it with `pillarbox list`")),
+        (1, &["why", "00000000-0000-7000-8000-000000000000"], "not_found", Some("look for it with `pillarbox list`")),
+        (2, &["publish", "--topic", "t", "--type", "y", "x"], "invalid", Some("quote it as JSON")),
+        (2, &["publish", "--topic", "t", "--type", "y", ""], "invalid", Some("leave it out")),
+        (
+            2,
+            &["publish", "--topic", "t", "--type", "y", "--delay", "-5s"],
+            "usage",
+            Some("write a value without a minus sign"),
+        ),
+        (2, &["reset"], "usage", Some("pass --yes")),
         (2, &["list", "--stat", "dead"], "usage", None),
     ] {
         let text = place.fails(code, &[args, &["--json"]].concat());
@@ -251,8 +260,13 @@ fn errors_are_json_where_json_is_asked_for(on: On) {
         let error = &error["error"];
         assert_eq!(error["code"], name, "{text}");
         assert!(!error["message"].as_str().unwrap().is_empty(), "{text}");
-        assert!(fix.is_none_or(|fix| error["fix"].as_str().unwrap().contains(fix)), "{text}");
+        assert!(fix.is_none_or(|fix| error["fix"].as_str().unwrap().starts_with(fix)), "{text}");
     }
+    let output = place.pipe(&["publish", "--topic", "t", "--type", "y", "--ndjson", "--json"], b"1\nx\n");
+    let error: serde_json::Value = serde_json::from_str(&stderr(&output)).unwrap();
+    let error = &error["error"];
+    assert_eq!((output.status.code(), &error["code"]), (Some(1), &"invalid".into()), "as for one event: {error}");
+    assert!(error["fix"].as_str().unwrap().starts_with("write one JSON value per line"), "{error}");
 }
 
 fn status_has_the_fields_of_the_contract(on: On) {

@@ -80,6 +80,8 @@ fn what_is_not_json_is_refused_with_the_way_out(on: On) {
     let place = Place::new(on);
     let text = place.fails(2, &["publish", "--topic", "t", "--type", "y", "hello"]);
     assert!(text.contains("--content-type"), "{text}");
+    let text = place.fails(2, &["publish", "--topic", "t", "--type", "y", ""]);
+    assert!(text.contains("the payload is empty") && !text.contains("EOF"), "{text}");
     assert_eq!(place.json(&["list"]).as_array().unwrap().len(), 0);
 }
 

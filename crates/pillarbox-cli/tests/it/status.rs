@@ -59,6 +59,18 @@ fn without_a_relay_it_is_orphaned_once_something_waits(on: On) {
     check_condition(&place, "running");
 }
 
+/// An event whose time has not come is not delivered without a relay either, as `why` says.
+fn a_delayed_event_without_a_relay_is_a_problem(on: On) {
+    let place = Place::with_file_sink(on);
+    place.ok(&["run", "--until-idle"]);
+    let id = place.publish(&["--delay", "1h"]);
+    check_condition(&place, "orphaned");
+    assert_eq!(place.json(&["why", &id])["subscriptions"][0]["cause"], "no_owner");
+    let text = place.fails(4, &["status", "--check"]);
+    assert!(text.contains("no living instance runs it; 1 event waits"), "{text}");
+    assert_eq!(place.json(&["status"])["healthy"], false);
+}
+
 fn a_dead_delivery_is_due_at_no_time(on: On) {
     let place = Place::with_file_sink(on);
     let id = place.publish(&["--delay", "1h"]);
@@ -124,6 +136,7 @@ fn the_definition_is_told_and_who_runs_another(on: On) {
 on_each!(
     a_sink_that_is_down_is_named_with_its_next_try,
     without_a_relay_it_is_orphaned_once_something_waits,
+    a_delayed_event_without_a_relay_is_a_problem,
     a_dead_delivery_is_due_at_no_time,
     the_definition_is_told_and_who_runs_another,
 );

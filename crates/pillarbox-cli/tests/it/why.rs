@@ -32,7 +32,7 @@ fn delivered_not_matched_and_no_owner(on: On) {
     }
     assert!(cause(&place, &delivered)["detail"].as_str().unwrap().starts_with("settled by lane "));
     let text = place.fails(1, &["why", &delivered, "--subscription", "nobody"]);
-    assert!(text.contains("no subscription is named 'nobody'; there are: out"), "{text}");
+    assert!(text.contains("no subscription is named 'nobody'; use one of: out"), "{text}");
 }
 
 fn where_there_is_no_subscription_none_is_listed(on: On) {
@@ -40,7 +40,7 @@ fn where_there_is_no_subscription_none_is_listed(on: On) {
     let id = place.publish(&[]);
     for args in [&["why", &id, "--subscription", "x"][..], &["audit", "--subscription", "x"]] {
         let text = place.fails(1, args);
-        assert!(text.contains("no subscription is named 'x'; none exist yet"), "{args:?}: {text}");
+        assert!(text.contains("no subscription is named 'x', and none exists yet"), "{args:?}: {text}");
     }
     place.write("received", "");
     let text = place.fails(2, &["audit", "--received", "received"]);

@@ -10,6 +10,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
+use super::show::head;
 use super::{BY_INDEX, books, load_snapshot, positions_of, ring};
 use crate::connection::Session;
 use crate::error::{Db, DbError};
@@ -113,7 +114,12 @@ async fn look_up(
                 Selection::Key(key) => (None, None, Some(key.as_str())),
                 Selection::All => (None, None, None),
             };
-            Facts::Deliveries { event, targets: targets(tx, row.id, positions, key, *limit).await? }
+            let targets = targets(tx, row.id, positions, key, *limit).await?;
+            let head = match targets.as_slice() {
+                [only] if event.is_some() => head(tx, row.id, only.position).await?,
+                _ => None,
+            };
+            Facts::Deliveries { event, targets, head }
         }
         Lookup::Rewind { to, key } => {
             let place = place(tx, snapshot, *to).await?;

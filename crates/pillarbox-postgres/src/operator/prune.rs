@@ -228,6 +228,11 @@ async fn count_undelivered(session: &mut Session, keep: Duration, pruned: &mut P
 /// Counts the events of the leaves that are old enough and that every subscription has passed, or will have when its hold is over.
 async fn count_leaves(session: &Session, oldest: Timestamp, keep: Duration, pruned: &mut Pruned) -> Db<()> {
     let slowest = floor_after_holds(session, keep).await?;
+    if let Some((name, floor)) = &slowest {
+        let next = session.query_opt(sql!(retention, "next_time"), &[floor]).await?;
+        let next = next.map(|row| row.try_get::<_, Time>("created_at")).transpose()?;
+        pruned.held_by = next.filter(|next| next.0 < oldest).map(|_| name.clone());
+    }
     let horizon: Position = session.query_one(sql!(event, "horizon"), &[]).await?.try_get(0)?;
     // The leaf in use goes only if it is to end here.
     let cut = leaves::cut(session, Some(keep)).await?.map(|leaf| leaf.low);

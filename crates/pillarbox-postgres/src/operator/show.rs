@@ -77,7 +77,11 @@ async fn record(tx: &Transaction<'_>, id: SubscriptionId, position: Position, ro
 }
 
 /// The delivery that a blocked one waits for.
-async fn head(tx: &Transaction<'_>, id: SubscriptionId, position: Position) -> Db<Option<(Uuid, Position, State)>> {
+pub(super) async fn head(
+    tx: &Transaction<'_>,
+    id: SubscriptionId,
+    position: Position,
+) -> Db<Option<(Uuid, Position, State)>> {
     let parameters = [(&id.0 as _, Type::INT8), (&position as _, Type::INT8)];
     let row = tx.query_typed_opt(sql!(delivery, "head"), &parameters).await?;
     let head = |row: Row| {

@@ -9,6 +9,7 @@ use pillarbox::{ErrorKind, Mode, Position, Start, Timestamp};
 use rusqlite::{OptionalExtension, Transaction, params};
 use uuid::Uuid;
 
+use super::show::head;
 use super::{books, positions_of};
 use crate::connection::{begin, raise_queue_revision, raise_revision};
 use crate::error::{Db, DbError};
@@ -71,7 +72,12 @@ fn look_up(
                 Selection::Key(key) => (None, None, Some(key.as_str())),
                 Selection::All => (None, None, None),
             };
-            Facts::Deliveries { event, targets: targets(tx, row.id, positions.as_deref(), key, *limit)? }
+            let targets = targets(tx, row.id, positions.as_deref(), key, *limit)?;
+            let head = match targets.as_slice() {
+                [only] if event.is_some() => head(tx, row.id, only.position)?,
+                _ => None,
+            };
+            Facts::Deliveries { event, targets, head }
         }
         Lookup::Rewind { to, key } => {
             let place = place(tx, snapshot, *to)?;

@@ -77,7 +77,7 @@ fn delivery(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Optio
 }
 
 /// The delivery that a blocked one waits for.
-fn head(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Option<(Uuid, Position, State)>> {
+pub(super) fn head(tx: &Connection, id: SubscriptionId, position: Position) -> Db<Option<(Uuid, Position, State)>> {
     let mut statement = tx.prepare_cached(sql!(delivery, "head"))?;
     let found = statement.query_row(params![id.0, position], |row| {
         Ok((id_at(row, "id")?, row.get("position")?, state(&row.get::<_, String>("state")?)))

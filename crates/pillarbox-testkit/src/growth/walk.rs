@@ -386,7 +386,9 @@ impl<'a, G: Ground> Walk<'a, G> {
             _ => Change::Relane { subscription: IDLE.into(), lanes: 2 },
         };
         let changed = self.store.change(&change, true).await?;
-        assert!(changed.count > 0, "{operation:?} has something to change");
+        // A stream with a backlog has not reached the place; the rewind is carried out all the same.
+        let is_rewind = matches!(operation, Operation::Rewind | Operation::RewindTime);
+        assert!(is_rewind || changed.count > 0, "{operation:?} has something to change");
         Ok(())
     }
 

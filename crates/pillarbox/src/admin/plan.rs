@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::snapshot::{InstanceRow, LaneLedger, LaneRow, Snapshot, SubscriptionRow};
 use crate::{
     Change, Changed, Epoch, Error, ErrorKind, FormerFilters, InstanceId, KeyHash, LANES_MAX, Pause, Position, RangeSet,
-    Result, Selection, Start, Subscription, SubscriptionId, counted,
+    Result, Selection, Start, State, Subscription, SubscriptionId, counted,
 };
 
 /// What a store looks up for a change, beside the snapshot.
@@ -48,6 +48,8 @@ pub enum Facts {
         event: Option<Uuid>,
         /// Its deliveries, or the dead ones.
         targets: Vec<Target>,
+        /// If the event has one delivery: the event of its key that the delivery waits for, as in [`DeliveryRecord::head`](crate::DeliveryRecord::head).
+        head: Option<(Uuid, Position, State)>,
     },
     /// What a rewind concerns.
     Rewind {
@@ -153,6 +155,11 @@ impl Place {
         let last = both.last().unwrap_or(floor);
         both.subtract(&place.missing(floor + 1, last));
         (floor, both)
+    }
+
+    /// Whether some lane goes back. It does not where the lanes have settled nothing above the place.
+    fn replays(&self, row: &SubscriptionRow) -> bool {
+        row.lanes.iter().any(|lane| self.keep(lane) != (lane.cursor.floor, lane.cursor.settled.clone()))
     }
 
     /// All positions that are not replayed.
@@ -329,10 +336,10 @@ impl Change {
 pub fn plan(change: &Change, snapshot: &Snapshot, facts: Facts) -> Result<Plan> {
     let find = |name: &str| snapshot.subscription(name);
     match (change, facts) {
-        (Change::Requeue { subscription, which, .. }, Facts::Deliveries { event, targets }) => {
-            requeue(find(subscription)?, which, event, targets)
+        (Change::Requeue { subscription, which, .. }, Facts::Deliveries { event, targets, head }) => {
+            requeue(find(subscription)?, which, event, targets, head)
         }
-        (Change::Skip { subscription, event, reason }, Facts::Deliveries { event: found, targets }) => {
+        (Change::Skip { subscription, event, reason }, Facts::Deliveries { event: found, targets, .. }) => {
             skip(find(subscription)?, *event, found, targets, reason)
         }
         (Change::Rewind { subscription, key: None, .. }, Facts::Rewind { place, kept, former_filters, .. }) => {
@@ -366,7 +373,10 @@ pub fn plan(change: &Change, snapshot: &Snapshot, facts: Facts) -> Result<Plan> 
 
 /// The refusal of an event that the log does not have.
 pub fn unknown_event(id: Uuid) -> Error {
-    Error::new(ErrorKind::NotFound, format!("the log has no event {id}; it may have been pruned"))
+    let message = format!(
+        "the log has no event {id} (it was never committed here, or retention has removed it); look for it with `pillarbox list`"
+    );
+    Error::new(ErrorKind::NotFound, message)
 }
 
 fn invalid(message: String) -> Error {
@@ -393,16 +403,26 @@ fn ids_of(targets: &[Target]) -> Vec<Uuid> {
     targets.iter().map(|target| target.id).collect()
 }
 
-fn requeue(row: &SubscriptionRow, which: &Selection, event: Option<Uuid>, targets: Vec<Target>) -> Result<Plan> {
+fn requeue(
+    row: &SubscriptionRow,
+    which: &Selection,
+    event: Option<Uuid>,
+    targets: Vec<Target>,
+    head: Option<(Uuid, Position, State)>,
+) -> Result<Plan> {
     let is_one = matches!(which, Selection::Event(_) | Selection::Version(..));
     if targets.is_empty() && is_one {
         return Err(no_delivery(row, which, event, "requeue"));
     }
     let (name, events) = (&row.name, ids_of(&targets));
-    let message = match events.len() {
-        0 => format!("nothing to requeue: '{name}' has no dead delivery of that kind"),
-        1 => format!("1 delivery of '{name}' is due now, with attempts back to 0"),
-        count => format!("{count} deliveries of '{name}' are due now, with attempts back to 0"),
+    let message = match (events.len(), head) {
+        (0, _) => format!("nothing to requeue: '{name}' has no dead delivery of that kind"),
+        (1, Some((head, position, state))) => format!(
+            "1 delivery of '{name}' has attempts back to 0 (it waits for event {head} of its key, at position {position}, which is {})",
+            state.name()
+        ),
+        (1, None) => format!("1 delivery of '{name}' is due now, with attempts back to 0"),
+        (count, _) => format!("{count} deliveries of '{name}' are due now, with attempts back to 0"),
     };
     let reload = lanes_of(&targets);
     let changed = Changed { count: events.len() as u64, events, message };
@@ -413,12 +433,15 @@ fn requeue(row: &SubscriptionRow, which: &Selection, event: Option<Uuid>, target
 fn no_delivery(row: &SubscriptionRow, which: &Selection, event: Option<Uuid>, verb: &str) -> Error {
     match (event, which) {
         (Some(id), _) => invalid(format!(
-            "nothing to {verb}: event {id} has no delivery of '{}'; it was delivered or skipped, is not wanted, or was not \
-             read yet (see `pillarbox why {id}`)",
+            "nothing to {verb}: event {id} has no delivery of '{}' (it was delivered or skipped, is not wanted, or was not read \
+             yet); see `pillarbox why {id}`",
             row.name
         )),
         (None, Selection::Version(stream, version)) => {
-            Error::new(ErrorKind::NotFound, format!("stream '{stream}' has no version {version} in this log"))
+            let message = format!(
+                "stream '{stream}' has no version {version} in this log; look for it with `pillarbox list --key {stream}`"
+            );
+            Error::new(ErrorKind::NotFound, message)
         }
         (None, Selection::Event(id)) => unknown_event(*id),
         (None, Selection::Key(_) | Selection::All) => invalid(format!("nothing to {verb}")),
@@ -427,7 +450,9 @@ fn no_delivery(row: &SubscriptionRow, which: &Selection, event: Option<Uuid>, ve
 
 fn skip(row: &SubscriptionRow, event: Uuid, found: Option<Uuid>, targets: Vec<Target>, reason: &str) -> Result<Plan> {
     if reason.trim().is_empty() {
-        return Err(invalid("a skip needs a reason; it is kept with the event".to_owned()));
+        return Err(invalid(
+            "a skip needs a reason, which is kept with the event; say why the event is given up".to_owned(),
+        ));
     }
     if targets.is_empty() {
         return Err(no_delivery(row, &Selection::Event(event), found, "skip"));
@@ -446,12 +471,14 @@ fn set_pause(row: &SubscriptionRow, pause: Option<Pause>) -> Plan {
     Plan::new([Edit::SetPause(pause)], Answer::Said(changed))
 }
 
-/// Replays everything above the place. The raised epochs make every owner drop what it has in memory.
+/// Replays everything above the place. The raised epochs make every owner drop what it has in memory. A lane that has not reached the
+/// place stays where it is.
 fn rewind(row: &SubscriptionRow, place: Place, kept: Vec<Target>, former_filters: FormerFilters) -> Plan {
     let cursor = |lane: &LaneRow| {
         let (floor, settled) = place.keep(lane);
         Edit::SetCursor { lane: lane.lane, epoch: lane.epoch, floor, settled }
     };
+    let replays = place.replays(row) || !kept.is_empty();
     let mut edits: Vec<Edit> = row.lanes.iter().map(cursor).collect();
     // What is read again does not have events that are only kept aside.
     edits.push(Edit::MakeDue(kept));
@@ -459,8 +486,18 @@ fn rewind(row: &SubscriptionRow, place: Place, kept: Vec<Target>, former_filters
     edits.push(Edit::ReadAgain { floor: place.floor, settled: place.settled.clone() });
     edits.push(Edit::Restore(RangeSet::from_iter([position + 1..=Position::MAX - 1])));
     edits.extend(judge(former_filters, |formers| formers.rewind(&place.passed())));
-    let message = format!("'{}' replays the events above position {position}{}", row.name, place.note);
-    Plan::new(edits, Answer::Said(said(row.lanes.len() as u64, message)))
+    let (name, floor, note) = (&row.name, row.floor(), place.note);
+    let changed = match replays {
+        true => said(row.lanes.len() as u64, format!("'{name}' replays the events above position {position}{note}")),
+        false => said(
+            0,
+            format!(
+                "nothing to replay above position {position}{note}: '{name}' has settled nothing there and goes on above position \
+                 {floor}, since a rewind never moves forward"
+            ),
+        ),
+    };
+    Plan::new(edits, Answer::Said(changed))
 }
 
 /// Replays the settled events of one key as a chain of deliveries, with those that have one; what else is not settled comes by itself.
@@ -499,8 +536,13 @@ fn rewind_key(
         edits.push(Edit::Fence { lane: lane.lane, epoch: lane.epoch });
     }
     let (count, position) = (ids.len() as u64, place.position());
-    let replayed = counted(count, "event");
-    let message = format!("'{}' replays {replayed} of key '{key}' above position {position}{}", row.name, place.note);
+    let (name, replayed, note) = (&row.name, counted(count, "event"), place.note);
+    let message = match count {
+        0 => format!(
+            "nothing to replay above position {position}{note}: '{name}' has settled no event of key '{key}' there"
+        ),
+        _ => format!("'{name}' replays {replayed} of key '{key}' above position {position}{note}"),
+    };
     Ok(Plan::new(edits, Answer::Said(Changed { count, events: ids, message })))
 }
 
@@ -547,6 +589,10 @@ fn relane(
 ) -> Result<Plan> {
     if lanes == 0 || lanes > LANES_MAX {
         return Err(invalid(format!("lanes = {lanes} is outside 1 to lanes_max = {LANES_MAX}")));
+    }
+    if row.lanes.len() == lanes as usize {
+        let message = format!("'{}' already has {}", row.name, counted(lanes, "lane"));
+        return Ok(Plan::new([], Answer::Said(said(0, message))));
     }
     if let Some(why) = unquiet(snapshot, row, is_claimed) {
         return Err(invalid(format!("the lanes of '{}' cannot be changed now: {why}", row.name)));

@@ -233,6 +233,7 @@ impl Snapshot {
             retrying: of.count(State::Retrying),
             blocked: of.count(State::Blocked),
             dead: of.count(State::Dead),
+            deliveries: of.by_state.values().sum(),
             oldest_age_seconds: of.oldest.map(|oldest| self.now.since(oldest).as_secs_f64()),
             oldest_due: of.oldest_due,
             lag: (self.horizon - row.floor()).max(0),
@@ -337,8 +338,13 @@ impl Snapshot {
 /// No subscription has this name, only those have theirs.
 pub fn unknown_subscription<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Error {
     let names: Vec<&str> = names.into_iter().collect();
-    let known = if names.is_empty() { "none exist yet".into() } else { format!("there are: {}", names.join(", ")) };
-    Error::new(ErrorKind::NotFound, format!("no subscription is named '{name}'; {known}"))
+    let message = match names.is_empty() {
+        true => format!(
+            "no subscription is named '{name}', and none exists yet; start a relay, which creates those of its config"
+        ),
+        false => format!("no subscription is named '{name}'; use one of: {}", names.join(", ")),
+    };
+    Error::new(ErrorKind::NotFound, message)
 }
 
 impl SubscriptionRow {
@@ -497,7 +503,7 @@ mod tests {
     #[test]
     fn an_unknown_name_is_answered_with_those_that_exist() {
         let told = |names: &[&str]| unknown_subscription("x", names.iter().copied()).to_string();
-        assert_eq!(told(&["a", "b"]), "no subscription is named 'x'; there are: a, b");
-        assert_eq!(told(&[]), "no subscription is named 'x'; none exist yet");
+        assert_eq!(told(&["a", "b"]), "no subscription is named 'x'; use one of: a, b");
+        assert!(told(&[]).starts_with("no subscription is named 'x', and none exists yet; start a relay"));
     }
 }

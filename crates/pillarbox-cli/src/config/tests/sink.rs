@@ -137,7 +137,7 @@ fn http_is_checked_without_connecting() {
         (r#"url = "https://h", headers = { "a b" = "canary" }"#, ["subscription 'a'.sink.headers", "a b"]),
         (r#"url = "https://h", headers = { a = "canary\n" }"#, ["subscription 'a'.sink.headers", "a"]),
         (r#"url = "https://h", ca_file = "/no/such/ca.pem""#, ["subscription 'a'.sink.ca_file", "/no/such/ca.pem"]),
-        (r#"url = "https://h", mode = "batch""#, ["sink.mode", "did you mean \"batched\"?"]),
+        (r#"url = "https://h", mode = "batch""#, ["sink.mode", "or \"batched\""]),
         (r#"url = "https://h", timeout = "0s""#, ["sink.timeout", "longer than 0"]),
         (r#"url = "https://h", timeout = 5"#, ["sink.timeout", "5ms, 5s, 5m"]),
         (r#"url = "https://h", concurrency = 0"#, ["sink.concurrency", "outside 1 to 1024"]),

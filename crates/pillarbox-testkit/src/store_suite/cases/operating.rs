@@ -21,6 +21,9 @@ cases! {
         lists_filter_and_stay_in_log_order,
         what_was_settled_is_shown_with_its_epoch,
         requeue_takes_dead_ones_in_log_order_or_one_in_any_state,
+        a_requeued_event_that_is_blocked_is_said_to_wait_for_its_head,
+        status_tells_deliveries_from_what_was_not_read,
+        relane_to_the_same_number_changes_nothing,
         skip_gives_one_up_and_unblocks_its_key,
         pause_and_resume_are_kept_in_the_database,
         delete_and_rename_are_refused_while_a_living_instance_runs_it,
@@ -176,6 +179,26 @@ async fn requeue_takes_dead_ones_in_log_order_or_one_in_any_state<F: Fixture>(fi
     Ok(())
 }
 
+async fn a_requeued_event_that_is_blocked_is_said_to_wait_for_its_head<F: Fixture>(fixture: &F) -> Outcome {
+    let Mixed { operator, at, ids, .. } = mixed(fixture, OnDead::Block).await?;
+    let changed = change(&operator, requeue(Selection::Event(ids[1]), 10)).await?;
+    let waits = format!("waits for event {} of its key, at position {}, which is dead", ids[0], at[0]);
+    ensure!(changed.count == 1 && changed.message.contains(&waits), "{changed:?}");
+    let changed = change(&operator, requeue(Selection::Event(ids[2]), 10)).await?;
+    ensure!(changed.message.contains("due now"), "it waits for none: {changed:?}");
+    Ok(())
+}
+
+async fn status_tells_deliveries_from_what_was_not_read<F: Fixture>(fixture: &F) -> Outcome {
+    let Mixed { operator, .. } = mixed(fixture, OnDead::Block).await?;
+    let later = operator.status().await?.at.plus(HOUR);
+    fixture.publish(vec![NewEvent::new("t", "y").deliver_at(later)]).await?;
+    let s = operator.status().await?.subscriptions.remove(0);
+    ensure_eq!((s.deliveries, s.unread()), (5, 2), "the last of a and a delayed event were not read");
+    ensure_eq!((s.undelivered(), s.dead), (6, 1));
+    Ok(())
+}
+
 async fn skip_gives_one_up_and_unblocks_its_key<F: Fixture>(fixture: &F) -> Outcome {
     let Mixed { operator, at, ids, .. } = mixed(fixture, OnDead::Block).await?;
     let skip = |event, reason: &str| Change::Skip { subscription: "s".into(), event, reason: reason.into() };
@@ -266,6 +289,14 @@ async fn relane_needs_quiet_and_keeps_each_keys_order<F: Fixture>(fixture: &F) -
     ensure!(member.settle(write(ahead, epoch, at[5])).await?, "could not settle");
     let error = refused(&operator, relane(2)).await?;
     ensure!(error.to_string().contains("same place"), "{error}");
+    Ok(())
+}
+
+async fn relane_to_the_same_number_changes_nothing<F: Fixture>(fixture: &F) -> Outcome {
+    let Mixed { member, operator, lane, epoch, at, .. } = mixed(fixture, OnDead::Block).await?;
+    let changed = change(&operator, relane(1)).await?;
+    ensure_eq!((changed.count, &*changed.message), (0, "'s' already has 1 lane"));
+    ensure!(member.settle(write(lane, epoch, at[5])).await?, "the owner was fenced");
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use crate::store_suite::{Case, Fixture, Outcome, Tried};
 cases! {
     NOTHING:
         a_rewind_fences_the_owner_and_replays,
+        a_rewind_to_what_was_not_reached_says_that_nothing_is_replayed,
         a_rewind_of_a_key_replays_its_settled_events_as_a_chain,
         a_rewind_ends_what_was_given_up_above_its_place,
         a_rewind_replays_what_retention_has_only_kept_aside,
@@ -31,6 +32,18 @@ async fn a_rewind_fences_the_owner_and_replays<F: Fixture>(fixture: &F) -> Outco
     change(&operator, rewind(Start::Now, None)).await?;
     let floor = operator.status().await?.subscriptions[0].floor;
     ensure_eq!(floor, at[1], "never forwards: nothing is left out silently");
+    Ok(())
+}
+
+async fn a_rewind_to_what_was_not_reached_says_that_nothing_is_replayed<F: Fixture>(fixture: &F) -> Outcome {
+    let Mixed { operator, at, .. } = mixed(fixture, OnDead::Block).await?;
+    for to in [at[4], at[5]] {
+        let changed = change(&operator, rewind(Start::Position(to), None)).await?;
+        ensure!(changed.count == 0 && changed.message.starts_with("nothing to replay"), "above {to}: {changed:?}");
+        ensure_eq!(operator.status().await?.subscriptions[0].floor, at[4]);
+    }
+    let changed = change(&operator, rewind(Start::Position(at[3]), None)).await?;
+    ensure!(changed.count == 1 && changed.message.contains("replays the events"), "{changed:?}");
     Ok(())
 }
 

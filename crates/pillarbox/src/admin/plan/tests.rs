@@ -97,7 +97,6 @@ fn a_rewind_says_where_it_goes_and_what_keeps_it_from_going_further() {
         (Start::Beginning, 4, 0, ""),
         (Start::Beginning, 4, 4, fresh),
         (Start::Time(Timestamp(1)), 4, 4, ""),
-        (Start::Now, 9, 0, ""),
     ] {
         let snapshot = Snapshot { fresh_floor, ..snapshot([row("s", &[9])]) };
         let said = said_of(&rewind_to(to, None), &snapshot, rewind_facts(place(to, floor, &snapshot)));
@@ -126,6 +125,40 @@ fn a_rewind_moves_no_lane_forward_and_leaves_open_what_is_open() {
     assert_eq!(plan.edits, expected);
     let changed = plan.answer(0);
     assert_eq!((changed.count, &*changed.message), (2, "'s' replays the events above position 6"));
+}
+
+#[test]
+fn a_rewind_to_what_was_not_reached_says_that_nothing_is_replayed() {
+    let nothing = |lanes: &[Position], asked: Position| {
+        let snapshot = snapshot([row("s", lanes)]);
+        let facts = rewind_facts(place(Start::Position(asked), asked, &snapshot));
+        plan(&rewind_to(Start::Position(asked), None), &snapshot, facts).unwrap().answer(0)
+    };
+    for asked in [5, 9] {
+        let changed = nothing(&[5, 3], asked);
+        let said = format!(
+            "nothing to replay above position {asked}: 's' has settled nothing there and goes on above position 3, since a rewind never \
+             moves forward"
+        );
+        assert_eq!((changed.count, changed.message), (0, said));
+    }
+    assert_eq!(nothing(&[5, 3], 4).count, 2, "one lane has settled position 5");
+    let mut ahead = row("s", &[3]);
+    ahead.lanes[0].cursor.settled = ranges(&[(7, 7)]);
+    let snapshot = snapshot([ahead]);
+    let facts = || rewind_facts(place(Start::Position(5), 5, &snapshot));
+    assert_eq!(plan(&rewind_to(Start::Position(5), None), &snapshot, facts()).unwrap().answer(0).count, 1);
+    let kept = Facts::Rewind {
+        place: place(Start::Position(8), 8, &snapshot),
+        kept: vec![target(1, 0)],
+        events: Vec::new(),
+        former_filters: FormerFilters::default(),
+    };
+    assert_eq!(
+        plan(&rewind_to(Start::Position(8), None), &snapshot, kept).unwrap().answer(0).count,
+        1,
+        "a copy is due"
+    );
 }
 
 #[test]
@@ -189,7 +222,8 @@ fn a_rewind_of_a_key_without_events_leaves_its_lane_alone() {
     let plan = plan(&rewind_to(Start::Position(2), Some("k")), &snapshot, facts).unwrap();
     assert_eq!(plan.edits, [Edit::MakeDue(Vec::new())]);
     let note = "(as far back as retention has left the log)";
-    assert_eq!(plan.answer(0).message, format!("'s' replays 0 events of key 'k' above position 4 {note}"));
+    let said = format!("nothing to replay above position 4 {note}: 's' has settled no event of key 'k' there");
+    assert_eq!(plan.answer(0).message, said);
 }
 
 #[test]
@@ -277,13 +311,15 @@ fn what_edits_count_is_told_in_the_singular_and_in_the_plural() {
         ["0 deliveries", "1 delivery", "2 deliveries"].map(|went| format!("'s' is deleted, with {went}"))
     );
     let ledger = || Facts::Ledger { lanes: vec![LaneLedger::default()], is_claimed: false };
-    for (lanes, now) in [(1, "1 lane"), (3, "3 lanes")] {
-        assert_eq!(
-            told(&Change::Relane { subscription: "s".to_owned(), lanes }, ledger),
-            ["0 deliveries", "1 delivery", "2 deliveries"]
-                .map(|moved| format!("'s' has {now} (it had 1), {moved} moved; resume it with `pillarbox resume s`"))
-        );
-    }
+    let relane = |lanes| Change::Relane { subscription: "s".to_owned(), lanes };
+    assert_eq!(
+        told(&relane(3), ledger),
+        ["0 deliveries", "1 delivery", "2 deliveries"]
+            .map(|moved| format!("'s' has 3 lanes (it had 1), {moved} moved; resume it with `pillarbox resume s`"))
+    );
+    let same = plan(&relane(1), &snapshot, ledger()).unwrap();
+    assert!(same.edits.is_empty());
+    assert_eq!(same.answer(0).message, "'s' already has 1 lane");
 }
 
 #[test]
@@ -291,8 +327,8 @@ fn a_version_that_the_log_has_is_not_said_to_be_missing() {
     let snapshot = snapshot([row("s", &[9])]);
     let which = Selection::Version("stream".to_owned(), 2);
     let change = Change::Requeue { subscription: "s".to_owned(), which, limit: usize::MAX };
-    let said = |event| refusal(&change, &snapshot, Facts::Deliveries { event, targets: Vec::new() });
+    let said = |event| refusal(&change, &snapshot, Facts::Deliveries { event, targets: Vec::new(), head: None });
     let id = Uuid::from_u128(1);
     assert!(said(Some(id)).starts_with(&format!("nothing to requeue: event {id} has no delivery of 's'")));
-    assert_eq!(said(None), "stream 'stream' has no version 2 in this log");
+    assert!(said(None).starts_with("stream 'stream' has no version 2 in this log;"));
 }
