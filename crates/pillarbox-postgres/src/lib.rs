@@ -30,7 +30,7 @@ mod transactional;
 mod types;
 
 pub use client::PgClient;
-pub use connection::{PgConfig, SslMode};
+pub use connection::{PgConfig, SslMode, Unreplicated};
 pub use home::{adopt, fresh};
 pub use inbox::accept;
 pub use migrate::{Migrated, SCHEMA_VERSION, check, dump_schema, migrate, print_roles, print_sql, set_doorbell};
