@@ -2,18 +2,18 @@ use std::collections::{BTreeSet, HashMap};
 use std::ops::Deref;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use pillarbox::store::InstanceId;
 use pillarbox::{Error, ErrorKind, Result};
 use tokio::sync::{MutexGuard, mpsc, watch};
 use tokio_postgres::config::Host;
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::{AsyncMessage, CancelToken, Client, Config, Notification, SimpleQueryMessage, Statement};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::error::{Db, DbError};
+use crate::error::{Db, DbError, kind_of_code, message_of_ended};
 
 /// The schema of the log unless the URL says `?schema=…`.
 pub(crate) const SCHEMA: &str = "pillarbox";
@@ -196,13 +196,19 @@ impl PgConfig {
         Ok(self.connect_with_driver(application_name).await?.0)
     }
 
-    /// As [`connect`](PgConfig::connect), with the task that keeps the connection going. It ends with the client, after the server
-    /// has answered what it still owes; aborted, it ends the connection at once, also that to a server which stands still.
-    pub async fn connect_with_driver(&self, application_name: &str) -> Result<(Client, tokio::task::JoinHandle<()>)> {
+    /// As [`connect`](PgConfig::connect), with the task that keeps the connection going, and what it hears of commits that did not wait for
+    /// the standbys. The task ends with the client, after the server has answered what it still owes; aborted, it ends the connection
+    /// at once, also that to a server which stands still.
+    pub async fn connect_with_driver(
+        &self,
+        application_name: &str,
+    ) -> Result<(Client, tokio::task::JoinHandle<()>, Unreplicated)> {
         let mut postgres = self.postgres.clone();
         postgres.application_name(application_name);
-        let (client, driver) = tls::connect(&postgres, &Arc::new(self.clone()), Unasked::default()).await?;
-        Ok((client, tokio::spawn(driver)))
+        let unasked = Unasked::default();
+        let unreplicated = unasked.unreplicated.clone();
+        let (client, driver) = tls::connect(&postgres, &Arc::new(self.clone()), unasked).await?;
+        Ok((client, tokio::spawn(driver), unreplicated))
     }
 
     /// How long a connection may take to be made: each address of each host has the time that is set.
@@ -301,14 +307,28 @@ const STANDBY_WAIT: &str = "SyncRepWaitForLSN";
 #[derive(Default)]
 pub(crate) struct Unasked {
     notifications: Option<mpsc::UnboundedSender<Notification>>,
-    /// The number of commits that did not wait for the synchronous standbys to the end.
-    unreplicated: Arc<AtomicU64>,
+    unreplicated: Unreplicated,
+    /// The code and the words with which the server ended the session while nothing was asked.
+    farewell: Arc<OnceLock<(String, String)>>,
+}
+
+/// Counts the commits of a connection that were cancelled while they waited for the synchronous standbys: they succeed nevertheless, and what
+/// they wrote may be lost in a failover. The server says so in a warning, which `client_min_messages` must not hide.
+#[derive(Debug, Clone, Default)]
+pub struct Unreplicated(Arc<AtomicU64>);
+
+impl Unreplicated {
+    /// How many there were. It is complete when the answer to a commit is there.
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// One session with the server. Dropping it ends it.
 pub(crate) struct Session {
     client: Client,
-    unreplicated: Arc<AtomicU64>,
+    unreplicated: Unreplicated,
+    farewell: Arc<OnceLock<(String, String)>>,
     /// Never used twice in this process; see `Page::session`.
     pub(crate) number: u64,
     statements: Mutex<HashMap<&'static str, Statement>>,
@@ -351,7 +371,7 @@ impl Session {
         // The client's own time-out ends with the first packet, and a frozen server sends no second one.
         let patience = config.patience();
         let unasked = Unasked { notifications, ..Unasked::default() };
-        let unreplicated = unasked.unreplicated.clone();
+        let (unreplicated, farewell) = (unasked.unreplicated.clone(), unasked.farewell.clone());
         let connecting = tls::connect(&postgres, config, unasked);
         let unanswered = |_| {
             let message = format!("PostgreSQL did not answer within {patience:?} to a new connection");
@@ -368,6 +388,7 @@ impl Session {
         let session = Session {
             client,
             unreplicated,
+            farewell,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             statements: Mutex::default(),
             closed,
@@ -411,10 +432,28 @@ impl Session {
         &self.config
     }
 
-    /// The number of commits of this session that were cancelled while they waited for the synchronous standbys. It is complete when
-    /// the answer to a commit is there.
+    /// See [`Unreplicated`].
     pub(crate) fn unreplicated(&self) -> u64 {
-        self.unreplicated.load(Ordering::Relaxed)
+        self.unreplicated.count()
+    }
+
+    /// Lets a command say why the server ended it, also where that was between two statements: the client knows only that the connection
+    /// is closed.
+    pub(crate) fn explain<T>(&self, done: Db<T>) -> Db<T> {
+        done.map_err(|error| {
+            let DbError::Postgres(lost) = &error else { return error };
+            let said = match lost.as_db_error() {
+                Some(said) if said.parsed_severity() == Some(Severity::Fatal) => {
+                    Some((said.code().code(), said.message()))
+                }
+                Some(_) => None,
+                None => self.farewell.get().filter(|_| lost.is_closed()).map(|(code, said)| (&**code, &**said)),
+            };
+            match said {
+                Some((code, said)) => DbError::own(kind_of_code(code), message_of_ended(code, said)),
+                None => error,
+            }
+        })
     }
 
     /// Becomes true when the connection has ended.
@@ -589,12 +628,15 @@ where
             }
             Some(Ok(AsyncMessage::Notice(notice))) => {
                 if notice.routine() == Some(STANDBY_WAIT) {
-                    unasked.unreplicated.fetch_add(1, Ordering::Relaxed);
+                    unasked.unreplicated.0.fetch_add(1, Ordering::Relaxed);
                 }
                 tracing::debug!(notice = notice.message(), "PostgreSQL says");
             }
             Some(Ok(_)) => {}
             Some(Err(error)) => {
+                if let Some(said) = error.as_db_error() {
+                    let _ = unasked.farewell.set((said.code().code().to_owned(), said.message().to_owned()));
+                }
                 tracing::debug!(%error, "a connection to PostgreSQL was lost");
                 return;
             }

@@ -4,6 +4,24 @@ use tokio_postgres::error::SqlState;
 
 pillarbox::store_failure!(Postgres(tokio_postgres::Error), explain);
 
+/// The session was ended by somebody, or with the server.
+const ENDED: &str = "57P01";
+
+/// The session was ended since its transaction stood still.
+const ENDED_IDLE: &str = "25P03";
+
+/// What a command says that the server has ended in its middle.
+pub(crate) fn message_of_ended(code: &str, said: &str) -> String {
+    let message = message_for(kind_of_code(code), code, said);
+    if ![ENDED, ENDED_IDLE].contains(&code) {
+        return message;
+    }
+    format!(
+        "{message}; that happens to a command that stands still and keeps others waiting, and when the server shuts down; what was not \
+         committed was undone: repeat the command"
+    )
+}
+
 impl DbError {
     /// PostgreSQL's code of the failure.
     pub(crate) fn code(&self) -> Option<&SqlState> {
@@ -94,6 +112,7 @@ pub(crate) fn message_for(kind: ErrorKind, code: &str, said: &str) -> String {
             "PostgreSQL takes no writes here: {said} (it is a standby, or default_transaction_read_only is on for this role or database); \
              name the primary, or turn that setting off"
         ),
+        (_, ENDED | ENDED_IDLE) => format!("PostgreSQL ended this session: {said}"),
         (_, "55000") => format!("PostgreSQL cannot do this now: {said}"),
         (ErrorKind::Unavailable, _) => format!("PostgreSQL is not reachable: {said}"),
         (_, "55P03" | "57014") => {

@@ -31,7 +31,7 @@ mod transactional;
 mod types;
 
 pub use client::PgClient;
-pub use connection::{PgConfig, SslMode};
+pub use connection::{PgConfig, SslMode, Unreplicated};
 pub use home::{adopt, fresh};
 pub use inbox::accept;
 pub use journal::{append, head, read};

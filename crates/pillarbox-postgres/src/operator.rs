@@ -15,7 +15,7 @@ use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
 use crate::connection::{Session, lock_class};
-use crate::error::{Db, DbError};
+use crate::error::Db;
 use crate::event_id::salted_position;
 use crate::journal::{Stretch, on_client as journal};
 use crate::schema::Schema;
@@ -39,31 +39,39 @@ pub use status::PENDING_COUNT_MAX;
 impl Operator for PostgresStore {
     async fn status(&self) -> Result<Status> {
         let mut desk = self.desk().await?;
-        Ok(status::status(&read_only(&mut desk, BY_INDEX).await?).await?)
+        let done = async { status::status(&read_only(&mut desk, BY_INDEX).await?).await }.await;
+        Ok(desk.explain(done)?)
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<ListRow>> {
         let mut desk = self.desk().await?;
-        Ok(list::list(&read_only(&mut desk, BY_INDEX).await?, query).await?)
+        let done = async { list::list(&read_only(&mut desk, BY_INDEX).await?, query).await }.await;
+        Ok(desk.explain(done)?)
     }
 
     async fn show(&self, id: Uuid) -> Result<Option<EventRecord>> {
         let mut desk = self.desk().await?;
-        Ok(show::show(&read_only(&mut desk, BY_INDEX).await?, id).await?)
+        let done = async { show::show(&read_only(&mut desk, BY_INDEX).await?, id).await }.await;
+        Ok(desk.explain(done)?)
     }
 
     async fn change(&self, change: &Change, dry_run: bool) -> Result<Changed> {
         let mut desk = self.desk().await?;
-        Ok(change::change(&mut desk, change, dry_run).await?)
+        let done = change::change(&mut desk, change, dry_run).await;
+        Ok(desk.explain(done)?)
     }
 
     async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Uuid>> {
         let mut desk = self.desk().await?;
         let schema = Schema::of(self.config());
-        let tx = desk.begin().await?;
-        let ids = schema.publish_all(&tx, events).await?;
-        tx.commit().await.map_err(DbError::from)?;
-        Ok(ids)
+        let done = async {
+            let tx = desk.begin().await?;
+            let ids = schema.publish_all(&tx, events).await?;
+            tx.commit().await?;
+            Ok(ids)
+        };
+        let done = done.await;
+        Ok(desk.explain(done)?)
     }
 
     async fn append(&self, stream: &str, expected: Expected, events: &[NewEvent]) -> Result<Appended> {
@@ -91,22 +99,26 @@ impl Operator for PostgresStore {
 
     async fn books(&self) -> Result<Books> {
         let mut desk = self.desk().await?;
-        Ok(books::books(&read_only(&mut desk, "").await?).await?)
+        let done = async { books::books(&read_only(&mut desk, "").await?).await }.await;
+        Ok(desk.explain(done)?)
     }
 
     async fn prune(&self, policy: &PrunePolicy) -> Result<Pruned> {
         let mut desk = self.desk().await?;
-        Ok(prune::prune(&mut desk, &self.upkeep, policy).await?)
+        let done = prune::prune(&mut desk, &self.upkeep, policy).await;
+        Ok(desk.explain(done)?)
     }
 
     async fn doctor(&self) -> Result<Vec<Check>> {
         let mut desk = self.desk().await?;
-        Ok(doctor::doctor(&mut desk).await?)
+        let done = doctor::doctor(&mut desk).await;
+        Ok(desk.explain(done)?)
     }
 
     async fn reset(&self) -> Result<()> {
         let mut desk = self.desk().await?;
-        Ok(reset::reset(&mut desk).await?)
+        let done = reset::reset(&mut desk).await;
+        Ok(desk.explain(done)?)
     }
 }
 

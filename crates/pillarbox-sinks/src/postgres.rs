@@ -126,7 +126,8 @@ fn check_timeout(timeout: Duration) -> Result<()> {
 /// append looks there in the same statement: a relay that was stopped, replaced, and goes on later appends nothing more of that
 /// lane. Events of a queue have no owner to fence; they are appended once, by their id.
 ///
-/// `Delivered` means committed, on the disk of that server and of its synchronous standbys, if it has any.
+/// `Delivered` means committed, on the disk of that server and of its synchronous standbys, if it has any. A commit whose wait for these
+/// was cancelled does not count: the batch comes again, and waits again.
 pub struct PostgresSink {
     source: String,
     pool: Pool,
@@ -194,8 +195,13 @@ impl PostgresSink {
                 // Whether the statement that was lost has been carried out is not known for that.
                 None => self.connect(deadline).await.map_err(|refusal| lost.take().unwrap_or(refusal))?,
             };
+            let unreplicated = connection.unreplicated.count();
             let sent = connection.client.query(&connection.append, &values);
             let error = match timeout_at(deadline, sent).await {
+                Ok(Ok(_)) if connection.unreplicated.count() != unreplicated => {
+                    *lease = Some(connection);
+                    return Err(Refusal::Sink(self.not_replicated()));
+                }
                 Ok(Ok(rows)) => {
                     let held: HashSet<i32> = rows.iter().map(|row| row.get(0)).collect();
                     *lease = Some(connection);
@@ -232,6 +238,14 @@ impl PostgresSink {
         let (place, timeout) = (self.pool.place(), self.pool.timeout);
         let message = format!("{place} gave no connection within {timeout:?}; it is tried again");
         Failure::unreachable("unreachable", message)
+    }
+
+    fn not_replicated(&self) -> Failure {
+        let place = self.pool.place();
+        let message = format!(
+            "{place} was made to end its wait for its synchronous standbys; what was sent may not be on them, and comes again"
+        );
+        Failure { kind: "not_replicated", ..Failure::sink(message) }
     }
 
     fn over_time(&self) -> Failure {

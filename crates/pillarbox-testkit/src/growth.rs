@@ -3,15 +3,17 @@
 //! A [`Ground`] is a log with a little of everything. Each operation is carried out there, and again where there is [`FACTOR`] times as
 //! much of one thing. [`allowed`] is the promise: what an operation does not return costs it nothing.
 
+mod calls;
 mod steady;
 mod walk;
 
 use std::time::Duration;
 
 use pillarbox::admin::Operator;
-use pillarbox::store::{Hello, Store, Transact, WAITING_COUNTED};
-use pillarbox::{Mode, OnDead, RetryPolicy, Subscription};
+use pillarbox::store::{Hello, RangeSet, Store, Transact, WAITING_COUNTED};
+use pillarbox::{Filter, Mode, OnDead, Position, RetryPolicy, Subscription};
 
+pub use self::calls::{Point, call_about_many};
 pub use self::steady::{STEADY, Steady, judge_steady, measure_steady};
 pub use self::walk::OTHER_INSTANCE;
 use self::walk::Walk;
@@ -89,6 +91,8 @@ pub enum Dimension {
     Delayed,
     /// Deliveries of one key of the queue that were delayed and are due.
     Due,
+    /// Deliveries of the queue that were delayed and are due, two of each key.
+    DuePairs,
     /// Deliveries of one key of the queue that wait for their turn.
     Waiting,
     /// Keys of the queue with two deliveries each that wait for their turn.
@@ -107,17 +111,24 @@ pub enum Dimension {
     AboveHole,
     /// Subscriptions that nobody runs.
     Subscriptions,
+    /// Lanes without an owner, an equal share of each subscription.
+    Lanes,
+    /// Filters that each subscription has had.
+    FormerFilters,
+    /// Tables that the events which all have passed lie in. Only where a store divides its log.
+    Leaves,
 }
 
 impl Dimension {
     /// All of them.
-    pub const ALL: [Dimension; 15] = [
+    pub const ALL: [Dimension; 19] = [
         Dimension::Log,
         Dimension::Records,
         Dimension::Dead,
         Dimension::DeadHeads,
         Dimension::Delayed,
         Dimension::Due,
+        Dimension::DuePairs,
         Dimension::Waiting,
         Dimension::Pairs,
         Dimension::Claims,
@@ -127,6 +138,9 @@ impl Dimension {
         Dimension::Holes,
         Dimension::AboveHole,
         Dimension::Subscriptions,
+        Dimension::Lanes,
+        Dimension::FormerFilters,
+        Dimension::Leaves,
     ];
 
     /// What a dead delivery does at its grounds.
@@ -139,9 +153,13 @@ impl Dimension {
         match self {
             Dimension::Log => size * 4,
             // Each claim lets a thousand of them take their place; also the smaller ground has some left for the last one.
-            Dimension::Due => size * 7,
+            Dimension::Due | Dimension::DuePairs => size * 7,
             Dimension::Holes => size / 2,
             Dimension::Subscriptions => size / 50,
+            // Each subscription has fewer than LANES_MAX.
+            Dimension::Lanes => size / 8,
+            // Below FORMER_FILTERS_MAX.
+            Dimension::FormerFilters | Dimension::Leaves => size / 100,
             Dimension::DeadKeys => size * 20,
             _ => size,
         }
@@ -314,30 +332,34 @@ impl Growth {
 /// The promise. Whatever is not named here is [`Growth::Constant`].
 pub fn allowed(operation: Operation, dimension: Dimension) -> Growth {
     use Dimension::{
-        AboveHole, Backlog, Claims, Dead, DeadHeads, DeadRanges, Delayed, Due, Holes, Log, Pairs, Records,
-        Subscriptions, Waiting, Working,
+        AboveHole, Backlog, Claims, Dead, DeadHeads, DeadRanges, Delayed, Due, DuePairs, Holes, Lanes, Leaves, Log,
+        Pairs, Records, Subscriptions, Waiting, Working,
     };
     use Operation::{
         Books, Claim, ClaimFirst, Delete, Doctor, Fetch, FinishDone, FinishFailed, ListBlocked, ListCorrelated,
-        ListDelayed, ListPending, ListProcessing, ListRetrying, Load, LoadStream, Poll, Prune, PruneDead, PruneEvents,
-        PruneHeld, Publish, RecoverAll, RecoverNothing, Relane, RequeueAll, Reset, Rewind, RewindKey, RewindTime,
-        Settle, SettleQueued, SettleRows, Show, Start, StartAtTime, Status, Sweep, TakeBack, Tell,
+        ListDelayed, ListPending, ListProcessing, ListRetrying, Load, LoadStream, Poll, Prune, PruneDead, PruneDry,
+        PruneEvents, PruneHeld, Publish, RecoverAll, RecoverNothing, Relane, RequeueAll, Reset, Rewind, RewindKey,
+        RewindTime, Settle, SettleQueued, SettleRows, Show, Start, StartAtTime, Status, Sweep, TakeBack, Tell,
     };
     match (operation, dimension) {
         // It empties everything. For tests.
         (Reset, _) => Growth::Written,
         // What a relay does all the time is about its own subscriptions.
-        (Poll | Fetch | Load | LoadStream | Settle | SettleRows | SettleQueued | Publish, Subscriptions) => {
-            Growth::Constant
-        }
-        (ClaimFirst | Claim | Tell | FinishDone | FinishFailed | Operation::Transact, Subscriptions) => {
-            Growth::Constant
-        }
-        (RecoverNothing | Sweep, Subscriptions) => Growth::Constant,
+        (
+            Poll | Fetch | Load | LoadStream | Settle | SettleRows | SettleQueued | Publish,
+            Subscriptions | Lanes | Leaves,
+        ) => Growth::Constant,
+        // Its first run in a session is planned, which reads the catalogue for each table.
+        (ClaimFirst, Leaves) => Growth::Written,
+        (
+            ClaimFirst | Claim | Tell | FinishDone | FinishFailed | Operation::Transact,
+            Subscriptions | Lanes | Leaves,
+        ) => Growth::Constant,
+        (RecoverNothing | Sweep, Subscriptions | Lanes | Leaves) => Growth::Constant,
         // The fleet is looked at as a whole; so is the world of every command, and what it says is said for each subscription.
         (_, Subscriptions) => Growth::Read,
         // What it returns: of a stream its rows that are not dead, of a queue the keys that have rows, at most QUEUED_KEYS_MAX.
-        (Load | Start, Delayed | Dead | DeadHeads | Pairs | Claims) => Growth::Read,
+        (Load | Start, Delayed | Dead | DeadHeads | DuePairs | Pairs | Claims) => Growth::Read,
         // Not its dead rows: they are kept for ever, and nobody sends them. But those that hold a key back, at most DEAD_HEADS_MAX.
         (LoadStream, Delayed | DeadHeads) => Growth::Read,
         // Each hole is looked through for what is dead in it.
@@ -347,9 +369,9 @@ pub fn allowed(operation: Operation, dimension: Dimension) -> Growth {
         // The cursor is written whole.
         (Settle | SettleRows | SettleQueued, Holes) => Growth::Counted,
         // What waits is counted, at most WAITING_COUNTED rows each time.
-        (ClaimFirst | Claim, Due | Pairs | DeadHeads) => Growth::CountedToLimit,
+        (ClaimFirst | Claim, Due | DuePairs | Pairs | DeadHeads) => Growth::CountedToLimit,
         // Rows are read for KEYS_TOLD_MAX keys or a few more, and what is in line is counted: at most 10,000 a second.
-        (Tell, Dead | DeadHeads | Delayed | Due | Waiting | Pairs | Claims | Working) => Growth::Counted,
+        (Tell, Dead | DeadHeads | Delayed | Due | DuePairs | Waiting | Pairs | Claims | Working) => Growth::Counted,
         // All claims are looked through; a relay has at most as many as it can work on.
         (RecoverNothing | Sweep | Relane, Claims | Working) | (TakeBack, Claims) => Growth::Read,
         // What it takes back, and what an instance gives back when it ends.
@@ -360,32 +382,39 @@ pub fn allowed(operation: Operation, dimension: Dimension) -> Growth {
         (Status, Waiting | Pairs | DeadHeads | Claims | Working) => Growth::Read,
         // Events that were not read are counted, at most PENDING_COUNT_MAX of them; so are delayed rows that are due, copies of events, and the
         // newest of what was given up.
-        (Status, Backlog | Holes | Due | Dead | Records) => Growth::Counted,
+        (Status, Backlog | Holes | Due | DuePairs | Dead | Records) => Growth::Counted,
         // The log has no index for it.
         (ListCorrelated, Log) => Growth::Counted,
         // What is in line is put into log order; the state of each is derived.
         (
             ListPending | ListRetrying | ListBlocked | ListProcessing,
-            Waiting | Due | Pairs | DeadHeads | Claims | Working,
+            Waiting | Due | DuePairs | Pairs | DeadHeads | Claims | Working,
         ) => Growth::Read,
         // Events that were not read, and rows that are due, are looked through for what is delayed.
-        (ListDelayed, Backlog | Holes | Due) => Growth::Counted,
+        (ListDelayed, Backlog | Holes | Due | DuePairs) => Growth::Counted,
         // Records are looked through for what they say about an event.
         (Show | Books, Records) => Growth::Read,
         (Rewind | RewindTime | RewindKey, Records) => Growth::Counted,
         // Every row and every range is compared.
-        (Books, Dead | DeadHeads | AboveHole | Delayed | Due | Waiting | Pairs | Claims | Working | DeadRanges) => {
-            Growth::Counted
-        }
+        (
+            Books,
+            Dead | DeadHeads | AboveHole | Delayed | Due | DuePairs | Waiting | Pairs | Claims | Working | DeadRanges,
+        ) => Growth::Counted,
         // What they change.
         (RequeueAll, Dead | DeadHeads) => Growth::Written,
         (Delete | Relane, Dead | Delayed | Records) => Growth::Written,
         // It checks that every delivery has its event, and every closed gap.
-        (Doctor, Dead | DeadHeads | AboveHole | Delayed | Due | Waiting | Pairs | Claims | Working | DeadRanges) => {
-            Growth::Read
-        }
+        (
+            Doctor,
+            Dead | DeadHeads | AboveHole | Delayed | Due | DuePairs | Waiting | Pairs | Claims | Working | DeadRanges,
+        ) => Growth::Read,
         // Retention looks for events in closed gaps, at most 10,000 of these, and for records of events that are gone: both go with the log.
         (Prune | PruneDead | PruneEvents | PruneHeld, DeadRanges | Records) => Growth::Counted,
+        // Each lane of each subscription is asked for its rows and its records.
+        (Books, Lanes) => Growth::Written,
+        (_, Lanes) => Growth::Read,
+        // Each table is looked at that may be old enough.
+        (PruneDry | Prune | PruneDead | PruneEvents | PruneHeld, Leaves) => Growth::Read,
         // It looks whether the next copies of events are still needed, at most 500.
         (Prune | PruneDead | PruneEvents | PruneHeld, Dead) => Growth::CountedToLimit,
         _ => Growth::Constant,
@@ -436,6 +465,16 @@ pub trait Ground {
 
     /// What was done since.
     async fn work(&self) -> Work;
+}
+
+/// As it is stored: so many filters, under each of which something was passed.
+pub fn former_filters(count: usize) -> String {
+    let filter = |number: usize| {
+        let passed = RangeSet::from_iter([1..=(OLD + number) as Position]).to_string();
+        let filter = Filter { topics: vec![format!("t{number}"), "t".into()], types: Vec::new() };
+        serde_json::json!({ "definition": number, "filter": filter, "until": 0, "passed": [passed] })
+    };
+    serde_json::Value::from_iter((1..=count).map(filter)).to_string()
 }
 
 /// Makes the subscriptions of a ground. Nobody runs them afterwards.

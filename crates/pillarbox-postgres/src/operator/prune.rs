@@ -215,10 +215,20 @@ async fn count_undelivered(session: &mut Session, keep: Duration, pruned: &mut P
             let rows = session.query(sql!(event, "backlog"), &values).await?;
             let lines = rows.iter().map(backlog_row).collect::<Db<Vec<_>>>()?;
             let over = lines.iter().take_while(|line| line.created_at < oldest);
-            let (looked, lost) = over.fold((0, 0), |(looked, lost), line| {
-                (looked + 1, lost + u64::from(line.is_lost_to(subscription, &formers)))
-            });
-            pruned.undelivered += lost;
+            let (mut looked, mut lost) = (0, RangeSet::new());
+            for line in over {
+                looked += 1;
+                if line.is_lost_to(subscription, &formers) {
+                    lost.insert(line.position);
+                }
+            }
+            // What has a delivery is not lost: a cursor that was cut at its limit does not count all that have one.
+            if let Some(end) = lost.last() {
+                for row in session.query(sql!(delivery, "positions_of"), &[&subscription.id.0, &above, &end]).await? {
+                    lost.remove(row.try_get("position")?);
+                }
+            }
+            pruned.undelivered += lost.count();
             floor = lines.last().filter(|_| looked == LOOKED_AT_ONCE).map(|line| line.position);
         }
     }

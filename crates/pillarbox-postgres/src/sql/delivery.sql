@@ -389,6 +389,9 @@ select subscription, lane, position as low, position as high from delivery order
 -- name: positions_within
 select position from delivery where subscription = $1 and lane = $2 and position > $3 and position <= $4
 
+-- name: positions_of
+select position from delivery where subscription = $1 and position > $2 and position <= $3
+
 -- name: in_order_of_arrival
 select position, key from delivery where subscription = $1 order by arrival, lane, position
 

@@ -49,20 +49,28 @@ left join lateral (select * from event_kept where e.position is null and positio
 where e.position is not null or k.position is not null
 
 -- name: sizes
--- What the events at these positions take in the table. Nothing of them is read from where large values lie.
-select
-    position,
-    (
-        coalesce(pg_column_size(payload), 0) + coalesce(pg_column_size(payload_bytes), 0) + coalesce(pg_column_size(headers), 0)
-    )::bigint as bytes
-from event
-where position = any($1)
-union all
-select
-    position,
-    (coalesce(pg_column_size(payload), 0) + coalesce(pg_column_size(payload_bytes), 0) + coalesce(pg_column_size(headers), 0))::bigint
-from event_kept as k
-where position = any($1) and not exists (select from event as e where e.position = k.position)
+-- What the events at these positions take in the table. Nothing of them is read from where large values lie. Position by position, as `fetch`.
+select w.position, coalesce(e.bytes, k.bytes) as bytes
+from (select distinct unnest($1::bigint[]) as position) as w
+left join lateral (
+    select
+        (
+            coalesce(pg_column_size(payload), 0) + coalesce(pg_column_size(payload_bytes), 0) + coalesce(pg_column_size(headers), 0)
+        )::bigint as bytes
+    from event
+    where position = w.position
+    offset 0
+) as e on true
+left join lateral (
+    select
+        (
+            coalesce(pg_column_size(payload), 0) + coalesce(pg_column_size(payload_bytes), 0) + coalesce(pg_column_size(headers), 0)
+        )::bigint as bytes
+    from event_kept
+    where e.bytes is null and position = w.position
+    offset 0
+) as k on true
+where e.bytes is not null or k.bytes is not null
 
 -- name: visible_ranges
 -- What one snapshot shows of a stretch of the log, as ranges.

@@ -275,6 +275,39 @@ async fn who_may_not_end_the_sessions_of_others_is_told_so() {
     }
 }
 
+/// It is ended between two statements, as by the instance that takes the lanes over, and learns of it with the next one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_was_ended_says_so_and_what_to_do() {
+    let database = Database::new().await;
+    database.publish_keys(&["a", "b"]).await;
+    let owner = database.store().await;
+    let (lane, epoch) = own(&owner, "s").await;
+    let dead = vec![delivery(1, "a", State::Dead), delivery(2, "b", State::Dead)];
+    assert!(settle(&owner, LaneWrite { put: dead, ..write(lane, epoch, 2) }).await);
+    let proxy = Proxy::start(Server::shared().port()).unwrap();
+    let operator = PostgresStore::open(&proxy.url(database.url())).await.unwrap();
+    let requeue = Change::Requeue { subscription: "s".into(), which: Selection::All, limit: usize::MAX };
+    let (gate, client) = (database.client().await, database.client().await);
+    gate.batch_execute("begin; lock table pillarbox.delivery in access exclusive mode").await.unwrap();
+    let working = {
+        let requeue = requeue.clone();
+        tokio::spawn(async move { (operator.change(&requeue, false).await, operator) })
+    };
+    until(&client, AT_GATE, 1).await;
+    proxy.stall().unwrap();
+    gate.batch_execute("commit").await.unwrap();
+    let idle = "from pg_stat_activity where datname = current_database() and application_name = 'pillarbox operator' \
+                and state = 'idle in transaction'";
+    until(&client, &format!("select count(*) {idle}"), 1).await;
+    client.batch_execute(&format!("select pg_terminate_backend(pid) {idle}")).await.unwrap();
+    proxy.resume().unwrap();
+    let (ended, operator) = working.await.unwrap();
+    let said = ended.unwrap_err().to_string();
+    assert!(said.contains("PostgreSQL ended this session: terminating connection"), "{said}");
+    assert!(said.ends_with("repeat the command") && !said.contains("not reachable"), "{said}");
+    assert_eq!(operator.change(&requeue, false).await.unwrap().count, 2);
+}
+
 /// As over a slow line: what the command has looked up is still on its way when the server has said it all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_about_many_rows_may_stand_still_for_more_than_a_second() {

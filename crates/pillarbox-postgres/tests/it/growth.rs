@@ -3,22 +3,23 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use pillarbox::admin::{Operator, State};
+use pillarbox::engine::{EngineConfig, Input};
+use pillarbox::sink::SinkFeatures;
 use pillarbox::store::{
-    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, DeliveryRow, Failed, LaneRef, LaneWrite, Queued,
-    RecoverRequest, RecoveryCause, Store, SubscriptionId, Take, TakeCause,
+    ClaimEnd, ClaimFate, ClaimId, ClaimRequest, Claimed, LaneRef, Store, SubscriptionId, Take, TakeCause,
 };
-use pillarbox::{Delivery, Failure, Mode, NewEvent, Subscription, Timestamp};
+use pillarbox::{Delivery, Failure, Mode, NewEvent, Subscription};
 use pillarbox_postgres::{PostgresStore, Transactional, accept, publish};
-use pillarbox_testkit::eventually;
 use pillarbox_testkit::growth::{
-    BEYOND, Dimension, EVENTS, FACTOR, Ground, OLD, OLD_AGE, OTHER_INSTANCE, PASSED_AGE, PRUNED_AT_ONCE, SEEDED, SMALL,
-    STEADY, TAIL, Work, create, judge, judge_steady, measure, measure_beyond, measure_steady,
+    BEYOND, Dimension, EVENTS, FACTOR, Ground, OLD, OLD_AGE, OTHER_INSTANCE, PASSED_AGE, PRUNED_AT_ONCE, Point, SEEDED,
+    SMALL, STEADY, TAIL, Work, call_about_many, create, former_filters, judge, judge_steady, measure, measure_beyond,
+    measure_steady,
 };
 use pillarbox_testkit::postgres::Server;
+use pillarbox_testkit::{Driver, eventually};
 use tokio_postgres::{Client, Transaction};
 
-use crate::fixture::{Database, connect, join, lane, one_lane, settle, take, write};
+use crate::fixture::{Database, connect, join, one_lane};
 
 /// Counts what statements do, and does nothing else by itself.
 fn server() -> &'static Server {
@@ -127,6 +128,8 @@ impl Log {
             ("$passed_at", age(PASSED_AGE)),
             ("$old", OLD.to_string()),
             ("$n", dimension.count(size).to_string()),
+            ("$step", (100_000 / if dimension == Dimension::Leaves { dimension.count(size) } else { 10 }).to_string()),
+            ("$formers", former_filters(Dimension::FormerFilters.count(size))),
         ];
         let fill_in = |sql: &str| values.iter().fold(sql.to_owned(), |sql, (name, value)| sql.replace(name, value));
         for sql in [LEAVES, SEED, grow(dimension), END].into_iter().chain(TIDY) {
@@ -149,7 +152,7 @@ const LEAVES: &str = "
     select pillarbox.arrange_leaves(array(
         select low from generate_series(1, $old, $leaf) as low
         union all
-        select $old + 1 + 10000 * n from generate_series(0, 10) as n
+        select $old + 1 + $step * n from generate_series(0, 100000 / $step) as n
     ))";
 
 /// A little of everything: events that all have passed, and rows of the queue at the last of them. Half of what can be claimed has a key,
@@ -206,6 +209,7 @@ fn grow(dimension: Dimension) -> &'static str {
         Dimension::DeadKeys => DEAD_KEYS,
         Dimension::Delayed => DELAYED,
         Dimension::Due => DUE,
+        Dimension::DuePairs => DUE_PAIRS,
         Dimension::Waiting => WAITING,
         Dimension::Pairs => PAIRS,
         Dimension::Claims => CLAIMS,
@@ -215,6 +219,10 @@ fn grow(dimension: Dimension) -> &'static str {
         Dimension::Holes => HOLES,
         Dimension::AboveHole => ABOVE_HOLE,
         Dimension::Subscriptions => SUBSCRIPTIONS,
+        Dimension::Lanes => LANES,
+        Dimension::FormerFilters => FORMER_FILTERS,
+        // See [`LEAVES`].
+        Dimension::Leaves => "select",
     }
 }
 
@@ -268,6 +276,11 @@ const DUE: &str = "
     insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
     select s.id, 1000000 + g, 0, g, 'one', 'delayed', 0, now() - interval '1 second', now(), true
     from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'queue'";
+
+const DUE_PAIRS: &str = "
+    insert into pillarbox.delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, queued)
+    select s.id, g + 1000000 * (t + 1), 0, g, 'p' || g, 'delayed', 0, now() - interval '1 second', now(), true
+    from pillarbox.subscription as s, generate_series(0, 1) as t, generate_series(1, $n / 2) as g where s.name = 'queue'";
 
 const WAITING: &str = "
     insert into pillarbox.delivery
@@ -327,6 +340,14 @@ const SUBSCRIPTIONS: &str = "
     from pillarbox.subscription as s, generate_series(1, $n) as g where s.name = 'stream';
     insert into pillarbox.cursor (subscription, lane, floor)
     select id, 0, $events from pillarbox.subscription where name like 'other %'";
+
+const LANES: &str = "
+    update pillarbox.subscription set lanes = $n / 4 + 1;
+    insert into pillarbox.cursor (subscription, lane, floor)
+    select s.id, g, $events from pillarbox.subscription as s, generate_series(1, $n / 4) as g";
+
+const FORMER_FILTERS: &str =
+    "update pillarbox.subscription set definition = definition + $n, former_filters = '$formers'";
 
 /// What an operation costs more than is promised as one dimension grows.
 async fn broken_promises(dimension: Dimension) -> Vec<String> {
@@ -447,6 +468,66 @@ async fn a_start_takes_as_many_statements_for_many_subscriptions_and_lanes_as_fo
         let many = statements_of_a_start(&database, &counter, subscriptions, lanes).await;
         assert!(many <= one + 6, "{subscriptions} x {lanes}: {many} statements, {one} for one");
     }
+}
+
+/// So many relays run all of these subscriptions, with a lane of each. An event of each is delivered once; then the statements that a relay makes
+/// per second while there is nothing to do.
+async fn idle_statements_of_relays(relays: usize, subscriptions: usize) -> u64 {
+    const IDLE_SECONDS: u64 = 10;
+    const BALANCED_MAX: usize = 60;
+    let database = quiet_database().await;
+    let wishes = || {
+        let wish = |number| Subscription { lanes: relays as u32, ..Subscription::new(format!("s{number}")) };
+        let wish = |number| wish(number).topics([format!("t{number}")]);
+        (0..subscriptions).map(|number| (wish(number), SinkFeatures::default())).collect::<Vec<_>>()
+    };
+    let mut drivers = Vec::new();
+    for _ in 0..relays {
+        drivers.push(Driver::start(database.store().await, EngineConfig::default(), wishes()).await.unwrap());
+    }
+    // All pass the same second, one after the other.
+    let second = async |drivers: &mut Vec<Driver<PostgresStore>>| {
+        for driver in drivers {
+            driver.pass(Duration::from_secs(1)).await.unwrap();
+        }
+    };
+    let fewest = "select coalesce(min(n), 0) from (
+            select count(c.lane) as n
+            from pillarbox.instance as i left join pillarbox.cursor as c on c.owner = i.id group by i.id
+        ) as owned";
+    let mut seconds = 0;
+    while database.number(fewest).await < subscriptions as i64 {
+        assert!(seconds < BALANCED_MAX, "the lanes are shared");
+        second(&mut drivers).await;
+        seconds += 1;
+    }
+    let events: Vec<NewEvent> = (0..subscriptions).map(|number| NewEvent::new(format!("t{number}"), "y")).collect();
+    database.publish(&events).await;
+    let mut delivered = Vec::new();
+    for _ in 0..3 {
+        for driver in &mut drivers {
+            driver.go_on(Input::Published).await.unwrap();
+            while !driver.at_sink().is_empty() {
+                delivered.extend(driver.deliver(0).await.unwrap());
+            }
+        }
+        second(&mut drivers).await;
+    }
+    delivered.sort_unstable();
+    assert_eq!(delivered, (1..=subscriptions as i64).collect::<Vec<_>>(), "each is delivered once");
+    let counter = Counter::of(&database).await;
+    counter.begin().await;
+    for _ in 0..IDLE_SECONDS {
+        second(&mut drivers).await;
+    }
+    counter.work().await.statements / IDLE_SECONDS / relays as u64
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_relays_with_many_subscriptions_do_no_more_each_second_than_with_few() {
+    let (few, many) = (idle_statements_of_relays(3, 10).await, idle_statements_of_relays(3, 1_000).await);
+    eprintln!("statements of one of three idle relays per second: {few} with 10 subscriptions, {many} with 1,000");
+    assert!(many <= few + 2, "{many} statements per relay and second with 1,000 subscriptions, {few} with 10");
 }
 
 /// Logs the plan of every statement, with the rows that each of its nodes looked at.
@@ -591,77 +672,33 @@ async fn a_claim_of_a_key_reads_none_of_its_rows_that_are_done() {
 async fn rows_of_calls(count: usize, analyzed: Analyzed) -> Vec<(&'static str, u64)> {
     let database = Database::on(explaining_server()).await;
     let store = database.store().await;
-    let key = |number: i64| format!("k{}", number / 2);
-    let events: Vec<NewEvent> = (0..2 * count as i64).map(|number| NewEvent::new("t", "y").key(key(number))).collect();
-    store.publish(&events).await.unwrap();
-    let queue = Subscription { mode: Mode::Queue, ..one_lane("queue") };
-    let others = (0..8).map(|number| Subscription { lanes: 256, ..Subscription::new(format!("other-{number}")) });
-    let joined = join(&store, [queue, one_lane("stream")].into_iter().chain(others)).await;
-    let [queue, stream] = [0, 1].map(|index| lane(joined.subscriptions[index].id));
-    let subscription = queue.subscription;
-    let mut owned = Vec::new();
-    for lane in [queue, stream] {
-        owned.push((lane, take(&store, lane, TakeCause::Free).await.unwrap()));
-    }
-    let states = store.load(&owned).await.unwrap();
-    let write = |index: usize| {
-        let (state, (lane, epoch)) = (states[index].clone().unwrap(), owned[index]);
-        LaneWrite { revision: state.revision, cursor: state.cursor, ..write(lane, epoch, 0) }
-    };
-    let error = AttemptError { at: Timestamp::now(), attempt: 1, kind: "k".into(), message: "m".into() };
-    let delivery = |position: i64, state: State| {
-        let (now, key) = (Timestamp::now(), Some(key(position - 1).into()));
-        DeliveryRow { position, key, arrival: position, state, attempts: 0, due_at: now, since: now }
-    };
-    let positions = || 1..=2 * count as i64;
-    let analyze = async |when: Analyzed| {
-        if analyzed == when {
-            database.execute("analyze").await;
-        }
-    };
-    analyze(Analyzed::Empty).await;
-    if analyzed == Analyzed::Emptied {
-        let rows = "insert into pillarbox.delivery (subscription, position, lane, arrival, state, attempts, due_at, since, queued) \
-                    select s.id, g, 0, g, 'pending', 0, now(), now(), true from pillarbox.subscription as s, generate_series(1, 200) as g";
-        database.execute(&format!("{rows}; delete from pillarbox.delivery")).await;
-        database.execute("analyze").await;
-    }
     let mut calls = Calls::of(&database).await;
-    calls.begin().await;
-
-    let queued = |position| Queued { delivery: delivery(position, State::Pending), claim: None, error: None };
-    assert!(settle(&store, LaneWrite { queue: positions().map(queued).collect(), ..write(0) }).await);
-    calls.note("settle queued").await;
-    let put: Vec<DeliveryRow> = positions().map(|position| delivery(position, State::Retrying)).collect();
-    assert!(settle(&store, LaneWrite { put: put.clone(), ..write(1) }).await);
-    calls.note("settle put").await;
-    analyze(Analyzed::Filled).await;
-    calls.begin().await;
-
-    let change = put.iter().map(|row| (row.clone(), Some(error.clone()))).collect();
-    assert!(settle(&store, LaneWrite { change, ..write(1) }).await);
-    calls.note("settle change").await;
-    assert!(settle(&store, LaneWrite { finish: positions().collect(), ..write(1) }).await);
-    calls.note("settle finish").await;
-
-    let claimed = claim(&store, subscription, count, 1).await;
-    calls.note("claim").await;
-    let due_at = Timestamp::now();
-    let failed = Failed { state: State::Retrying, attempts: 1, due_at, error };
-    finish(&store, subscription, &claimed, ClaimFate::Failed(failed)).await;
-    calls.note("finish failed").await;
-    let claimed = claim(&store, subscription, count, 10_000).await;
-    calls.note("claim what failed").await;
-    finish(&store, subscription, &claimed, ClaimFate::Done).await;
-    calls.note("finish done").await;
-    claim(&store, subscription, count, 20_000).await;
-    calls.note("claim the second of each key").await;
-    let dead = vec![(joined.instance, RecoveryCause::Crash, None)];
-    let recovered = store.recover(&RecoverRequest { ended: dead, ..RecoverRequest::default() }).await.unwrap();
-    assert_eq!(recovered.claims.iter().map(|(.., count)| count).sum::<u64>(), count as u64);
-    calls.note("recover").await;
+    call_about_many(&store, count, async |point| match point {
+        Point::Begun => {
+            if analyzed == Analyzed::Emptied {
+                database.execute(EMPTIED).await;
+            }
+            if matches!(analyzed, Analyzed::Empty | Analyzed::Emptied) {
+                database.execute("analyze").await;
+            }
+            calls.begin().await;
+        }
+        Point::Filled => {
+            if analyzed == Analyzed::Filled {
+                database.execute("analyze").await;
+            }
+            calls.begin().await;
+        }
+        Point::Called(call) => calls.note(call).await,
+    })
+    .await;
     calls.all
 }
+
+const EMPTIED: &str = "
+    insert into pillarbox.delivery (subscription, position, lane, arrival, state, attempts, due_at, since, queued)
+    select s.id, g, 0, g, 'pending', 0, now(), now(), true from pillarbox.subscription as s, generate_series(1, 200) as g;
+    delete from pillarbox.delivery";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_about_many_deliveries_looks_at_each_a_few_times() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pillarbox::Failure;
 use pillarbox::sink::Fault;
-use pillarbox_postgres::PgConfig;
+use pillarbox_postgres::{PgConfig, Unreplicated};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Row, Statement};
@@ -173,6 +173,7 @@ impl Deref for Lease<'_> {
 pub(super) struct Connection {
     pub(super) client: Client,
     pub(super) append: Statement,
+    pub(super) unreplicated: Unreplicated,
     driver: Driver,
 }
 
@@ -187,11 +188,13 @@ impl Connection {
         look.verdict(pool)?;
         let append = session.client.prepare(&pool.table.sql(include_str!("append.sql"))).await;
         let append = append.map_err(|error| pool.failure(&error))?;
-        Ok(Connection { client: session.client, append, driver: session.driver })
+        let Session { client, unreplicated, driver } = session;
+        Ok(Connection { client, append, unreplicated, driver })
     }
 
     async fn end(self) {
-        Session { client: self.client, driver: self.driver }.end().await;
+        let Connection { client, unreplicated, driver, .. } = self;
+        Session { client, unreplicated, driver }.end().await;
     }
 }
 
@@ -207,14 +210,15 @@ impl Drop for Driver {
 /// A session that has prepared nothing yet.
 struct Session {
     client: Client,
+    unreplicated: Unreplicated,
     driver: Driver,
 }
 
 impl Session {
     async fn open(pool: &Pool) -> Result<Self, Failure> {
         let connected = pool.config.connect_with_driver(APPLICATION_NAME).await;
-        let (client, driver) = connected.map_err(|error| refused(pool, &error))?;
-        let session = Session { client, driver: Driver(driver) };
+        let (client, driver, unreplicated) = connected.map_err(|error| refused(pool, &error))?;
+        let session = Session { client, unreplicated, driver: Driver(driver) };
         let limits = format!(
             "set lock_timeout = {}; set statement_timeout = {}; {}",
             milliseconds(pool.lock_timeout()),
@@ -255,7 +259,7 @@ impl Session {
     }
 
     async fn end(self) {
-        let Session { client, mut driver } = self;
+        let Session { client, mut driver, .. } = self;
         drop(client);
         // Waits for the goodbye to be sent; the server ends the session either way.
         let _ = tokio::time::timeout(END_TIMEOUT, &mut driver.0).await;

@@ -541,7 +541,44 @@ async fn what_is_there_already_is_delivered_when_the_standby_has_it() {
     for batch in [owned(0, 1, [event(1, "k")]), of_queue()] {
         assert_eq!(sink.deliver(batch).await, [Outcome::Delivered]);
     }
-    // A standby that is never there. The database from which this one is dropped waits for none.
+    let (writes, _) = require_a_standby(&place).await;
+    for batch in [owned(0, 1, [event(1, "k")]), of_queue()] {
+        let outcomes = sink.deliver(batch).await;
+        assert_eq!((failure(&outcomes[0]).kind, failure(&outcomes[0]).fault), ("timeout", Fault::Unclear));
+    }
+    writes.abort();
+}
+
+/// The commit succeeds where its wait is cancelled, and may be lost in a failover.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_no_standby_has_is_not_delivered_when_the_wait_for_it_is_cancelled() {
+    let server = Server::builder().start().unwrap();
+    let place = Place::on(&server);
+    let sink = Arc::new(place.open());
+    assert_eq!(sink.deliver(batch_of([event(1, "k")])).await, [Outcome::Delivered]);
+    let (writes, watcher) = require_a_standby(&place).await;
+    // It is there the second time, and waits all the same.
+    for _ in 0..2 {
+        let delivered = {
+            let sink = sink.clone();
+            tokio::spawn(async move { sink.deliver(batch_of([event(2, "k")])).await })
+        };
+        let cancel = "select count(pg_cancel_backend(pid)) from pg_stat_activity \
+                      where wait_event = 'SyncRep' and application_name = 'pillarbox sink'";
+        eventually("the wait of the sink is cancelled", async || {
+            (watcher.query_one(cancel, &[]).await.unwrap().get::<_, i64>(0) > 0).then_some(())
+        })
+        .await;
+        let outcomes = delivered.await.unwrap();
+        assert_eq!((failure(&outcomes[0]).kind, failure(&outcomes[0]).fault), ("not_replicated", Fault::Sink));
+    }
+    assert_eq!(place.positions(), [1, 2], "it is committed here");
+    writes.abort();
+}
+
+/// Makes commits wait for a standby that is never there; what goes on writing, and a session to look with.
+async fn require_a_standby(place: &Place) -> (tokio::task::JoinHandle<()>, Client) {
+    // The database from which this one is dropped waits for none.
     place.sql("alter database postgres set synchronous_commit = local; create table probe ()");
     place.sql("alter system set synchronous_standby_names = 'nobody'");
     place.sql("select pg_reload_conf()");
@@ -554,11 +591,7 @@ async fn what_is_there_already_is_delivered_when_the_standby_has_it() {
         (watcher.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) > 0).then_some(())
     })
     .await;
-    for batch in [owned(0, 1, [event(1, "k")]), of_queue()] {
-        let outcomes = sink.deliver(batch).await;
-        assert_eq!((failure(&outcomes[0]).kind, failure(&outcomes[0]).fault), ("timeout", Fault::Unclear));
-    }
-    writes.abort();
+    (writes, watcher)
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use pillarbox::admin::retention::{ExpiringHold, StoredRetention};
-use pillarbox::admin::snapshot::{Snapshot, SubscriptionRow};
+use pillarbox::admin::snapshot::{LaneRow, Snapshot, SubscriptionRow};
 use pillarbox::admin::{PrunePolicy, Pruned, REASON_DEAD, REASON_HOLD};
 use pillarbox::store::{Cursor, RangeSet, SubscriptionId};
 use pillarbox::{Mode, Position, Timestamp};
@@ -87,6 +87,9 @@ fn would_prune(tx: &Transaction<'_>, snapshot: &Snapshot, policy: &PrunePolicy) 
         let formers = former_filters(tx, subscription.id)?;
         if let Some(mut hold) = ExpiringHold::new(subscription, &formers, keep, snapshot.now) {
             take_expired(tx, &mut hold, floor, i64::MAX)?;
+            for lane in hold.lanes() {
+                hold.keep_deliveries(&deliveries_within(tx, subscription.id, lane, hold.end())?);
+            }
             pruned.undelivered += hold.lost().count();
             floor = hold.end().unwrap_or(floor);
         }
@@ -179,8 +182,7 @@ fn expire_hold(
     let taken = take_expired(tx, &mut hold, subscription.floor(), slice)?;
     let Some(end) = hold.end() else { return Ok(()) };
     for lane in hold.lanes() {
-        let within = params![id.0, lane.lane, lane.cursor.floor, end];
-        let jump = hold.jump(lane, &super::books::ranges(tx, sql!(delivery, "ranges_within"), within)?);
+        let jump = hold.jump(lane, &deliveries_within(tx, id, lane, Some(end))?);
         for (epoch, ranges) in jump.records(lane.epoch) {
             for range in ranges.iter() {
                 record_progress(tx, id, lane.lane, epoch, (range.start() - 1, *range.end()))?;
@@ -195,6 +197,12 @@ fn expire_hold(
     pruned.undelivered += hold.lost().count();
     pruned.more |= taken == slice;
     Ok(())
+}
+
+/// The deliveries of a lane between its floor and the end.
+fn deliveries_within(tx: &Transaction<'_>, id: SubscriptionId, lane: &LaneRow, end: Option<Position>) -> Db<RangeSet> {
+    let within = params![id.0, lane.lane, lane.cursor.floor, end.unwrap_or(0)];
+    super::books::ranges(tx, sql!(delivery, "ranges_within"), within)
 }
 
 /// Takes the next `slice` events above `floor`, as far as the hold no longer keeps them. How many.

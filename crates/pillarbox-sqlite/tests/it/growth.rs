@@ -4,8 +4,8 @@ use pillarbox::store::RangeSet;
 use pillarbox::{Delivery, Failure, NewEvent, Position, Timestamp};
 use pillarbox_sqlite::{SqliteStore, Transactional, accept, counted, publish};
 use pillarbox_testkit::growth::{
-    BEYOND, Dimension, EVENTS, FACTOR, Ground, OLD, OLD_AGE, OTHER_INSTANCE, PASSED_AGE, SEEDED, SMALL, STEADY, TAIL,
-    Work, create, judge, judge_steady, measure, measure_beyond, measure_steady,
+    BEYOND, Dimension, EVENTS, FACTOR, Ground, OLD, OLD_AGE, OTHER_INSTANCE, PASSED_AGE, Point, SEEDED, SMALL, STEADY,
+    TAIL, Work, call_about_many, create, former_filters, judge, judge_steady, measure, measure_beyond, measure_steady,
 };
 use rusqlite::Transaction;
 use tokio::sync::Mutex;
@@ -74,6 +74,7 @@ impl Log {
             ("$now", now.to_string()),
             ("$settled", settled(dimension, count).to_string()),
             ("$n", count.to_string()),
+            ("$formers", former_filters(Dimension::FormerFilters.count(size))),
         ];
         let sql = [NUMBERS, SEED, grow(dimension), END].join(";\n");
         database.execute(&values.iter().fold(sql, |sql, (name, value)| sql.replace(name, value)));
@@ -151,6 +152,7 @@ fn grow(dimension: Dimension) -> &'static str {
         Dimension::DeadKeys => DEAD_KEYS,
         Dimension::Delayed => DELAYED,
         Dimension::Due => DUE,
+        Dimension::DuePairs => DUE_PAIRS,
         Dimension::Waiting => WAITING,
         Dimension::Pairs => PAIRS,
         Dimension::Claims => CLAIMS,
@@ -160,6 +162,9 @@ fn grow(dimension: Dimension) -> &'static str {
         Dimension::Holes => HOLES,
         Dimension::AboveHole => ABOVE_HOLE,
         Dimension::Subscriptions => SUBSCRIPTIONS,
+        Dimension::Lanes => LANES,
+        Dimension::FormerFilters => FORMER_FILTERS,
+        Dimension::Leaves => unreachable!("the log is one table"),
     }
 }
 
@@ -206,6 +211,11 @@ const DUE: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
     select s.id, 1000000 + g, 0, $events + g, 'one', 'delayed', 0, $now - 1000, $now
     from pillarbox_subscription as s, number where s.name = 'queue' and g <= $n";
+
+const DUE_PAIRS: &str = "
+    insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since)
+    select s.id, g + 1000000 * (t + 1), 0, $events + 1000000 * t + g, 'p' || g, 'delayed', 0, $now - 1000, $now
+    from pillarbox_subscription as s, (select 0 as t union all select 1), number where s.name = 'queue' and g <= $n / 2";
 
 const WAITING: &str = "
     insert into pillarbox_delivery (subscription, position, lane, arrival, key, state, attempts, due_at, since, ready_at)
@@ -261,11 +271,19 @@ const SUBSCRIPTIONS: &str = "
     insert into pillarbox_cursor (subscription, lane, floor)
     select id, 0, $events from pillarbox_subscription where name like 'other %'";
 
+const LANES: &str = "
+    update pillarbox_subscription set lanes = $n / 4 + 1;
+    insert into pillarbox_cursor (subscription, lane, floor)
+    select s.id, g, $events from pillarbox_subscription as s, number where g <= $n / 4";
+
+const FORMER_FILTERS: &str =
+    "update pillarbox_subscription set definition = definition + $n, former_filters = '$formers'";
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_operation_costs_more_than_is_promised_as_the_log_grows() {
     let _alone = ALONE.lock().await;
     let mut broken = Vec::new();
-    for dimension in Dimension::ALL {
+    for dimension in Dimension::ALL.into_iter().filter(|dimension| *dimension != Dimension::Leaves) {
         // One after the other: see [`ALONE`].
         let small = measure(&Log::new(dimension, SMALL).await, dimension, SMALL).await;
         let large = measure(&Log::new(dimension, SMALL * FACTOR).await, dimension, SMALL * FACTOR).await;
@@ -302,4 +320,37 @@ async fn a_relay_that_only_runs_does_no_more_as_the_log_grows() {
         broken.extend(judge_steady(dimension, small, large));
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+/// Calls about `count` deliveries or twice as many, two of each key, and their steps.
+async fn steps_of_calls(count: usize) -> Vec<(&'static str, u64)> {
+    let database = Database::new();
+    counted::count(&database.path);
+    let store = database.store();
+    let mut calls = Vec::new();
+    call_about_many(&store, count, async |point| {
+        let steps: i64 = counted::take().values().map(|counted| counted.steps).sum();
+        if let Point::Called(call) = point {
+            calls.push((call, steps.max(0) as u64 / STEPS));
+        }
+    })
+    .await;
+    calls
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_about_many_deliveries_looks_at_each_a_few_times() {
+    const FEW: usize = 100;
+    const MANY: usize = 2_000;
+    const EACH_MAX: usize = 60;
+    let _alone = ALONE.lock().await;
+    let (few, many) = (steps_of_calls(FEW).await, steps_of_calls(MANY).await);
+    for ((call, few), (_, many)) in few.into_iter().zip(many) {
+        eprintln!("{call}: {few} steps for {FEW}, {many} for {MANY}");
+        assert!(few as usize >= FEW, "{call}: {few} steps for {FEW}: what is counted?");
+        assert!(
+            many as usize <= few as usize + (MANY - FEW) * EACH_MAX,
+            "{call}: {many} steps for {MANY}, {few} for {FEW}"
+        );
+    }
 }

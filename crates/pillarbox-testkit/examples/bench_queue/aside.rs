@@ -14,7 +14,7 @@ use crate::process::{Figures, peak_mib};
 /// Between two events of the other subscription.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Nothing measured here takes that long.
-const PATIENCE: Duration = Duration::from_secs(600);
+const PATIENCE: Duration = Duration::from_secs(1_800);
 
 /// What lies in the delivery table of a queue.
 #[derive(Debug, Clone, Copy)]

@@ -9,13 +9,14 @@ use super::{Dimension, FACTOR, Ground, SLACK, SMALL, STATEMENTS_SLACK, STREAM, T
 use crate::Driver;
 
 /// What the cost of a relay that only runs does not grow with.
-pub const STEADY: [Dimension; 6] = [
+pub const STEADY: [Dimension; 7] = [
     Dimension::Log,
     Dimension::Records,
     Dimension::Dead,
     Dimension::Delayed,
     Dimension::DeadRanges,
     Dimension::Subscriptions,
+    Dimension::FormerFilters,
 ];
 
 /// For so long the relay has nothing to do, by its own clock.

@@ -3,15 +3,15 @@ use std::time::{Duration, Instant};
 use pillarbox::admin::{Change, ListQuery, Operator, PausedBy, PrunePolicy, Selection, State};
 use pillarbox::sink::Outcome;
 use pillarbox::store::{
-    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimPlace, ClaimRequest, Claimed, ClaimedDelivery, DeliveryRow, Epoch,
-    Failed, InstanceId, LaneRef, LaneState, LaneWrite, PollRequest, Queued, RecoverRequest, RecoveryCause, Report,
-    ScanRequest, Settlement, Store, Take, TakeCause, Transact,
+    AttemptError, ClaimEnd, ClaimFate, ClaimId, ClaimPlace, ClaimRequest, Claimed, ClaimedDelivery, Cursor,
+    DeliveryRow, Epoch, Failed, InstanceId, LaneRef, LaneState, LaneWrite, PollRequest, Queued, RecoverRequest,
+    RecoveryCause, Report, ScanRequest, Settlement, Store, Take, TakeCause, Transact,
 };
 use pillarbox::{Delivery, NewEvent, Position, Result, Start, Subscription, Timestamp};
 use uuid::Uuid;
 
 use super::{
-    Dimension, Ground, HELD, IDLE, OLD_AGE, Operation, PASSED_AGE, PRUNED_AT_ONCE, QUEUE, STREAM, TAIL, hello,
+    Dimension, EVENTS, Ground, HELD, IDLE, OLD_AGE, Operation, PASSED_AGE, PRUNED_AT_ONCE, QUEUE, STREAM, TAIL, hello,
 };
 
 /// Rows that are finished or settled at once.
@@ -183,7 +183,8 @@ impl<'a, G: Ground> Walk<'a, G> {
     }
 
     async fn fetch(&self) -> Result<()> {
-        let positions: Vec<Position> = (1..=AT_ONCE as Position).map(|number| number * 100).collect();
+        // From one end to the other of what all have passed.
+        let positions: Vec<Position> = (1..=AT_ONCE).map(|number| (number * EVENTS / AT_ONCE) as Position).collect();
         let events = self.store.fetch(&positions).await?;
         assert_eq!(events.len(), AT_ONCE, "the ground has them");
         Ok(())
@@ -202,18 +203,7 @@ impl<'a, G: Ground> Walk<'a, G> {
     /// Says of a lane what it said when it was loaded.
     fn write(&self, lane: usize) -> LaneWrite {
         let (lane, epoch, LaneState { cursor, revision, .. }) = self.lanes[lane].clone();
-        LaneWrite {
-            lane,
-            epoch,
-            revision,
-            cursor,
-            queue: Vec::new(),
-            put: Vec::new(),
-            change: Vec::new(),
-            finish: Vec::new(),
-            calm: false,
-            release: false,
-        }
+        nothing_new(lane, epoch, revision, cursor)
     }
 
     /// The first of what nobody has read.
@@ -417,6 +407,22 @@ impl<'a, G: Ground> Walk<'a, G> {
         let mut once = event("once");
         once.dedup_key = Some(Uuid::now_v7().to_string());
         self.store.publish(&[event("a"), event("b"), once]).await.map(drop)
+    }
+}
+
+/// A write that changes nothing.
+pub(super) fn nothing_new(lane: LaneRef, epoch: Epoch, revision: i64, cursor: Cursor) -> LaneWrite {
+    LaneWrite {
+        lane,
+        epoch,
+        revision,
+        cursor,
+        queue: Vec::new(),
+        put: Vec::new(),
+        change: Vec::new(),
+        finish: Vec::new(),
+        calm: false,
+        release: false,
     }
 }
 

@@ -103,6 +103,14 @@ impl Bench {
         bench
     }
 
+    /// Why the queue stands still, if a look at the fleet says so now; the look is answered.
+    fn stopped(&mut self) -> Option<Option<String>> {
+        let report =
+            self.take(|action| if let Action::Observe(report) = action { Some(report.clone()) } else { None })?;
+        self.step(Input::Observed(fleet(Some(ME), &[])));
+        Some(report.subscriptions["q"].stopped.clone())
+    }
+
     fn step(&mut self, input: Input) {
         self.step_after(Duration::from_millis(1), input);
     }
@@ -316,6 +324,30 @@ fn a_key_at_work_has_its_row_before_those_behind_it() {
     bench.done(slow, 1);
 }
 
+/// A receiver of events of so many keys is down for a while: how many of them get rows, and why the queue stands still at the end. The store
+/// tells of all rows when it is asked to, as `count` counts them.
+fn outage(bench: &mut Bench, keys: i64, count: impl Fn(usize) -> Option<u64>) -> (usize, Option<String>) {
+    let (mut rows, mut stopped) = (0, None);
+    for _ in 0..1_000 {
+        bench.read_endless(keys);
+        while let Some((batch, positions)) = bench.sent() {
+            let outcomes = vec![Outcome::Failed(Failure::sink("down")); positions.len()];
+            bench.step(Input::Delivered { batch, outcomes });
+        }
+        rows += bench.settle().map_or(0, |(queue, _)| queue.len());
+        if let Some(request) = bench.claim_request() {
+            let told = request.tell.is_some();
+            let keys = told.then(|| (0..keys).map(|key| format!("k{key}").into()).collect());
+            let next_due = (rows > 0).then(|| BEGAN.plus(Duration::from_secs(3_600)));
+            let rows = if told { count(rows) } else { None };
+            bench.step(Input::Claimed(vec![Claims { keys, rows, next_due, ..Claims::default() }]));
+        }
+        stopped = bench.stopped().unwrap_or(stopped);
+        bench.step_after(Duration::from_millis(20), Input::Tick);
+    }
+    (rows, stopped)
+}
+
 /// While fewer than five keys are there, a receiver that is down cannot be told from a few bad keys: what these keys have makes room for
 /// others, in rows. The rows are not counted while nothing can be claimed, and the limit holds all the same.
 #[test]
@@ -327,33 +359,33 @@ fn an_outage_with_few_keys_moves_no_more_to_rows_than_max_blocked_and_a_window()
             EngineConfig { in_flight: IN_FLIGHT, page_size: 50, max_blocked: MAX_BLOCKED, ..EngineConfig::default() };
         let mut bench = Bench::with(config, HANDLER, 4);
         bench.answer_claim(Claims { keys: Some(Vec::new()), rows: Some(0), ..Claims::default() });
-        let (mut rows, mut stopped) = (0, None);
-        for _ in 0..1_000 {
-            bench.read_endless(keys);
-            while let Some((batch, positions)) = bench.sent() {
-                let outcomes = vec![Outcome::Failed(Failure::sink("down")); positions.len()];
-                bench.step(Input::Delivered { batch, outcomes });
-            }
-            rows += bench.settle().map_or(0, |(queue, _)| queue.len());
-            if let Some(request) = bench.claim_request() {
-                let told = request.tell.is_some();
-                let keys = told.then(|| (0..keys).map(|key| format!("k{key}").into()).collect());
-                let rows = told.then_some(rows as u64);
-                bench.step(Input::Claimed(vec![Claims { keys, rows, ..Claims::default() }]));
-            }
-            if let Some(report) =
-                bench.take(|action| if let Action::Observe(report) = action { Some(report.clone()) } else { None })
-            {
-                stopped = report.subscriptions["q"].stopped.clone();
-                bench.step(Input::Observed(fleet(Some(ME), &[])));
-            }
-            bench.step_after(Duration::from_millis(20), Input::Tick);
-        }
+        let (rows, stopped) = outage(&mut bench, keys, |rows| Some(rows as u64));
         assert!(rows >= MAX_BLOCKED, "{keys} keys: other keys have room, since {rows} events have rows");
         assert!(rows <= MAX_BLOCKED + IN_FLIGHT, "{keys} keys: {rows} rows");
         let stopped = stopped.expect("people are told");
         assert!(stopped.contains("max_blocked = 300"), "{stopped}");
     }
+}
+
+/// They were added up while the receiver was down. It is known that they are over when there is nothing to claim, now or later.
+#[test]
+fn rows_that_cannot_be_counted_stop_no_queue_when_none_is_left() {
+    const MAX_BLOCKED: usize = 300;
+    let config = EngineConfig { in_flight: 100, page_size: 50, max_blocked: MAX_BLOCKED, ..EngineConfig::default() };
+    let mut bench = Bench::with(config, HANDLER, 4);
+    bench.answer_claim(Claims { keys: Some(Vec::new()), rows: None, ..Claims::default() });
+    let (_, stopped) = outage(&mut bench, 2, |_| None);
+    assert!(stopped.is_some_and(|stopped| stopped.contains("max_blocked = 300")));
+    let mut stopped = Some(String::new());
+    for _ in 0..1_000 {
+        if bench.claim_request().is_some() {
+            bench.step(Input::Claimed(vec![Claims::default()]));
+        }
+        bench.settle();
+        stopped = bench.stopped().unwrap_or(stopped);
+        bench.step_after(Duration::from_millis(20), Input::Tick);
+    }
+    assert_eq!(stopped, None);
 }
 
 /// What got a row and has ended does not count: only what is waiting does.

@@ -104,10 +104,14 @@ impl<'a> ExpiringHold<'a> {
         self.subscription.lanes.iter().filter(move |lane| lane.cursor.floor < end)
     }
 
-    /// How one of them is moved, which has these `deliveries` between its floor and the end. What has a delivery is not lost: a cursor
-    /// that was cut at its limit does not count all that have one.
-    pub fn jump(&mut self, lane: &LaneRow, deliveries: &RangeSet) -> Jump {
+    /// What has a delivery is not lost: a cursor that was cut at its limit does not count all that have one.
+    pub fn keep_deliveries(&mut self, deliveries: &RangeSet) {
         self.lost.subtract(deliveries);
+    }
+
+    /// How one of them is moved, which has these `deliveries` between its floor and the end.
+    pub fn jump(&mut self, lane: &LaneRow, deliveries: &RangeSet) -> Jump {
+        self.keep_deliveries(deliveries);
         let (floor, end) = (lane.cursor.floor, self.end().unwrap_or(0));
         let passed = self.former_filters.passed_by(lane.lane, self.subscription.lanes.len());
         let mut covered = lane.cursor.settled.within(floor + 1, end);
@@ -119,7 +123,7 @@ impl<'a> ExpiringHold<'a> {
         Jump { cursor: Cursor { floor: end, settled, ..lane.cursor.clone() }, covered, left_out }
     }
 
-    /// The events that the subscription wanted and does not receive, once every lane was moved.
+    /// The events that the subscription wanted and does not receive, once the deliveries of every lane are known.
     pub fn lost(&self) -> &RangeSet {
         &self.lost
     }

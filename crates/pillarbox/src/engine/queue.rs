@@ -245,7 +245,10 @@ impl Queue {
         let Claims { claimed, waiting, next_due, rows, .. } = answer;
         let all_taken = request.limit > 0 && claimed.len() < request.limit;
         self.congested = *waiting > 0 || (self.congested && !all_taken);
-        self.rows = rows.unwrap_or(self.rows);
+        // Where they cannot be counted, those that were added are over at the latest when none can be claimed, now or later.
+        let none_found = all_taken && claimed.is_empty() && *waiting == 0 && next_due.is_none();
+        let none_left = none_found && self.working.is_empty() && !self.missed;
+        self.rows = rows.unwrap_or(if none_left { 0 } else { self.rows });
         let full = *waiting >= WAITING_COUNTED || self.rows >= rows_max;
         let frees = std::mem::replace(&mut self.full, full) && !full;
         (self.waiting, self.next_due) = (*waiting, *next_due);

@@ -26,6 +26,7 @@ cases! {
         what_a_delivery_needs_is_kept_aside_as_long_as_it_needs_it,
         a_hold_that_is_over_gives_way_and_is_recorded,
         a_hold_that_is_over_drops_only_what_was_awaited,
+        a_dry_run_counts_no_delivery_that_a_cut_cursor_does_not_show,
         a_delivery_that_was_dead_for_long_is_given_up,
         a_hold_that_is_nearly_over_is_an_alarm,
         a_delivery_is_no_reason_for_the_alarm_of_a_hold;
@@ -360,6 +361,23 @@ async fn a_hold_that_is_over_drops_only_what_was_awaited<F: Fixture>(fixture: &F
     [0, 3].iter().for_each(|index| auditor.line(&ids[*index].to_string()));
     let audit = auditor.finish().subscriptions.remove(0);
     ensure_eq!((audit.delivered, audit.skipped, audit.waiting, audit.missing), (2, 2, 1, 0), "{audit:?}");
+    Ok(())
+}
+
+async fn a_dry_run_counts_no_delivery_that_a_cut_cursor_does_not_show<F: Fixture>(fixture: &F) -> Outcome {
+    fixture.divide(10).await;
+    let at = fixture.publish(of_keys(&["a", "b", "c"])).await?;
+    fixture.age(at[2], 10 * DAY).await;
+    let member = join_with(fixture, Subscription { hold: Some(9 * DAY), ..one_lane("s") }).await?;
+    let lane = member.first_lane();
+    let epoch = member.take(lane, TakeCause::Free).await?;
+    let operator = fixture.operator().await?;
+    // The row is there, and the cursor says nothing of its position.
+    let put = vec![parked(at[1], "b", State::Retrying, operator.status().await?.at)];
+    ensure!(member.settle(LaneWrite { put, ..write(lane, epoch, at[0]) }).await?, "could not settle");
+    let would = operator.prune(&PrunePolicy { dry_run: true, ..weekly() }).await?;
+    ensure_eq!(would.undelivered, 1, "it would drop the third");
+    ensure_eq!(prune_all(&operator, &weekly()).await?.undelivered, 1, "what it drops");
     Ok(())
 }
 
