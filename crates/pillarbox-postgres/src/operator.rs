@@ -77,24 +77,34 @@ impl Operator for PostgresStore {
     async fn append(&self, stream: &str, expected: Expected, events: &[NewEvent]) -> Result<Appended> {
         let mut desk = self.desk().await?;
         let schema = Schema::of(self.config());
-        let tx = desk.begin().await?;
-        let appended = schema.append(&tx, stream, expected, events).await?;
-        tx.commit().await.map_err(DbError::from)?;
-        Ok(appended)
+        let done = async {
+            let tx = desk.begin().await?;
+            let appended = schema.append(&tx, stream, expected, events).await?;
+            tx.commit().await?;
+            Ok(appended)
+        };
+        let done = done.await;
+        Ok(desk.explain(done)?)
     }
 
     async fn read_stream(&self, stream: &str, from: i64, limit: usize) -> Result<Vec<Event>> {
         let mut desk = self.desk().await?;
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let (schema, limit) = (Schema::of(self.config()), i64::try_from(limit).unwrap_or(i64::MAX));
         let stretch = Stretch { stream, from, to: i64::MAX, limit };
-        Ok(journal::read(&read_only(&mut desk, BY_INDEX).await?, &Schema::of(self.config()), stretch).await?)
+        let done = async { journal::read(&read_only(&mut desk, BY_INDEX).await?, &schema, stretch).await }.await;
+        Ok(desk.explain(done)?)
     }
 
     async fn streams(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<StreamHead>> {
         let mut desk = self.desk().await?;
         let (schema, limit) = (Schema::of(self.config()), i64::try_from(limit).unwrap_or(i64::MAX));
-        let tx = read_only(&mut desk, BY_INDEX).await?;
-        Ok(journal::streams(&tx, &schema, prefix, after.unwrap_or_default(), limit).await?)
+        let after = after.unwrap_or_default();
+        let done = async {
+            let tx = read_only(&mut desk, BY_INDEX).await?;
+            journal::streams(&tx, &schema, prefix, after, limit).await
+        };
+        let done = done.await;
+        Ok(desk.explain(done)?)
     }
 
     async fn books(&self) -> Result<Books> {

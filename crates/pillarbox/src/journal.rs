@@ -75,7 +75,7 @@ impl<'a> Append<'a> {
             return Err(invalid(format!("nothing is appended to stream \"{stream}\"; give at least one event")));
         };
         if let Some(version) = expected.version().filter(|version| *version < 0) {
-            return Err(invalid(format!("a stream has no version {version}; 0 is that of a new one")));
+            return Err(invalid(format!("a stream has no version {version}; expect 0 for a new stream")));
         }
         for event in events {
             let not_of_a_stream = match event {
@@ -89,7 +89,7 @@ impl<'a> Append<'a> {
                     Some("a dedup_key; expect a version instead, which refuses the same append a second time")
                 }
                 event if event.topic != first.topic => {
-                    Some("another topic than those before it; a stream has one topic")
+                    Some("another topic than those before it; give all events of a stream one topic")
                 }
                 _ => None,
             };
@@ -109,7 +109,7 @@ impl<'a> Append<'a> {
         match head.filter(|head| head.topic != self.topic) {
             None => Ok(version),
             Some(head) => Err(invalid(format!(
-                "stream \"{}\" has the topic '{}', not '{}'; a stream has one topic",
+                "stream \"{}\" has the topic '{}', not '{}'; append with the topic of the stream",
                 self.stream, head.topic, self.topic
             ))),
         }
@@ -164,7 +164,7 @@ mod tests {
     fn what_is_not_of_a_stream_is_refused_with_what_to_do() {
         let refusals = [
             (vec![], "nothing is appended"),
-            (vec![event(), NewEvent::new("others", "y")], "a stream has one topic"),
+            (vec![event(), NewEvent::new("others", "y")], "one topic"),
             (vec![event().key("other")], "leave the key out"),
             (vec![event().deliver_at(Timestamp(0))], "publish a delayed event beside it"),
             (vec![event().dedup_key("d")], "expect a version instead"),

@@ -66,7 +66,9 @@ fn lines(args: &AppendArgs) -> Result<Vec<NewEvent>> {
             continue;
         }
         let text = json_text(&line).map_err(|message| {
-            Stop::invalid(format!("line {number}: {message}, so that nothing was appended; correct it and append again"))
+            Stop::invalid(format!(
+                "line {number}: {message}, so that nothing was appended; correct it and append again"
+            ))
         })?;
         events.push(event(args).json_text(text));
     }
@@ -98,7 +100,7 @@ async fn read(scope: &Scope, args: &ReadArgs) -> Result<Exit> {
 }
 
 fn no_stream(stream: &str) -> anyhow::Error {
-    let message = format!("the journal has no stream '{stream}'; `pillarbox journal streams` lists the streams");
+    let message = format!("the journal has no stream '{stream}'; see the streams by `pillarbox journal streams`");
     Error::new(ErrorKind::NotFound, message).into()
 }
 

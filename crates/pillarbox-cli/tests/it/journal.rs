@@ -45,7 +45,11 @@ fn a_conflict_says_what_to_do_and_appends_nothing(on: On) {
     assert!(said.contains("has the topic 'journal', not 'other'"), "{said}");
     assert!(place.fails(2, &[&append[..], &["--expect", "newest"]].concat()).contains("or new"));
     let bad = place.pipe(&[&append[..], &["--ndjson"]].concat(), b"1\nx\n");
-    assert!(bad.status.code() == Some(1) && stderr(&bad).contains("line 2 is not JSON"), "{}", stderr(&bad));
+    assert!(
+        bad.status.code() == Some(2) && stderr(&bad).contains("line 2: the payload is not JSON"),
+        "{}",
+        stderr(&bad)
+    );
     let none = place.pipe(&[&append[..], &["--ndjson"]].concat(), b"\n");
     assert!(stderr(&none).contains("at least one event"), "{}", stderr(&none));
     assert_eq!(place.ok(&["journal", "read", "s"]).lines().count(), 1);
@@ -64,7 +68,7 @@ fn streams_are_listed(on: On) {
     let table = place.ok(&["journal", "streams", "--limit", "1"]);
     assert!(table.starts_with("STREAM") && table.contains("game-1") && !table.contains("game-2"), "{table}");
     let said = place.fails(1, &["journal", "read", "game-3"]);
-    assert!(said.contains("no stream 'game-3'; `pillarbox journal streams`"), "{said}");
+    assert!(said.contains("no stream 'game-3'; see the streams by `pillarbox journal streams`"), "{said}");
 }
 
 on_each!(what_is_appended_is_read_and_delivered, a_conflict_says_what_to_do_and_appends_nothing, streams_are_listed,);
