@@ -159,6 +159,8 @@ const END: u64 = 120_000_000;
 const SLOW: u64 = 50_000;
 /// Events of [`World::publish`].
 const PUBLISHED: usize = 6;
+/// Streams of the journal.
+const STREAMS: u64 = 5;
 const WALL_START: i64 = 1_700_000_000_000;
 
 /// splitmix64
@@ -584,9 +586,10 @@ impl World {
         if self.random.chance(5) {
             event = event.deliver_at(self.wall().plus(Duration::from_millis(self.random.below(3_000))));
         }
-        // What stays where everything around it is pruned.
-        let appends = event.key.is_some() && event.deliver_at.is_none() && self.random.chance(5);
-        let appended = if appends { self.log.append_in(tx, event.clone()) } else { None };
+        // What stays where everything around it is pruned. Streams have keys of their own.
+        let appends = event.deliver_at.is_none() && self.random.chance(5);
+        let stream = event.clone().key(format!("s{}", self.random.below(STREAMS)));
+        let appended = if appends { self.log.append_in(tx, stream) } else { None };
         self.run.appended += usize::from(appended.is_some());
         let position = appended.unwrap_or_else(|| self.log.insert(tx, event));
         self.inserted.insert(position, self.now);

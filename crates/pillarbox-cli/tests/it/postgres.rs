@@ -287,9 +287,9 @@ fn a_role_that_may_only_publish_publishes() {
     let database = place.url().rsplit('/').next().unwrap().to_owned();
     let role = format!("shop_{database}");
     let grants = place.ok(&["migrate", "--print-roles"]).replace("pillarbox_publisher", &role);
-    // The other two roles may be there from another test.
+    // The other roles may be there from another test.
     let mine: Vec<&str> = grants.split_inclusive(';').filter(|statement| statement.contains(&role)).collect();
-    let mine = mine.concat().replace(&format!("{role}, pillarbox_relay, pillarbox_viewer"), &role);
+    let mine = mine.concat().replace(&format!("{role}, pillarbox_relay, pillarbox_viewer, pillarbox_journal"), &role);
     server.psql(&database, &format!("{mine}; alter role {role} login")).unwrap();
     let url = server.url_as(&role, &database);
     let publish = ["publish", "--topic", "t", "--type", "y", "--dedup-key", "d", "--database", &url];
