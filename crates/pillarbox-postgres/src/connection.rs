@@ -444,6 +444,8 @@ impl Session {
             let DbError::Postgres(lost) = &error else { return error };
             let said = match lost.as_db_error() {
                 Some(said) if said.parsed_severity() == Some(Severity::Fatal) => {
+                    // The connection closes a moment later; it is not used any more.
+                    let _ = self.farewell.set((said.code().code().to_owned(), said.message().to_owned()));
                     Some((said.code().code(), said.message()))
                 }
                 Some(_) => None,
@@ -555,7 +557,7 @@ impl Link {
     pub(crate) async fn session(&self) -> Db<MappedSession<'_>> {
         let mut slot = self.session.lock().await;
         *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-        if slot.as_ref().is_none_or(|session| session.client.is_closed()) {
+        if slot.as_ref().is_none_or(|session| session.client.is_closed() || session.farewell.get().is_some()) {
             *slot = None;
             let name = self.name.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let session = Session::connect(&self.config, &name, None).await?;
